@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import tomllib
 
-from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
-from stageloom.planner.dispatch.rate import Rate
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota, Rate
 from stageloom.shared.errors import SettingError
 
 ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"

@@ -34,7 +34,7 @@ from stageloom.planner.store.replans import replan_settings, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.telemetry import newest_telemetry, telemetry_balance
 from stageloom.planner.store.trusted_time import notices, trust_clock
-from stageloom.planner.telemetry.rates import KINDS, model_rates
+from stageloom.planner.telemetry import RATE_KINDS, model_rates
 from stageloom.shared.clock import Clock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError
@@ -338,7 +338,9 @@ class AdminHandler:
         rates: list[admin.ModelRate] = []
         for info in infos:
             if info.online:
-                rows, unread[info.device] = self._store.read(newest_telemetry, info.device, KINDS, window_us)
+                rows, unread[info.device] = self._store.read(
+                    newest_telemetry, info.device, RATE_KINDS, window_us
+                )
                 rates += model_rates(info.device, rows)
         return admin.WatchReply(
             at_us=self._clock.wall_us(),

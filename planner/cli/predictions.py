@@ -10,7 +10,7 @@ from stageloom.planner.cli.output import emit_json, emit_table, when
 from stageloom.shared.ids import DeviceId
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.predictions import Prediction
+    from stageloom.planner.store.predictions import KeptPrediction
     from stageloom.planner.store.store import ReadStore
 
 _SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
@@ -55,7 +55,7 @@ def list_predictions(
     )
 
 
-def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple[object, ...]]:
+def _rows(one: "KeptPrediction", measured: Mapping[str, float] | None) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for name in _SHOWN:
         predicted = one.figures.get(name)
@@ -66,7 +66,7 @@ def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple
     return rows
 
 
-def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, object]:
+def flat(one: "KeptPrediction", measured: Mapping[str, float] | None) -> dict[str, object]:
     """For JSON."""
     from stageloom.planner.twin.replay import relative_errors
 
@@ -85,7 +85,7 @@ def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, o
     }
 
 
-def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
+def _measured(store: "ReadStore", one: "KeptPrediction") -> dict[str, float] | None:
     """The figures of the plan's last run on the device since the prediction; None while there is none."""
     from stageloom.planner.store.plans import plan_info
     from stageloom.planner.store.telemetry import telemetry_rows

@@ -26,7 +26,7 @@ from stageloom.planner.cli.predictions import flat, shown
 from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.predictions import Prediction
+    from stageloom.planner.store.predictions import KeptPrediction
     from stageloom.planner.store.store import ReadStore
     from stageloom.planner.twin.arrivals import Process
     from stageloom.planner.twin.times import StepTimes
@@ -101,7 +101,7 @@ def simulate(
     stageloom simulate tuned --device shop-7
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
-    from stageloom.planner.store.predictions import Prediction, keep_prediction
+    from stageloom.planner.store.predictions import KeptPrediction, keep_prediction
     from stageloom.planner.store.store import ReadStore
     from stageloom.planner.twin.replay import figures
 
@@ -111,7 +111,7 @@ def simulate(
         times, source = _times(store, bound, device, twin)
         load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
-        made = Prediction(
+        made = KeptPrediction(
             device=_device_id(device),
             plan=info.plan,
             digest=info.digest,
@@ -257,7 +257,7 @@ def _bar(done: int) -> None:
     sys.stderr.flush()
 
 
-def _print(made: "Prediction", number: int, window: "Window", *, json: bool) -> None:
+def _print(made: "KeptPrediction", number: int, window: "Window", *, json: bool) -> None:
     if json:
         emit_json({**flat(made, None), "number": number})
         return

@@ -14,7 +14,9 @@ from stageloom.shared.messages.admin import TelemetryBooks
 from stageloom.shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.telemetry import Entry
+    from stageloom.planner.store.telemetry import TelemetryEntry
+
+    pass
 
 _KINDS = [kind.value for kind in RowKind]
 
@@ -59,7 +61,7 @@ def telemetry(
     from stageloom.planner.store.devices import device_info
     from stageloom.planner.store.store import ReadStore
     from stageloom.planner.store.telemetry import telemetry_balance, telemetry_history
-    from stageloom.planner.telemetry.rollup import Width
+    from stageloom.planner.telemetry import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
     width = None if by is None else Width[by.name]
@@ -99,7 +101,7 @@ def _fields(data: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    from stageloom.planner.telemetry.rollup import Gauge
+    from stageloom.planner.telemetry import Gauge
 
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -110,7 +112,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _flat(entry: "Entry") -> dict[str, Any]:
+def _flat(entry: "TelemetryEntry") -> dict[str, Any]:
     span = {"width_s": entry.width_s, "rows": entry.rows} if entry.width_s else {}
     return {"at_us": entry.at_us, "kind": entry.kind.value, **span, **_fields(entry.data)}
 

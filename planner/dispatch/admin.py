@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 import zmq
 
-from stageloom.planner.dispatch.wake import Waker
+from stageloom.planner.dispatch.sockets import Waker
 from stageloom.shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
 from stageloom.shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
 from stageloom.shared.messages.base import Message

@@ -4,17 +4,29 @@ its caller tries again or lets the device try again. What only the sender of a r
 kept as unreadable, which counts as stored: sent again it would fail again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from stageloom.shared.errors import StageloomError
+from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.control import Alarm, Desired, LocalPlan, Report
-from stageloom.shared.messages.telemetry import Ledger, RowData, RowKind
+from stageloom.shared.messages.telemetry import (
+    KIND_OF,
+    Ledger,
+    PlanActivated,
+    ProfileResult,
+    RowData,
+    RowKind,
+    StageProfileResult,
+    StateChange,
+    TelemetryBatch,
+    TrialEnded,
+    decode_row,
+)
 
 
 class EnrolRefused(StageloomError):
@@ -97,6 +109,53 @@ class ArtifactFile:
 
     path: Path
     size_bytes: int
+
+
+_SINGLE_TAGS: Final = frozenset(
+    kind.__struct_config__.tag
+    for kind in (PlanActivated, ProfileResult, StageProfileResult, StateChange, TrialEnded)
+)
+
+_INTEGER_BYTES: Final = dict.fromkeys(range(0x80), 1) | {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+
+
+def single_rows(rows: Iterable[bytes]) -> int:
+    """How many rows the store works on one by one, told by their first bytes; other rows share a statement.
+
+    A row is written as agents write it or it counts: decoding takes other encodings of the same values too.
+    """
+    return sum(map(_is_single, rows))
+
+
+def _is_single(body: bytes) -> bool:
+    """See `single_rows`. A row is [at_us, [tag, ...]]: an array of two, an integer, an array, its tag."""
+    if body[0] != 0x92 or len(body) < 4:
+        return body[0] & 0xF0 == 0x90 or body[0] in (0xDC, 0xDD)  # an array in another encoding, or no row
+    array = 1 + _INTEGER_BYTES.get(body[1], len(body))
+    if array + 1 >= len(body) or body[array] & 0xF0 != 0x90 or body[array + 1] >= 0x80:
+        return True
+    return body[array + 1] in _SINGLE_TAGS
+
+
+def telemetry_write(device: DeviceId, batch: TelemetryBatch) -> TelemetryWrite:
+    """The batch's rows with their numbers; one that cannot be read is kept as its bytes, kind UNREADABLE.
+
+    Raises:
+        ValueError: the ranges do not number the rows (the core refuses such a batch before).
+    """
+    numbers = [(one.boot, at) for one in batch.ranges for at in range(one.first, one.last + 1)]
+    rows = tuple(
+        _stored(boot, sequence, body) for (boot, sequence), body in zip(numbers, batch.rows, strict=True)
+    )
+    return TelemetryWrite(device, rows, batch.ledgers)
+
+
+def _stored(boot: int, sequence: int, body: bytes) -> StoredRow:
+    try:
+        row = decode_row(body)
+    except DecodeError as error:
+        return StoredRow(boot, sequence, 0, RowKind.UNREADABLE, body, None, error.cause)
+    return StoredRow(boot, sequence, row.at_us, KIND_OF[type(row.data)], body, row.data)
 
 
 class DispatchStore(Protocol):

@@ -17,17 +17,19 @@ from typing import Any, Final, TypeVar
 import zmq
 
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch import zap
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from stageloom.planner.dispatch.ports import DispatchStore
 from stageloom.planner.dispatch.sockets import (
     NOBLOCK,
     NOBLOCK_MORE,
+    ZAP_DOMAIN,
+    ZAP_ENDPOINT,
+    Waker,
     bind_router,
     receive,
     require_files,
+    zap_reply,
 )
-from stageloom.planner.dispatch.wake import Waker
 from stageloom.planner.dispatch.workers import StoreWorkers
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.codec import Codec
@@ -124,7 +126,7 @@ class DispatchServer:
         require_files(self._config.max_devices)
         self._zap = self._context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
-        self._zap.bind(zap.ENDPOINT)
+        self._zap.bind(ZAP_ENDPOINT)
         addresses = {
             ev.Lane.CONTROL: self._config.control,
             ev.Lane.TELEMETRY: self._config.telemetry,
@@ -136,7 +138,7 @@ class DispatchServer:
                     self._context,
                     addresses[lane],
                     keys=self._config.keys,
-                    domain=zap.DEVICES,
+                    domain=ZAP_DOMAIN,
                     frame_bytes=spec.incoming.limits.frame_bytes,
                     receive_messages=spec.receive_messages,
                     send_messages=spec.send_messages or 2 * self._config.dispatch.bulk_credits,
@@ -253,7 +255,7 @@ class DispatchServer:
 
     def _admit(self) -> None:
         now_s = self._clock.monotonic_s()
-        answer = zap.reply(
+        answer = zap_reply(
             self._zap.recv_multipart(),
             self._core.may_connect,
             lambda key: self._core.may_connect_now(key, now_s),

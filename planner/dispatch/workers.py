@@ -9,29 +9,111 @@ that a newer one of its device overtook.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch.complaints import Complaints
-from stageloom.planner.dispatch.fair import FairQueue
-from stageloom.planner.dispatch.ports import DispatchStore, LocalPlanRefused
-from stageloom.planner.dispatch.rows import single_rows, telemetry_write
+from stageloom.planner.dispatch.ports import DispatchStore, LocalPlanRefused, single_rows, telemetry_write
+from stageloom.shared.errors import StageloomError, StorageError, UnavailableError
 from stageloom.shared.failpoint import failpoint
 
 log = logging.getLogger(__name__)
 
+
 _GROUP: Final = 256  # pieces of work in one transaction
+
 _GROUP_ROWS: Final = 2_048  # telemetry rows, about: what waits for the transaction waits no longer for them
+
 _SINGLE_ROW: Final = 16  # one that the store works on by itself takes as long as so many
+
 _GATHER_S: Final = (
     0.01  # the first of a group waits this long for others: a commit costs the same for one and for all
 )
 
+
 Work = TypeVar("Work")
+
 Call = ev.Reissue | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
+
 Action = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
+
+
+AGAIN_S: Final = 60.0
+"""Devices send again within a second or two; that a database is still away need not be said as often."""
+
+
+class Complaints:
+    """What may last is told once per cause, and again after `AGAIN_S`. Any thread may complain."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._told_s: dict[str, float] = {}  # by cause, those of the last AGAIN_S
+        self._lock = threading.Lock()
+
+    def about(self, what: str, error: Exception) -> None:
+        """Log that `what` failed. An error that nobody raised on purpose is a defect: with its traceback."""
+        if not isinstance(error, StageloomError):
+            log.error("%s", what, exc_info=error)
+        elif not isinstance(error, StorageError | UnavailableError) or self._due(str(error)):
+            log.warning("%s: %s", what, error)
+
+    def _due(self, cause: str) -> bool:
+        now_s = self._now_s()
+        with self._lock:
+            self._told_s = {one: at_s for one, at_s in self._told_s.items() if now_s - at_s < AGAIN_S}
+            if cause in self._told_s:
+                return False
+            self._told_s[cause] = now_s
+            return True
+
+
+Owner = TypeVar("Owner", bound=Hashable)
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Owner, Item]):
+    """Items by owner. It bounds nothing: whoever puts items in does."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Owner, deque[Item]] = OrderedDict()  # first: whose turn it is
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, owner: Owner, item: Item) -> None:
+        """Add an item behind its owner's others; an owner that had none takes its turn after all who have."""
+        waiting = self._waiting.get(owner)
+        if waiting is None:
+            self._waiting[owner] = deque((item,))
+        else:
+            waiting.append(item)
+
+    def put_newest(self, owner: Owner, item: Item) -> None:
+        """Add an item that takes the place of whatever its owner has waiting; the owner keeps its turn."""
+        waiting = self._waiting.get(owner)
+        if waiting is not None:
+            waiting.clear()
+        self.put(owner, item)
+
+    def take(self) -> Item:
+        """The next item.
+
+        Raises:
+            KeyError: nothing waits.
+        """
+        owner = next(iter(self._waiting), None)
+        if owner is None:
+            raise KeyError("nothing waits")
+        waiting = self._waiting[owner]
+        item = waiting.popleft()
+        if waiting:
+            self._waiting.move_to_end(owner)
+        else:
+            del self._waiting[owner]
+        return item
 
 
 class _Turns(Generic[Work]):

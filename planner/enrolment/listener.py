@@ -10,14 +10,44 @@ import socket
 import ssl
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta, Struct
 
-from stageloom.planner.enrolment.channel import PACKET_BYTES, Ask, decode_answer, encode
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.messages import enrol
 from stageloom.shared.messages.base import RefusalCode, Refused
+
+PACKET_BYTES: Final = 4096
+
+
+Ticket = Annotated[int, Meta(ge=0, le=2**62)]
+
+Frame = Annotated[bytes, Meta(max_length=2048)]
+
+
+class Ask(Struct, frozen=True, array_like=True):
+    """To the planner: a request's frame, and the network address that it came from."""
+
+    ticket: Ticket
+    peer: Annotated[str, Meta(max_length=64)]
+    frame: Frame
+
+
+class Answer(Struct, frozen=True, array_like=True):
+    """To the listener: the reply's frame for a ticket."""
+
+    ticket: Ticket
+    frame: Frame
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+decode_ask = msgspec.msgpack.Decoder(Ask).decode
+
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,11 @@
-"""Runs the listener's process and answers what it asks, on one thread."""
+"""Enrolment at the planner: the certificate, the answers to strangers, and the listener's process."""
 
 import contextlib
+import datetime
+import hashlib
 import logging
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,14 +16,140 @@ from typing import Final
 
 import msgspec
 
-from stageloom.planner.enrolment.channel import PACKET_BYTES, Answer, decode_ask, encode
+from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused
+from stageloom.planner.dispatch.quotas import TokenBuckets
+from stageloom.planner.dispatch.workers import Complaints
+from stageloom.planner.enrolment.listener import PACKET_BYTES, Answer, decode_ask, encode
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import DecodeError, StateError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.private_file import read_private, write_private
+
+CERTIFICATE_FILE: Final = "enrolment.pem"
+
+_LIMIT_CHARS: Final = 8192
+
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+
+_END: Final = "-----END CERTIFICATE-----"
+
+
+def certificate_digest(path: Path) -> bytes:
+    """SHA-256 of the certificate (DER) in `path`; certificate and key are made first if there is no file.
+
+    Raises:
+        StorageError: the file cannot be written or read, or others could have read it.
+        StateError: it holds no certificate.
+    """
+    if not path.exists():
+        write_private(path, _new_certificate())
+    text = read_private(path, limit_chars=_LIMIT_CHARS, remedy="remove it: the planner makes a new one")
+    begin, end = text.find(_BEGIN), text.find(_END)
+    try:
+        der = ssl.PEM_cert_to_DER_cert(text[begin : end + len(_END)])
+    except ValueError as error:
+        raise StateError(
+            f"{path} holds no certificate", remedy="remove it: the planner makes a new one"
+        ) from error
+    return hashlib.sha256(der).digest()
+
+
+def _new_certificate() -> str:
+    """A key (ECDSA, P-256) and its self-signed certificate in PEM."""
+    # 10 MiB that only the first start needs.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom enrolment")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2000, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return (private + certificate.public_bytes(serialization.Encoding.PEM)).decode("ascii")
+
+
+PER_PEER_S: Final = 5.0
+
+BURST_PER_PEER: Final = 10
+
+PER_S: Final = 50.0
+"""Of all peers together: each attempt takes the database's writer for a moment."""
+
+
+class EnrolmentDesk:
+    """Answers strangers with a one-time secret, at a limited rate; used by one thread."""
+
+    def __init__(
+        self,
+        enrol: Callable[[EnrolAttempt], DeviceId],
+        admit: Callable[[DeviceId, str], None],
+        clock: Clock,
+    ) -> None:
+        """`enrol` commits a key (`stageloom.planner.store.devices.enrol_device`).
+
+        `admit(device, public_key)` returns when a connection with the key will be let in.
+        """
+        self._enrol = enrol
+        self._admit = admit
+        self._clock = clock
+        self._complaints = Complaints(clock.monotonic_s)
+        self._peers = TokenBuckets(per_s=PER_PEER_S, burst=BURST_PER_PEER)
+        self._all = TokenBuckets(per_s=PER_S, burst=int(PER_S))
+
+    def answer(self, peer: str, frame: bytes) -> bytes:
+        """The reply to a request from the network address `peer`."""
+        try:
+            request = enrol.TO_PLANNER.decode(frame)
+        except DecodeError as error:
+            return _refusal(0, RefusalCode.MALFORMED, str(error))
+        now_s = self._clock.monotonic_s()
+        if not (self._peers.take(peer, now_s) and self._all.take("", now_s)):
+            return _refusal(request.correlation, RefusalCode.RATE, "too many attempts; wait a minute")
+        attempt = EnrolAttempt(
+            digest_bytes([request.secret]),
+            request.public_key,
+            request.device,
+            request.agent_version,
+            request.device_class,
+        )
+        try:
+            device = self._enrol(attempt)
+            self._admit(device, request.public_key)
+        except EnrolRefused as refused:
+            return _refusal(request.correlation, refused.code, str(refused))
+        except Exception as error:
+            self._complaints.about("enrolment failed", error)
+            reason = "the planner's store failed; try again"
+            return _refusal(request.correlation, RefusalCode.INTERNAL, reason)
+        return enrol.TO_DEVICE.encode(enrol.EnrolReply(correlation=request.correlation, device=device))
+
+
+def _refusal(correlation: int, code: RefusalCode, reason: str) -> bytes:
+    return enrol.TO_DEVICE.encode(Refused(correlation=correlation, code=code, reason=reason[:512]))
+
 
 log = logging.getLogger(__name__)
 
+
 _FIRST_AGAIN_S: Final = 0.2
+
 _STEADY_S: Final = 60.0  # a process that lived so long is started again without delay to speak of
+
 _END_S: Final = 5.0
 
 

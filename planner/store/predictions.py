@@ -14,7 +14,7 @@ from stageloom.shared.ids import DeviceId, Digest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class KeptPrediction:
     """One prediction; `device` None: for no device in particular. `number` 0: not kept yet."""
 
     device: DeviceId | None
@@ -28,7 +28,7 @@ class Prediction:
     number: int = 0
 
 
-def keep_prediction(session: Session, prediction: Prediction) -> int:
+def keep_prediction(session: Session, prediction: KeptPrediction) -> int:
     """Keep a prediction; returns its number."""
     row = PredictionRow(
         device=prediction.device,
@@ -47,13 +47,13 @@ def keep_prediction(session: Session, prediction: Prediction) -> int:
 
 def newest_predictions(
     session: Session, device: DeviceId | None = None, *, limit: int = 100
-) -> list[Prediction]:
+) -> list[KeptPrediction]:
     """The newest predictions, of one device or of all, newest first."""
     wanted = select(PredictionRow).order_by(PredictionRow.prediction.desc()).limit(limit)
     if device is not None:
         wanted = wanted.where(PredictionRow.device == device)
     return [
-        Prediction(
+        KeptPrediction(
             device=None if row.device is None else DeviceId(row.device),
             plan=row.plan,
             digest=Digest(row.digest),

@@ -47,9 +47,9 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.planner.store.telemetry import span_from
 from stageloom.planner.store.trusted_time import trusted_now_us
-from stageloom.planner.telemetry.rates import KINDS
-from stageloom.planner.telemetry.rollup import (
-    Span,
+from stageloom.planner.telemetry import (
+    ROLLED_KINDS,
+    RollupSpan,
     SpanKey,
     Width,
     decode_data,
@@ -244,7 +244,7 @@ def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int
         .returning(TelemetryRow.at_us, TelemetryRow.body)
         .execution_options(synchronize_session=False)
     ).all()
-    if kind in KINDS:
+    if kind in ROLLED_KINDS:
         _add(
             session,
             device,
@@ -269,7 +269,7 @@ def _delete_hours(session: Session, device: DeviceId, before_us: int) -> int:
     return len(_take_rollups(session, device, Width.HOUR, before_us))
 
 
-def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: int) -> list[Span]:
+def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: int) -> list[RollupSpan]:
     key = (RollupRow.device, RollupRow.width_s, RollupRow.begin_us, RollupRow.kind, RollupRow.subject)
     oldest = (
         select(*key)
@@ -290,7 +290,7 @@ def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: i
     return [span_from(*row) for row in gone]
 
 
-def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, Span]) -> None:
+def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, RollupSpan]) -> None:
     """Merge spans into those that are there."""
     if not spans:
         return
@@ -321,7 +321,7 @@ def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, 
                 )
             )
             continue
-        both = merge((Span(key, row.rows, decode_data(row.body)), span))[key]
+        both = merge((RollupSpan(key, row.rows, decode_data(row.body)), span))[key]
         row.rows, row.body = both.rows, encode_data(both.data)
 
 

@@ -396,7 +396,7 @@ class RollupRow(Table):
     """What the telemetry rows of one subject say in `width_s` seconds from `begin_us` on.
 
     A telemetry row is counted in exactly one place: as itself, in a minute, or in an hour. `body` is
-    `stageloom.planner.telemetry.rollup.SpanData`, `rows` the number of telemetry rows in it.
+    `stageloom.planner.telemetry.SpanData`, `rows` the number of telemetry rows in it.
     """
 
     __tablename__ = "telemetry_rollups"
@@ -411,7 +411,7 @@ class RollupRow(Table):
 
 
 class LedgerRow(Table):
-    """The books of one boot, `stageloom.planner.telemetry.books.Book`: produced = stored + dropped + lost."""
+    """What became of the rows of one boot, `stageloom.planner.telemetry.TelemetryAccount`."""
 
     __tablename__ = "telemetry_ledgers"
     device: Mapped[str] = mapped_column(_NAME, primary_key=True)

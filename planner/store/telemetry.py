@@ -17,12 +17,13 @@ from stageloom.planner.store.profiles import store_profile, store_stage_profile
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
-from stageloom.planner.telemetry.books import Balance, Book
-from stageloom.planner.telemetry.rates import KINDS
-from stageloom.planner.telemetry.rollup import (
-    Span,
+from stageloom.planner.telemetry import (
+    ROLLED_KINDS,
+    Balance,
+    RollupSpan,
     SpanData,
     SpanKey,
+    TelemetryAccount,
     Width,
     decode_data,
     merge,
@@ -43,7 +44,7 @@ from stageloom.shared.messages.telemetry import (
     TrialEnded,
 )
 
-_BOOK: Final = tuple(field.name for field in fields(Book))
+_BOOK: Final = tuple(field.name for field in fields(TelemetryAccount))
 
 _LEDGERS: Final = LedgerRow.__tablename__
 
@@ -68,7 +69,7 @@ _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be 
 
 
 def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> None:
-    """Store the rows that are new, and the ledgers; see `stageloom.planner.telemetry.books`.
+    """Store the rows that are new, and the ledgers; see `stageloom.planner.telemetry`.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
@@ -114,14 +115,14 @@ def _settle(
 ) -> list[tuple[DeviceId, StoredRow]]:
     """Enter writes into the books of their boots; returns the rows that are not stored yet, each once."""
     kept = _books(session, writes)
-    books = {of: Book(*values) for of, values in kept.items()}
+    books = {of: TelemetryAccount(*values) for of, values in kept.items()}
     new: list[tuple[DeviceId, StoredRow]] = []
     for write in writes:
         by_boot: dict[int, dict[int, StoredRow]] = {ledger.boot: {} for ledger in write.ledgers}
         for row in write.rows:
             by_boot.setdefault(row.boot, {})[row.sequence] = row
         for boot, rows in by_boot.items():
-            before = books.get((write.device, boot), Book())
+            before = books.get((write.device, boot), TelemetryAccount())
             after, sequences = before.take(rows, (one for one in write.ledgers if one.boot == boot))
             books[write.device, boot] = after
             new += [(write.device, rows[sequence]) for sequence in sorted(sequences)]
@@ -147,7 +148,7 @@ def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[Dev
     return {(DeviceId(device), boot): tuple(values) for device, boot, *values in found}
 
 
-def _ledger(of: tuple[DeviceId, int], book: Book) -> tuple[Any, ...]:
+def _ledger(of: tuple[DeviceId, int], book: TelemetryAccount) -> tuple[Any, ...]:
     return (*of, 1, *(getattr(book, name) for name in _BOOK))
 
 
@@ -226,7 +227,7 @@ class UnreadableData(Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Entry(NamedTuple):
+class TelemetryEntry(NamedTuple):
     """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row).
 
     A row that cannot be read is of kind UNREADABLE, whatever it was stored as.
@@ -247,7 +248,7 @@ def telemetry_history(
     by: Width | None = None,
     since_us: int = 0,
     limit: int = 10_000,
-) -> list[Entry]:
+) -> list[TelemetryEntry]:
     """Telemetry over its whole age, oldest first, at most the newest `limit` entries.
 
     It is as fine as it is kept, or rolled up to `by` whatever is kept finer; hours stay hours, and kinds that
@@ -271,11 +272,11 @@ def telemetry_history(
 
 def _history_by(
     session: Session, device: DeviceId, kinds: Sequence[RowKind], width: Width, *, since_us: int
-) -> list[Entry]:
-    wanted = [kind for kind in kinds if kind in KINDS]
+) -> list[TelemetryEntry]:
+    wanted = [kind for kind in kinds if kind in ROLLED_KINDS]
     since_us = width.begin_us(since_us)
 
-    def finer() -> Iterator[Span]:
+    def finer() -> Iterator[RollupSpan]:
         for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
             if isinstance(row := read_row(body), Row):
                 yield span_of(at_us, kind, row.data, width)
@@ -314,18 +315,18 @@ def oldest_step_timings(
     return [data for _, data in found[:limit] if isinstance(data, StepTimings)]
 
 
-def _row_entry(at_us: int, kind: RowKind, body: bytes) -> Entry:
+def _row_entry(at_us: int, kind: RowKind, body: bytes) -> TelemetryEntry:
     row = read_row(body)
     if isinstance(row, DecodeError):
-        return Entry(at_us, 0, RowKind.UNREADABLE, 1, UnreadableData(row.cause, len(body)))
+        return TelemetryEntry(at_us, 0, RowKind.UNREADABLE, 1, UnreadableData(row.cause, len(body)))
     if kind is RowKind.UNREADABLE:
         reason = "the database would not take what it says; see `stageloom device show`"
-        return Entry(at_us, 0, kind, 1, UnreadableData(reason, len(body)))
-    return Entry(row.at_us, 0, kind, 1, row.data)
+        return TelemetryEntry(at_us, 0, kind, 1, UnreadableData(reason, len(body)))
+    return TelemetryEntry(row.at_us, 0, kind, 1, row.data)
 
 
-def _entry(span: Span, width: Width) -> Entry:
-    return Entry(span.key.begin_us, width.value, span.key.kind, span.rows, span.data)
+def _entry(span: RollupSpan, width: Width) -> TelemetryEntry:
+    return TelemetryEntry(span.key.begin_us, width.value, span.key.kind, span.rows, span.data)
 
 
 def _rows(
@@ -360,7 +361,7 @@ def _spans(
     *,
     since_us: int,
     limit: int | None = None,
-) -> Iterator[Span]:
+) -> Iterator[RollupSpan]:
     """Spans of one width that hold `since_us` or begin later, newest first."""
     found = session.execute(
         select(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
@@ -378,6 +379,6 @@ def _spans(
         yield span_from(*row)
 
 
-def span_from(begin_us: int, kind: str, subject: str, rows: int, body: bytes) -> Span:
+def span_from(begin_us: int, kind: str, subject: str, rows: int, body: bytes) -> RollupSpan:
     """A span as the table holds it."""
-    return Span(SpanKey(begin_us, RowKind(kind), subject), rows, decode_data(body))
+    return RollupSpan(SpanKey(begin_us, RowKind(kind), subject), rows, decode_data(body))

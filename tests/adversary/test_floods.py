@@ -15,8 +15,7 @@ from sqlalchemy import func, select
 from benchmarks.adversary.floods import FLOODS, Attacker, Flood, Target
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
 from stageloom.planner.dispatch.ports import EnrolAttempt
-from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota
-from stageloom.planner.dispatch.rate import Rate
+from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota, Rate
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import add_token, enrol_device

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.adversary.pings import End, finish
 from benchmarks.adversary.zmtp import HandshakeRefused, RawPeer
 from stageloom.edge_agent.link.connection import new_keys
-from stageloom.planner.dispatch.listening import listen
 from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
+from stageloom.planner.dispatch.sockets import listen
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control
 from tests.link.rig import LANES, Rig, Wire, heartbeat, running

@@ -11,15 +11,14 @@ import threading
 
 import msgspec
 
-from stageloom.planner.dispatch import listening
-from stageloom.planner.dispatch.quotas import Quota
-from stageloom.planner.dispatch.rate import Rate
+from stageloom.planner.dispatch import sockets
+from stageloom.planner.dispatch.quotas import Quota, Rate
 from tests.link.rig import Rig, wait_until
 
 
 def main() -> None:
     if sys.argv[1] == "unfiltered":
-        listening._drop_resets = lambda bound: None
+        sockets._drop_resets = lambda bound: None
     rig = Rig(quotas=dict.fromkeys(Quota, Rate(1e9, 1e9)))  # libzmq is what is tested here
     keys = rig.enrolled("a")
     rig.start()

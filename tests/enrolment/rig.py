@@ -7,10 +7,13 @@ from random import Random
 
 from zmq.utils import z85
 
-from stageloom.planner.dispatch.listening import listen
-from stageloom.planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
-from stageloom.planner.enrolment.desk import EnrolmentDesk
-from stageloom.planner.enrolment.service import EnrolmentService
+from stageloom.planner.dispatch.sockets import listen
+from stageloom.planner.enrolment.service import (
+    CERTIFICATE_FILE,
+    EnrolmentDesk,
+    EnrolmentService,
+    certificate_digest,
+)
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.token import JoinToken

@@ -1,7 +1,7 @@
 """What the planner answers to a request, whatever the listener passes on."""
 
 from stageloom.planner.dispatch.ports import EnrolAttempt
-from stageloom.planner.enrolment.desk import BURST_PER_PEER, PER_S, EnrolmentDesk
+from stageloom.planner.enrolment.service import BURST_PER_PEER, PER_S, EnrolmentDesk
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import StorageError

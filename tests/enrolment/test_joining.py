@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.link.join import join
-from stageloom.planner.enrolment.certificate import certificate_digest
+from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import StateError, StorageError, TokenError, UnavailableError
 from stageloom.shared.ids import DeviceId

@@ -18,7 +18,7 @@ from stageloom.planner.dispatch.ports import (
     StoredRow,
     TelemetryWrite,
 )
-from stageloom.planner.telemetry.books import Book
+from stageloom.planner.telemetry import TelemetryAccount
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.control import Alarm, Desired, LocalPlan
@@ -33,7 +33,7 @@ class MemoryStore:
     members: dict[DeviceId, FleetMember] = field(default_factory=dict)
     tokens: dict[Digest, str] = field(default_factory=dict)  # secret digest: key that used it, or ""
     rows: dict[tuple[DeviceId, int, int], StoredRow] = field(default_factory=dict)
-    books: dict[tuple[DeviceId, int], Book] = field(default_factory=dict)
+    books: dict[tuple[DeviceId, int], TelemetryAccount] = field(default_factory=dict)
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
     alarms: dict[tuple[DeviceId, int, int], Alarm] = field(default_factory=dict)
     excess: list[tuple[DeviceId, str]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class MemoryStore:
             for boot in {row.boot for row in write.rows} | {one.boot for one in write.ledgers}:
                 rows = {row.sequence: row for row in write.rows if row.boot == boot}
                 said = [one for one in write.ledgers if one.boot == boot]
-                book, new = self.books.get((write.device, boot), Book()).take(rows, said)
+                book, new = self.books.get((write.device, boot), TelemetryAccount()).take(rows, said)
                 self.books[write.device, boot] = book
                 for sequence in new:
                     self.rows[write.device, boot, sequence] = rows[sequence]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch.complaints import AGAIN_S, Complaints
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.dispatch.workers import StoreWorkers
+from stageloom.planner.dispatch.workers import AGAIN_S, Complaints, StoreWorkers
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
 from stageloom.shared.ids import DeviceId

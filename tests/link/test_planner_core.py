@@ -6,9 +6,8 @@ from msgspec import structs
 
 from stageloom.planner.dispatch import events as ev
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
-from stageloom.planner.dispatch.ports import FleetMember
-from stageloom.planner.dispatch.rate import TokenBuckets
-from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.planner.dispatch.ports import FleetMember, telemetry_write
+from stageloom.planner.dispatch.quotas import TokenBuckets
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import bulk, control, telemetry

@@ -10,13 +10,11 @@ from msgspec import structs
 from zmq.utils import z85
 
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch import zap
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
-from stageloom.planner.dispatch.fair import FairQueue
-from stageloom.planner.dispatch.ports import FleetMember
-from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
-from stageloom.planner.dispatch.rate import Rate, TokenBucket
-from stageloom.planner.dispatch.rows import single_rows
+from stageloom.planner.dispatch.ports import FleetMember, single_rows
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota, Rate, TokenBucket
+from stageloom.planner.dispatch.sockets import ZAP_DOMAIN, zap_reply
+from stageloom.planner.dispatch.workers import FairQueue
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import bulk, control, telemetry
@@ -342,11 +340,11 @@ def test_any_bytes_can_be_looked_at(body: bytes) -> None:
 def test_a_key_that_connects_too_often_is_sent_away_for_a_while_and_not_refused() -> None:
     """300 is ZAP's temporary failure: the other end is told nothing and tries again by itself."""
     made, key = core(), KEYS[BAD]
-    domain, credentials = zap.DEVICES.encode(), z85.decode(key.encode())
+    domain, credentials = ZAP_DOMAIN.encode(), z85.decode(key.encode())
     request = [b"1.0", b"1", domain, b"", b"", b"CURVE", credentials]
     codes = []
     for _ in range(200):
-        answer = zap.reply(request, made.may_connect, lambda key: made.may_connect_now(key, 0.0))
+        answer = zap_reply(request, made.may_connect, lambda key: made.may_connect_now(key, 0.0))
         assert answer is not None
         codes.append(answer[2])
     allowed = int(DEFAULT_QUOTAS[Quota.CONNECTIONS].burst)

@@ -16,11 +16,10 @@ import zmq
 
 from stageloom.edge_agent.link import connection
 from stageloom.edge_agent.link.connection import load_membership, make_dealer, new_keys
-from stageloom.planner.dispatch import zap
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig
 from stageloom.planner.dispatch.server import new_keys as planner_keys
-from stageloom.planner.dispatch.sockets import bind_router, require_files
+from stageloom.planner.dispatch.sockets import ZAP_DOMAIN, bind_router, require_files, zap_reply
 from stageloom.shared.codec import PLAIN
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import SettingError, StateError, StorageError, UnavailableError
@@ -148,7 +147,7 @@ def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
             context,
             "tcp://127.0.0.1:0",
             keys=keys,
-            domain=zap.DEVICES,
+            domain=ZAP_DOMAIN,
             frame_bytes=1000,
             receive_messages=1,
             send_messages=1,
@@ -172,11 +171,11 @@ def _zap_request(domain: bytes, key: bytes = b"k" * 32, mechanism: bytes = b"CUR
 
 def test_admission_knows_exactly_one_domain() -> None:
     def status(request: list[bytes], *, known: bool, in_pace: bool = True) -> bytes:
-        answer = zap.reply(request, lambda key: known, lambda key: in_pace)
+        answer = zap_reply(request, lambda key: known, lambda key: in_pace)
         assert answer is not None and answer[1] == b"7"
         return answer[2]
 
-    devices = zap.DEVICES.encode()
+    devices = ZAP_DOMAIN.encode()
     assert status(_zap_request(devices), known=True) == b"200"
     assert status(_zap_request(devices), known=False) == b"400"
     assert status(_zap_request(devices), known=True, in_pace=False) == b"300"
@@ -186,7 +185,7 @@ def test_admission_knows_exactly_one_domain() -> None:
     for mechanism in (b"NULL", b"PLAIN", b"GSSAPI"):
         assert status(_zap_request(devices, mechanism=mechanism), known=True) == b"400"
     assert status(_zap_request(devices, key=b"short"), known=True) == b"400"
-    assert zap.reply([b"1.0"], lambda key: True, lambda key: True) is None
+    assert zap_reply([b"1.0"], lambda key: True, lambda key: True) is None
 
 
 def test_an_exception_in_the_credentials_check_denies_one_and_admission_lives_on(
@@ -333,7 +332,7 @@ def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_qu
                 context,
                 "tcp://127.0.0.1:0",
                 keys=planner_keys(),
-                domain=zap.DEVICES,
+                domain=ZAP_DOMAIN,
                 frame_bytes=1000,
                 receive_messages=1,
                 send_messages=1,

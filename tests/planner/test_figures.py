@@ -10,7 +10,7 @@ import pytest
 import stageloom
 from stageloom.planner.costs.measured import cost_table
 from stageloom.planner.costs.records import OperatorCost
-from stageloom.planner.telemetry.rates import model_rates
+from stageloom.planner.telemetry import model_rates
 from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.messages.telemetry import QueueSample, Row, TaskCounters, histogram_of
 from stageloom.shared.version import __version__

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner import service
+from stageloom.planner.service import Housekeeper
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
@@ -20,23 +21,6 @@ from tests.planner.processes import until
 from tests.store.helpers import NANO, enrol, write_of
 
 DAY = Retention(86_400, 0, 0)
-
-
-class Endless(Store):
-    """There is always more to do."""
-
-    def tidy(self, keep: Retention) -> Iterator[int]:
-        return itertools.repeat(1)
-
-
-class Broken(Store):
-    """The database fails; `asked` says that it was tried."""
-
-    asked: threading.Event
-
-    def tidy(self, keep: Retention) -> Iterator[int]:
-        self.asked.set()
-        raise StorageError("the disk is full", remedy="free space")
 
 
 def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
@@ -57,20 +41,29 @@ def _one_minute(store: Store) -> object:
     return entries if [entry.width_s for entry in entries] == [60] else None
 
 
-def test_a_planner_that_stops_does_not_wait_for_the_rest(tmp_path: Path) -> None:
-    store = Endless(tmp_path)
+def test_a_planner_that_stops_does_not_wait_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "tidy", lambda store, keep: itertools.repeat(1))  # there is always more
+    store = Store(tmp_path)
     Housekeeper(store, DAY).close()
     store.close()
 
 
 def test_a_failing_database_is_logged_and_tried_again_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Broken(tmp_path)
-    store.asked = threading.Event()
-    with caplog.at_level(logging.WARNING, "stageloom.planner.housekeeping"):
+    asked = threading.Event()
+
+    def broken(store: Store, keep: Retention) -> Iterator[int]:
+        asked.set()
+        raise StorageError("the disk is full", remedy="free space")
+
+    monkeypatch.setattr(service, "tidy", broken)
+    store = Store(tmp_path)
+    with caplog.at_level(logging.WARNING, "stageloom.planner.service"):
         housekeeper = Housekeeper(store, DAY)
-        assert store.asked.wait(30)
+        assert asked.wait(30)
         housekeeper.close()
     assert "the disk is full; free space" in caplog.text
     store.close()

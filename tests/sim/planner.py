@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from stageloom.planner.dispatch import events as pev
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
-from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.planner.dispatch.ports import telemetry_write
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
 

@@ -12,7 +12,7 @@ from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.telemetry import telemetry_balance
-from stageloom.planner.telemetry.books import Balance, Book
+from stageloom.planner.telemetry import Balance, TelemetryAccount
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin, Report
 from stageloom.shared.messages.telemetry import Ledger
@@ -89,7 +89,7 @@ class Pair:
         """Rows of which some are there already, and books that only ever grow."""
         boot, first = self.rng.randint(1, 2), self.rng.randrange(30)
         rows = tuple(row(at, boot=boot) for at in range(first, first + self.rng.randrange(6)))
-        known = self.model.books.get((device, boot), Book())
+        known = self.model.books.get((device, boot), TelemetryAccount())
         ledger = Ledger(boot, known.produced + self.rng.randrange(3), known.dropped + self.rng.randrange(2))
         write = TelemetryWrite(device, rows, (ledger,) if self.rng.random() < 0.7 else ())
         LinkStore(self.real).append_telemetry([write])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent.link.spool import Spool
-from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.planner.dispatch.ports import telemetry_write
 from stageloom.planner.service import KEY_FILE
 from stageloom.planner.store.backup import backup
 from stageloom.planner.store.events import newest_events
@@ -20,7 +20,7 @@ from stageloom.planner.store.schema import HEAD
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
 from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
-from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry import Balance
 from stageloom.shared.errors import InputError, StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, TelemetryAck, encode_row

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from stageloom.planner.telemetry.books import Book
+from stageloom.planner.telemetry import TelemetryAccount
 from stageloom.shared.messages.telemetry import Ledger
 
 
@@ -11,26 +11,29 @@ def test_a_closed_form() -> None:
     """1. rows 0..9 come, of which 4..6 were dropped; 2. they come again; 3. the database of before row 8 is
     restored and rows 10..11 come: rows 8 and 9 are lost; 4. rows 8 and 9 can no longer come."""
     rows = [0, 1, 2, 3, 7, 8, 9]
-    first, new = Book().take(rows, [Ledger(1, 10, 3)])
-    assert (first, new) == (Book(produced=10, dropped=3, stored=7, lost=0, settled=10), frozenset(rows))
+    first, new = TelemetryAccount().take(rows, [Ledger(1, 10, 3)])
+    assert (first, new) == (
+        TelemetryAccount(produced=10, dropped=3, stored=7, lost=0, settled=10),
+        frozenset(rows),
+    )
     assert first.take(rows, [Ledger(1, 10, 3)]) == (first, frozenset())
-    older, _ = Book().take([0, 1, 2, 3, 7], [Ledger(1, 8, 3)])
+    older, _ = TelemetryAccount().take([0, 1, 2, 3, 7], [Ledger(1, 8, 3)])
     restored, new = older.take([10, 11], [Ledger(1, 12, 3)])
-    assert (restored, new) == (Book(12, 3, 7, 2, 12), frozenset({10, 11}))
+    assert (restored, new) == (TelemetryAccount(12, 3, 7, 2, 12), frozenset({10, 11}))
     assert restored.take([8, 9], []) == (restored, frozenset())
 
 
 def test_a_gap_is_not_lost_before_the_ledger_tells() -> None:
     """A batch may leave out a boot's ledger; the gap may be rows that the device dropped."""
-    silent, _ = Book().take([0, 1, 5], [])
+    silent, _ = TelemetryAccount().take([0, 1, 5], [])
     assert (silent.lost, silent.settled) == (0, 6)
     told, _ = silent.take([6], [Ledger(1, 7, 3)])
-    assert told == Book(produced=7, dropped=3, stored=4, lost=0, settled=7)
+    assert told == TelemetryAccount(produced=7, dropped=3, stored=4, lost=0, settled=7)
 
 
 def test_a_sequence_that_jumps_and_comes_back_is_stored_once_at_most() -> None:
     """What a broken device sends costs that device's rows, and never a row twice."""
-    book, new = Book().take([3, 1, 3], [])
+    book, new = TelemetryAccount().take([3, 1, 3], [])
     assert (book.stored, new) == (2, frozenset({1, 3}))
     assert book.take([2], []) == (book, frozenset())
 
@@ -71,7 +74,7 @@ class _Device:
 def _live(seed: int) -> int:
     """A planner that is copied and restored at any moment, against sets; the most rows it ever lost."""
     rng = random.Random(seed)
-    device, book, stored = _Device(rng), Book(), set[int]()
+    device, book, stored = _Device(rng), TelemetryAccount(), set[int]()
     backup = (book, frozenset[int]())
     late: list[tuple[list[int], Ledger]] = []
     lost_most = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.service import Housekeeper
 from stageloom.planner.store import schema
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention, tidy
@@ -128,7 +128,7 @@ def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operat
     assert "730.0 days ahead" in notice and "`stageloom trust-clock`" in notice
     right = ManualClock()
     right.advance(RUN_S)
-    monkeypatch.setattr(store, "_clock", right)
+    monkeypatch.setattr(store.database, "_clock", right)
     assert run(store, 0.0) == 0.0 and store.read(notices) == []
     assert (rows(store), events(store)) == kept
 

@@ -17,8 +17,7 @@ from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import PlannerRow
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.store.writer import Writer, isolated
-from stageloom.planner.telemetry.books import Balance
-from stageloom.planner.telemetry.rates import model_rates
+from stageloom.planner.telemetry import Balance, model_rates
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.base import MOST, MOST_REAL

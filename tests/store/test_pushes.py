@@ -160,7 +160,7 @@ def test_a_push_to_all_leaves_revoked_devices_out_and_goes_on_after_a_name(
 ) -> None:
     devices = fleet_of(store, tmp_path, 5)
     store.write(revoke_device, devices[1])
-    monkeypatch.setattr("stageloom.planner.store.store.MAX_PUSHED", 2)
+    monkeypatch.setattr("stageloom.planner.store.desired.MAX_PUSHED", 2)
     seen: list[DeviceId] = []
     more, after = True, ""
     while more:

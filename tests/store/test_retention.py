@@ -14,9 +14,8 @@ from stageloom.planner.store.predictions import considered_plans, keep_considere
 from stageloom.planner.store.retention import CHUNK, Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import EventRow, RollupRow, TelemetryRow
-from stageloom.planner.store.telemetry import Entry, telemetry_balance, telemetry_history
-from stageloom.planner.telemetry.books import Balance
-from stageloom.planner.telemetry.rollup import Width, merge, span_of
+from stageloom.planner.store.telemetry import TelemetryEntry, telemetry_balance, telemetry_history
+from stageloom.planner.telemetry import Balance, Width, merge, span_of
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState, Origin
@@ -93,7 +92,7 @@ def measured(at_us: int, rng: random.Random) -> list[tuple[int, RowData]]:
     ]
 
 
-def by_key(entries: list[Entry]) -> dict[tuple[int, RowKind], tuple[int, object]]:
+def by_key(entries: list[TelemetryEntry]) -> dict[tuple[int, RowKind], tuple[int, object]]:
     return {(entry.at_us, entry.kind): (entry.rows, entry.data) for entry in entries}
 
 
@@ -151,7 +150,7 @@ def test_rows_that_come_late_join_the_minute_and_hour_that_are_there(
         late.send([(began_us + 1, TaskCounters("m", 1, 1, 1, 0, 0, 0, 0))])
         tidy_all(store)
     (hour,) = store.read(telemetry_history, NANO, ALL)
-    assert hour == Entry(
+    assert hour == TelemetryEntry(
         Width.HOUR.begin_us(began_us), 3600, RowKind.TASK_COUNTERS, 4, TaskCounters("m", 4, 4, 4, 0, 0, 0, 0)
     )
 

@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from stageloom.planner.store.retention import FACTS
-from stageloom.planner.telemetry.rollup import (
-    KINDS,
+from stageloom.planner.telemetry import (
+    ROLLED_KINDS,
     DifferenceSpan,
     Gauge,
     QueueSpan,
-    Span,
+    RollupSpan,
     SpanKey,
     UtilisationSpan,
     Width,
@@ -39,7 +39,7 @@ from stageloom.shared.messages.telemetry import (
 MINUTE_US = 60_000_000
 
 
-def spans(rows: list[tuple[int, RowData]], width: Width) -> list[Span]:
+def spans(rows: list[tuple[int, RowData]], width: Width) -> list[RollupSpan]:
     return [span_of(at_us, KIND_OF[type(data)], data, width) for at_us, data in rows]
 
 
@@ -105,7 +105,7 @@ def test_any_order_and_any_partition_give_the_same(seed: int) -> None:
     rows = random_rows(seed)
     hours = merge(spans(rows, Width.HOUR))
     assert sum(span.rows for span in hours.values()) == len(rows)
-    assert {span.key.kind for span in hours.values()} == set(KINDS)
+    assert {span.key.kind for span in hours.values()} == set(ROLLED_KINDS)
     rng = random.Random(seed)
     shuffled = rng.sample(spans(rows, Width.MINUTE), len(rows))
     parts = [merge(shuffled[at : at + 17]) for at in range(0, len(shuffled), 17)]
@@ -137,4 +137,4 @@ def test_what_is_not_a_measurement_is_not_rolled_up() -> None:
 
 def test_every_kind_of_row_is_rolled_up_or_a_fact_or_meant_to_go() -> None:
     gone = (RowKind.STEP_TRACE, RowKind.PROFILE_RESULT, RowKind.STAGE_PROFILE_RESULT, RowKind.UNREADABLE)
-    assert Counter([*KINDS, *FACTS, *gone]) == Counter(RowKind)
+    assert Counter([*ROLLED_KINDS, *FACTS, *gone]) == Counter(RowKind)

@@ -17,7 +17,7 @@ from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.tables import LedgerRow, Table
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.store.used_database import DATABASE_FILE
-from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry import Balance
 from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.store.helpers import NANO, enrol, finish, start
 

@@ -13,7 +13,7 @@ from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import answer_reasons, open_requests, request_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
-from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry import Balance
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState, Origin, Report

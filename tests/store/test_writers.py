@@ -23,7 +23,7 @@ from stageloom.planner.store.tables import DeviceRow, PlannerRow
 from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.planner.store.writer import GROUP
-from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry import Balance
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
 from stageloom.shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from stageloom.planner.housekeeping import KernelCompiler
+
 from tests.planner.processes import until
 
 

@@ -10,7 +10,7 @@ from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.predictions import Prediction, keep_prediction, newest_predictions
+from stageloom.planner.store.predictions import KeptPrediction, keep_prediction, newest_predictions
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import base_device
@@ -224,7 +224,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
     assert run(home, capsys, "predictions", "--json")[0] == "[]\n"
     figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
-    made = Prediction(
+    made = KeptPrediction(
         device=NANO,
         plan="tuned",
         digest=home.plan.digest,

@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch.core.alarms import AlarmDesk
-from stageloom.planner.dispatch.core.bulk import BulkCore
-from stageloom.planner.dispatch.core.control import ControlCore
-from stageloom.planner.dispatch.core.fleet import DispatchConfig, Fleet, Presence
-from stageloom.planner.dispatch.core.telemetry import TelemetryCore
+from stageloom.planner.dispatch.core.control import AlarmDesk, ControlCore
+from stageloom.planner.dispatch.core.fleet import DispatchConfig, EnrolledFleet, Presence
+from stageloom.planner.dispatch.core.transfers import BulkCore, TelemetryCore
 from stageloom.planner.dispatch.ports import FleetMember
 from stageloom.shared.messages.base import RefusalCode, Refused
 
@@ -23,7 +21,7 @@ class DispatchCore:
     """All decisions of dispatch. Not thread-safe: the thread that owns the sockets owns this."""
 
     def __init__(self, members: Sequence[FleetMember], *, epoch: int, config: DispatchConfig) -> None:
-        self.fleet = Fleet(members, config)
+        self.fleet = EnrolledFleet(members, config)
         self._alarms = AlarmDesk(self.fleet)
         self._control = ControlCore(self.fleet, self._alarms, epoch=epoch, config=config)
         self._telemetry = TelemetryCore(self.fleet, config)

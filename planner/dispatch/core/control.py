@@ -4,20 +4,124 @@ Desired and reported are compared by level at every hello, heartbeat and report;
 repaired by the next one.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from msgspec import structs
 
 from stageloom.planner.counters import beyond_reach
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch.core.alarms import AlarmDesk
-from stageloom.planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
+from stageloom.planner.dispatch.core.fleet import DeviceSession, DispatchConfig, EnrolledFleet, FleetDevice
 from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.dispatch.quotas import Quota
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import control
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Alarm, AlarmAck, LocalPlan
+
+_LINE: Final = 512  # characters of a reason
+
+
+Key = tuple[DeviceId, int, int]  # device, boot, number (of an alarm) or local counter (of a plan)
+
+
+# What a decoded message takes here, about.
+_MESSAGE_BYTES: Final = 1024
+
+_LOAD_BYTES: Final = 256
+
+_NUMBER_BYTES: Final = 40
+
+
+@dataclass(slots=True)
+class _Open:
+    """Handed to the store and not answered; `route` waits for the acknowledgement or the refusal."""
+
+    who: FleetDevice
+    size_bytes: int
+    route: bytes
+    correlation: int
+
+
+class AlarmDesk:
+    """What was handed to the store and is not answered yet."""
+
+    def __init__(self, fleet: EnrolledFleet) -> None:
+        self._fleet = fleet
+        self._alarms: dict[Key, _Open] = {}
+        self._plans: dict[Key, _Open] = {}
+
+    def received(
+        self, who: FleetDevice, route: bytes, message: Alarm | LocalPlan, now_s: float
+    ) -> list[ev.Action]:
+        """An authorised message of a device with a session."""
+        if isinstance(message, Alarm):
+            return self._alarm(who, route, message, now_s)
+        return self._local_plan(who, route, message, now_s)
+
+    def _alarm(self, who: FleetDevice, route: bytes, alarm: Alarm, now_s: float) -> list[ev.Action]:
+        device = who.member.device
+        key = (device, alarm.boot, alarm.number)
+        if (waiting := self._alarms.get(key)) is not None:
+            waiting.route = route
+            return []
+        numbers = sum(len(one.progress) + len(one.deviations) for one in alarm.samples)
+        size_bytes = _MESSAGE_BYTES + _LOAD_BYTES * len(alarm.loads) + _NUMBER_BYTES * numbers
+        if not self._fleet.within(who, Quota.ALARMS, now_s) or not self._fleet.may_wait(who, size_bytes):
+            return []
+        self._alarms[key] = _opened(who, size_bytes, route, alarm.correlation)
+        return [ev.StoreAlarm(device, alarm)]
+
+    def _local_plan(self, who: FleetDevice, route: bytes, local: LocalPlan, now_s: float) -> list[ev.Action]:
+        device = who.member.device
+        key = (device, local.boot, local.local_counter)
+        size_bytes = _MESSAGE_BYTES + len(local.plan) + _LOAD_BYTES * len(local.artifacts)
+        if (
+            key in self._plans
+            or not self._fleet.within(who, Quota.LOCAL_PLANS, now_s)
+            or not self._fleet.within(who, Quota.GENERATIONS, now_s)
+            or not self._fleet.may_wait(who, size_bytes)
+        ):
+            return []
+        self._plans[key] = _opened(who, size_bytes, route, local.correlation)
+        return [ev.AdoptLocal(device, local)]
+
+    def stored(self, event: ev.AlarmStored) -> list[ev.Action]:
+        """Acknowledge, and have it acted on where it began a re-plan; nothing where the store failed."""
+        alarm = event.alarm
+        done = self._alarms.pop((event.device, alarm.boot, alarm.number), None)
+        if done is not None:
+            done.who.waiting_bytes -= done.size_bytes
+        if not event.ok:
+            self._fleet.counts["alarm_not_stored"] += 1
+            return []
+        actions: list[ev.Action] = []
+        if event.replan is not None:
+            actions.append(ev.ReplanDue(event.device, event.replan))
+        if done is not None:
+            ack = AlarmAck(boot=alarm.boot, number=alarm.number)
+            actions.append(ev.Send(ev.Lane.CONTROL, done.route, ack))
+        return actions
+
+    def settled(self, event: ev.LocalSettled) -> list[ev.Action]:
+        """The store has adopted the plan, or has not: a repeat may ask again. A refusal is answered."""
+        done = self._plans.pop((event.device, event.plan.boot, event.plan.local_counter), None)
+        if done is None:
+            return []
+        done.who.waiting_bytes -= done.size_bytes
+        if not event.refused:
+            return []
+        self._fleet.counts["local_plan_refused"] += 1
+        refusal = Refused(
+            correlation=done.correlation, code=RefusalCode.NOT_PERMITTED, reason=event.refused[:_LINE]
+        )
+        return [ev.Send(ev.Lane.CONTROL, done.route, refusal)]
+
+
+def _opened(who: FleetDevice, size_bytes: int, route: bytes, correlation: int) -> _Open:
+    who.waiting_bytes += size_bytes
+    return _Open(who, size_bytes, route, correlation)
+
 
 _NOBODY: Final = (0, 0)
 
@@ -40,7 +144,9 @@ def _is_another(desired: control.Desired, report: control.Report) -> bool:
 class ControlCore:
     """Decisions of the control lane."""
 
-    def __init__(self, fleet: Fleet, alarms: AlarmDesk, *, epoch: int, config: DispatchConfig) -> None:
+    def __init__(
+        self, fleet: EnrolledFleet, alarms: AlarmDesk, *, epoch: int, config: DispatchConfig
+    ) -> None:
         self.epoch = epoch
         self._fleet = fleet
         self._alarms = alarms
@@ -82,7 +188,7 @@ class ControlCore:
         return self._alarms.received(who, event.route, message, now_s)
 
     def _no_session(
-        self, session: Session | None, route: bytes, message: control.ControlToPlanner
+        self, session: DeviceSession | None, route: bytes, message: control.ControlToPlanner
     ) -> ev.Action:
         if session is not None and session.boot != message.boot:
             self._fleet.counts["superseded"] += 1
@@ -96,7 +202,7 @@ class ControlCore:
             refusal = Refused(correlation=message.correlation, code=RefusalCode.HELLO_FIRST)
         return ev.Send(ev.Lane.CONTROL, route, refusal)
 
-    def _hello(self, who: Device, route: bytes, hello: control.Hello, now_s: float) -> list[ev.Action]:
+    def _hello(self, who: FleetDevice, route: bytes, hello: control.Hello, now_s: float) -> list[ev.Action]:
         old = who.session
         if old is not None and old.boot == hello.boot and old.connection > hello.connection:
             self._fleet.counts["stale_hello"] += 1
@@ -107,7 +213,7 @@ class ControlCore:
                 code=RefusalCode.SUPERSEDED, reason="a later hello with this key", boot=hello.boot
             )
             actions.append(ev.Send(ev.Lane.CONTROL, old.route, refusal))
-        who.session = Session(route, hello.boot, hello.connection, now_s)
+        who.session = DeviceSession(route, hello.boot, hello.connection, now_s)
         changed = hello.device_class != who.device_class
         who.agent_version, who.device_class = hello.agent_version, hello.device_class
         welcome = control.Welcome(
@@ -126,7 +232,7 @@ class ControlCore:
     # -- reported -------------------------------------------------------------------------------------------
 
     def _absorb(
-        self, who: Device, boot: int, report: control.Report, *, changed: bool = False
+        self, who: FleetDevice, boot: int, report: control.Report, *, changed: bool = False
     ) -> list[ev.Action]:
         """Take in a report that is newer than the one on record; acknowledge one that is stored already.
 
@@ -163,7 +269,7 @@ class ControlCore:
         who.stored_revision = revision
         return self._ack_report(who)
 
-    def _ack_report(self, who: Device) -> list[ev.Action]:
+    def _ack_report(self, who: FleetDevice) -> list[ev.Action]:
         if who.session is None or who.member.revoked:
             return []
         ack = control.ReportedAck(revision=who.stored_revision)
@@ -171,7 +277,7 @@ class ControlCore:
 
     # -- desired --------------------------------------------------------------------------------------------
 
-    def _compare(self, who: Device, report: control.Report, now_s: float) -> list[ev.Action]:
+    def _compare(self, who: FleetDevice, report: control.Report, now_s: float) -> list[ev.Action]:
         """Desired against reported, by level: send it, or find out that this database is behind."""
         desired = who.member.desired
         wanted = _pair(desired)
@@ -180,7 +286,7 @@ class ControlCore:
             return self._reissue(who, now_s)
         return self._send_desired(who, _pair(report), now_s)
 
-    def _reissue(self, who: Device, now_s: float) -> list[ev.Action]:
+    def _reissue(self, who: FleetDevice, now_s: float) -> list[ev.Action]:
         """Have this database overtake what the device knows. Asked for with every heartbeat until it has: the
         report that showed it may be on record by then, and is not sent again."""
         if who.behind is None or who.reissuing or not self._fleet.within(who, Quota.GENERATIONS, now_s):
@@ -189,7 +295,7 @@ class ControlCore:
         self._fleet.counts["reissued"] += 1
         return [ev.Reissue(who.member.device, *who.behind)]
 
-    def _send_desired(self, who: Device, seen: tuple[int, int], now_s: float) -> list[ev.Action]:
+    def _send_desired(self, who: FleetDevice, seen: tuple[int, int], now_s: float) -> list[ev.Action]:
         desired, session = who.member.desired, who.session
         if desired is None or session is None or seen >= _pair(desired):
             return []
@@ -247,7 +353,7 @@ class ControlCore:
             [one for one in self._fleet if one.session and one.session.last_seen_s < limit_s]
         )
 
-    def _end_sessions(self, lost: list[Device]) -> list[ev.Action]:
+    def _end_sessions(self, lost: list[FleetDevice]) -> list[ev.Action]:
         for who in lost:
             who.session = None
         return [ev.PresenceChanged(who.member.device, False) for who in lost]

@@ -7,8 +7,7 @@ from typing import Final
 
 from stageloom.planner.dispatch import events as ev
 from stageloom.planner.dispatch.ports import FleetMember
-from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
-from stageloom.planner.dispatch.rate import Rate, TokenBucket
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota, Rate, TokenBucket
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.text import bounded
@@ -36,7 +35,7 @@ class DispatchConfig:
 
 
 @dataclass
-class Session:
+class DeviceSession:
     """The one control connection of a device that counts."""
 
     route: bytes
@@ -47,12 +46,12 @@ class Session:
 
 
 @dataclass
-class Device:
+class FleetDevice:
     """One enrolled device: as stored, and what its control connection said since."""
 
     member: FleetMember
     quotas: DeviceQuotas
-    session: Session | None = None
+    session: DeviceSession | None = None
     agent_version: str = ""
     device_class: str = ""
     stored_revision: int = 0
@@ -79,7 +78,7 @@ class Presence:
     device_class: str
 
 
-class Fleet:
+class EnrolledFleet:
     """Devices by name and by key; every message is authorised here."""
 
     def __init__(self, members: Sequence[FleetMember], config: DispatchConfig) -> None:
@@ -87,16 +86,16 @@ class Fleet:
         self._config = config
         self._not_enrolled = TokenBucket(_NOT_ENROLLED, 0.0)
         self._beyond: set[DeviceId] = set()  # devices beyond a quota, of which an operator is to be told
-        self._by_key: dict[str, Device] = {}
-        self._by_name: dict[DeviceId, Device] = {}
+        self._by_key: dict[str, FleetDevice] = {}
+        self._by_name: dict[DeviceId, FleetDevice] = {}
         self._last_ticket = 0
         for member in members:
             self.add(member)
 
-    def __iter__(self) -> Iterator[Device]:
+    def __iter__(self) -> Iterator[FleetDevice]:
         return iter(self._by_name.values())
 
-    def get(self, device: DeviceId) -> Device | None:
+    def get(self, device: DeviceId) -> FleetDevice | None:
         """The device of that name."""
         return self._by_name.get(device)
 
@@ -107,7 +106,7 @@ class Fleet:
             self._by_key.pop(before.member.public_key, None)
         revision = member.report.revision if member.report else 0
         quotas = DeviceQuotas(self._config.quotas)
-        device = Device(member, quotas, device_class=member.device_class, stored_revision=revision)
+        device = FleetDevice(member, quotas, device_class=member.device_class, stored_revision=revision)
         self._by_name[member.device] = self._by_key[member.public_key] = device
 
     def join(self, device: DeviceId, public_key: str) -> None:
@@ -123,7 +122,7 @@ class Fleet:
         device = self._by_key.get(key)
         return device is not None and not device.member.revoked
 
-    def authorise(self, lane: ev.Lane, route: bytes, key: str, correlation: int) -> Device | ev.Send:
+    def authorise(self, lane: ev.Lane, route: bytes, key: str, correlation: int) -> FleetDevice | ev.Send:
         """The device behind a key, or the refusal to send instead."""
         device = self._by_key.get(key)
         if device is None:
@@ -137,7 +136,7 @@ class Fleet:
         return device
 
     def quarantine(
-        self, who: Device, reason: str, lane: ev.Lane, route: bytes, correlation: int
+        self, who: FleetDevice, reason: str, lane: ev.Lane, route: bytes, correlation: int
     ) -> list[ev.Action]:
         """Refuse a device from this message on, until an operator releases it; nothing of it is stored."""
         was_here, who.session = who.session is not None, None
@@ -180,7 +179,7 @@ class Fleet:
         device = self._by_key.get(key)
         return device is None or self.within(device, Quota.CONNECTIONS, now_s)
 
-    def within(self, device: Device, quota: Quota, now_s: float, amount: float = 1.0) -> bool:
+    def within(self, device: FleetDevice, quota: Quota, now_s: float, amount: float = 1.0) -> bool:
         """Whether a device may do this much more now; if not, it is counted and an operator will be told."""
         if device.quotas.take(quota, now_s, amount):
             return True
@@ -188,7 +187,7 @@ class Fleet:
         self._beyond.add(device.member.device)
         return False
 
-    def may_wait(self, device: Device, size_bytes: int) -> bool:
+    def may_wait(self, device: FleetDevice, size_bytes: int) -> bool:
         """Whether a message may wait for the store too; alone it may, whatever its size."""
         waiting_bytes = device.waiting_bytes
         if not waiting_bytes or waiting_bytes + size_bytes <= self._config.device_queue_bytes:
@@ -213,7 +212,7 @@ class Fleet:
         self.counts[code.value] += 1
         return ev.Send(lane, route, Refused(correlation=correlation, code=code, reason=bounded(reason)))
 
-    def _refuse_quarantined(self, who: Device, lane: ev.Lane, route: bytes, correlation: int) -> ev.Send:
+    def _refuse_quarantined(self, who: FleetDevice, lane: ev.Lane, route: bytes, correlation: int) -> ev.Send:
         device, why = who.member.device, who.member.quarantine
         reason = f"device {device} is quarantined: {why}; `stageloom device release {device}` lets it in"
         return self.refuse(lane, route, correlation, RefusalCode.QUARANTINED, reason)

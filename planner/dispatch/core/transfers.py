@@ -1,33 +1,28 @@
-"""The telemetry lane: batches in, an acknowledgement once they are committed."""
+"""The telemetry lane, whose batches are acknowledged once they are committed, and the bulk lane."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 from stageloom.planner.counters import rows_beyond_reach
 from stageloom.planner.dispatch import events as ev
-from stageloom.planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
+from stageloom.planner.dispatch.core.fleet import DispatchConfig, EnrolledFleet, FleetDevice
+from stageloom.planner.dispatch.ports import single_rows
 from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota
-from stageloom.planner.dispatch.rows import single_rows
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import bulk, control
 from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
-
-
-@dataclass(frozen=True)
-class _Open:
-    who: Device
-    route: bytes
-    batch: TelemetryBatch
-    size_bytes: int
 
 
 class TelemetryCore:
     """Decisions of the telemetry lane."""
 
-    def __init__(self, fleet: Fleet, config: DispatchConfig) -> None:
+    def __init__(self, fleet: EnrolledFleet, config: DispatchConfig) -> None:
         self.backlog_rows = 0
         self._fleet = fleet
         self._config = config
-        self._open: dict[int, _Open] = {}  # by ticket
+        self._open: dict[
+            int, tuple[FleetDevice, bytes, TelemetryBatch, int]
+        ] = {}  # (who, route, batch, bytes) by ticket
         self._ranges: defaultdict[str, set[tuple[RowRange, ...]]] = defaultdict(set)  # open ones, by key
 
     def received(self, event: ev.TelemetryReceived, now_s: float) -> list[ev.Action]:
@@ -56,10 +51,10 @@ class TelemetryCore:
         self.backlog_rows += len(batch.rows)
         ranges.add(batch.ranges)
         ticket = self._fleet.ticket()
-        self._open[ticket] = _Open(who, event.route, batch, size_bytes)
+        self._open[ticket] = who, event.route, batch, size_bytes
         return [ev.AppendTelemetry(ticket, who.member.device, batch)]
 
-    def _within(self, who: Device, batch: TelemetryBatch, size_bytes: int, now_s: float) -> bool:
+    def _within(self, who: FleetDevice, batch: TelemetryBatch, size_bytes: int, now_s: float) -> bool:
         """Whether the device's quotas allow this batch."""
         within = self._fleet.within
         told = {one.boot for one in batch.ledgers} | {one.boot for one in batch.ranges}
@@ -79,19 +74,20 @@ class TelemetryCore:
         done = self._open.pop(event.ticket, None)
         if done is None:
             return []
-        batch, counts = done.batch, self._fleet.counts
+        who, route, batch, size_bytes = done
+        counts = self._fleet.counts
         self.backlog_rows -= len(batch.rows)
-        done.who.waiting_bytes -= done.size_bytes
-        self._ranges[done.who.member.public_key].discard(batch.ranges)
+        who.waiting_bytes -= size_bytes
+        self._ranges[who.member.public_key].discard(batch.ranges)
         if not event.ok:
             counts["telemetry_not_stored"] += 1
             lane, reason = ev.Lane.TELEMETRY, "the store failed"
-            return [self._fleet.refuse(lane, done.route, batch.correlation, RefusalCode.BUSY, reason)]
+            return [self._fleet.refuse(lane, route, batch.correlation, RefusalCode.BUSY, reason)]
         counts["telemetry_rows"] += len(batch.rows)
-        if done.who.member.revoked:
+        if who.member.revoked:
             return []
         ack = TelemetryAck(correlation=batch.correlation, ranges=batch.ranges, ledgers=batch.ledgers)
-        return [ev.Send(ev.Lane.TELEMETRY, done.route, ack)]
+        return [ev.Send(ev.Lane.TELEMETRY, route, ack)]
 
     def _refuse(self, event: ev.TelemetryReceived, code: RefusalCode, reason: str) -> ev.Action:
         return self._fleet.refuse(ev.Lane.TELEMETRY, event.route, event.message.correlation, code, reason)
@@ -118,3 +114,66 @@ def _balanced(batch: TelemetryBatch) -> bool:
         ledger.dropped + rows[ledger.boot] <= ledger.produced and ends[ledger.boot] <= ledger.produced
         for ledger in batch.ledgers
     )
+
+
+class BulkCore:
+    """Decisions of the bulk lane."""
+
+    def __init__(self, fleet: EnrolledFleet, config: DispatchConfig) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._open: dict[
+            int, tuple[FleetDevice, bytes, bulk.ChunkRequest]
+        ] = {}  # (who, route, request) by ticket
+        self._on_their_way: Counter[str] = Counter()  # chunks, by key
+
+    def received(self, event: ev.BulkReceived) -> list[ev.Action]:
+        """A device asks for a chunk."""
+        request = event.message
+        who = self._fleet.authorise(ev.Lane.BULK, event.route, event.key, request.correlation)
+        if isinstance(who, ev.Send):
+            return [who]
+        if request.digest not in _artifacts_of(who.member.desired):
+            return [self._refuse(event.route, request, RefusalCode.NOT_FOUND, "not part of what is desired")]
+        if self._on_their_way[event.key] >= self._config.bulk_credits:
+            return [self._refuse(event.route, request, RefusalCode.BUSY, "credits used up")]
+        self._on_their_way[event.key] += 1
+        ticket = self._fleet.ticket()
+        self._open[ticket] = who, event.route, request
+        return [
+            ev.ReadChunk(
+                ticket, who.member.device, request.digest, request.offset_bytes, request.length_bytes
+            )
+        ]
+
+    def read(self, event: ev.ChunkRead) -> list[ev.Action]:
+        """The store answered."""
+        done = self._open.pop(event.ticket, None)
+        if done is None:
+            return []
+        who, route, request = done
+        self._on_their_way[who.member.public_key] -= 1
+        if who.member.revoked:
+            return []
+        if event.data is None:
+            return [self._refuse(route, request, RefusalCode.NOT_FOUND, event.reason)]
+        chunk = bulk.Chunk(
+            correlation=request.correlation,
+            digest=request.digest,
+            offset_bytes=request.offset_bytes,
+            size_bytes=event.size_bytes,
+            data=event.data,
+        )
+        return [ev.Send(ev.Lane.BULK, route, chunk)]
+
+    def _refuse(self, route: bytes, request: bulk.ChunkRequest, code: RefusalCode, reason: str) -> ev.Action:
+        return self._fleet.refuse(ev.Lane.BULK, route, request.correlation, code, reason)
+
+
+def _artifacts_of(desired: control.Desired | None) -> set[Digest]:
+    if desired is None:
+        return set()
+    policies = {desired.policy.digest} if desired.policy is not None else set()
+    profiled = {one.artifact.digest for one in desired.profiles}
+    staged = desired.stage_profile.artifacts if desired.stage_profile is not None else ()
+    return {need.digest for need in (*desired.artifacts, *staged)} | profiled | policies

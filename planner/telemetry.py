@@ -1,29 +1,123 @@
-"""Coarser rows: what many telemetry rows of one subject in one span of time say together.
+"""Telemetry as figures: the books of what was sent, rates of models, and rows rolled up by time. Pure.
 
-Counters, histograms and step timings add up; samples keep their number, smallest, mean and largest. Merging
-is associative and commutative, so rows may be rolled up in any order, in parts, and late: minutes of rows,
-and hours of minutes, give what the hours of all rows give.
+A rolled-up row says what many telemetry rows of one subject in one span of time say together. Counters,
+histograms and step timings add up; samples keep their number, smallest, mean and largest. Merging is
+associative and commutative, so rows may be rolled up in any order, in parts, and late: minutes of rows, and
+hours of minutes, give what the hours of all rows give.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from stageloom.shared.messages.base import MOST
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ModelRate
+from stageloom.shared.messages.base import MOST, MOST_REAL
 from stageloom.shared.messages.telemetry import (
     LATENCY_BOUNDS_US,
     DifferenceSample,
     LatencyHistogram,
+    Ledger,
     QueueSample,
+    Row,
     RowData,
     RowKind,
     StepTimings,
     TaskCounters,
     Utilisation,
+    quantile_us,
 )
+
+
+class Balance(NamedTuple):
+    """Rows over one or all devices and boots; produced = stored + dropped + lost after every commit."""
+
+    produced: int
+    stored: int
+    dropped: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryAccount:
+    """One boot. Every sequence below `settled` is stored, dropped or lost: what comes again is a repeat.
+
+    Rows are recognised as repeats by this number, not by the rows themselves, which do not stay for ever.
+    """
+
+    produced: int = 0
+    dropped: int = 0
+    stored: int = 0
+    lost: int = 0
+    settled: int = 0
+
+    def take(
+        self, sequences: Iterable[int], said: Iterable[Ledger]
+    ) -> "tuple[TelemetryAccount, frozenset[int]]":
+        """The book after a batch, and those of its rows that are new and must be stored.
+
+        Of repeated ledgers the larger counts win. `lost` is counted only when the device tells its ledger:
+        between two ledgers a gap may be rows that it dropped.
+        """
+        new = frozenset(sequence for sequence in sequences if sequence >= self.settled)
+        ledgers = tuple(said)
+        produced = max((self.produced, *(one.produced for one in ledgers)))
+        dropped = max((self.dropped, *(one.dropped for one in ledgers)))
+        stored = self.stored + len(new)
+        return (
+            TelemetryAccount(
+                produced=produced,
+                dropped=dropped,
+                stored=stored,
+                lost=max(produced - dropped - stored, 0) if ledgers else self.lost,
+                settled=max((self.settled, produced, *(sequence + 1 for sequence in new))),
+            ),
+            new,
+        )
+
+
+RATE_KINDS = (RowKind.TASK_COUNTERS, RowKind.LATENCY_HISTOGRAM, RowKind.QUEUE_SAMPLE)
+"""The row kinds that `model_rates` reads."""
+
+
+@dataclass
+class _Sums:
+    completed: int = 0
+    interval_us: int = 0
+    histograms: list[LatencyHistogram] = field(default_factory=list)
+    queued: int = 0
+
+
+def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
+    """One entry per model, by name; `rows` oldest first. A model without a finished interval has rate 0."""
+    sums: dict[str, _Sums] = {}
+    for row in rows:
+        data = row.data
+        if isinstance(data, TaskCounters):
+            model = sums.setdefault(data.model, _Sums())
+            model.completed += data.completed
+            model.interval_us += data.interval_us
+        elif isinstance(data, LatencyHistogram):
+            sums.setdefault(data.model, _Sums()).histograms.append(data)
+        elif isinstance(data, QueueSample):
+            sums.setdefault(data.model, _Sums()).queued = data.tasks
+    return [
+        ModelRate(
+            device=device,
+            model=name,
+            throughput_per_s=(
+                min(model.completed * 1e6 / model.interval_us, MOST_REAL) if model.interval_us else 0.0
+            ),
+            latency_p50_ms=quantile_us(model.histograms, 0.50) / 1e3,
+            latency_p99_ms=quantile_us(model.histograms, 0.99) / 1e3,
+            queued=model.queued,
+        )
+        for name, model in sorted(sums.items())
+    ]
 
 
 class Width(IntEnum):
@@ -93,7 +187,8 @@ class DifferenceSpan(Struct, frozen=True, tag=103, array_like=True):
 
 SpanData = TaskCounters | LatencyHistogram | StepTimings | QueueSpan | UtilisationSpan | DifferenceSpan
 
-KINDS: Final = (
+
+ROLLED_KINDS: Final = (
     RowKind.TASK_COUNTERS,
     RowKind.LATENCY_HISTOGRAM,
     RowKind.QUEUE_SAMPLE,
@@ -112,7 +207,7 @@ class SpanKey(NamedTuple):
     subject: str
 
 
-class Span(NamedTuple):
+class RollupSpan(NamedTuple):
     """A rolled-up row: its key, how many telemetry rows it stands for, and what they say."""
 
     key: SpanKey
@@ -120,30 +215,30 @@ class Span(NamedTuple):
     data: SpanData
 
 
-def span_of(at_us: int, kind: RowKind, row: RowData, width: Width) -> Span:
+def span_of(at_us: int, kind: RowKind, row: RowData, width: Width) -> RollupSpan:
     """One row as a span of its own.
 
     Raises:
         KeyError: rows of this kind are not rolled up.
     """
     data = _as_span(row)
-    return Span(SpanKey(width.begin_us(at_us), kind, _subject(data)), 1, data)
+    return RollupSpan(SpanKey(width.begin_us(at_us), kind, _subject(data)), 1, data)
 
 
-def widen(span: Span, width: Width) -> Span:
+def widen(span: RollupSpan, width: Width) -> RollupSpan:
     """The same in a wider span of time."""
     return span._replace(key=span.key._replace(begin_us=width.begin_us(span.key.begin_us)))
 
 
-def merge(spans: Iterable[Span]) -> dict[SpanKey, Span]:
+def merge(spans: Iterable[RollupSpan]) -> dict[SpanKey, RollupSpan]:
     """One span per key."""
-    merged: dict[SpanKey, Span] = {}
+    merged: dict[SpanKey, RollupSpan] = {}
     for span in spans:
         found = merged.get(span.key)
         if found is None:
             merged[span.key] = span
         else:
-            merged[span.key] = Span(span.key, found.rows + span.rows, _together(found.data, span.data))
+            merged[span.key] = RollupSpan(span.key, found.rows + span.rows, _together(found.data, span.data))
     return merged
 
 
@@ -159,6 +254,7 @@ def decode_data(body: bytes) -> SpanData:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+
 _DECODER: Final = msgspec.msgpack.Decoder(SpanData)
 
 

@@ -1,1 +1,0 @@
-"""Figures from telemetry rows, for people and for triggers."""
