@@ -16,7 +16,6 @@ from random import SystemRandom
 from types import FrameType
 from typing import Any, Final
 
-from stageloom.planner.housekeeping import KernelCompiler
 from zmq.utils import z85
 
 from stageloom.planner.admin.client import socket_path
@@ -34,13 +33,13 @@ from stageloom.planner.enrolment.service import (
     EnrolmentService,
     certificate_digest,
 )
+from stageloom.planner.housekeeping import Housekeeper, KernelCompiler
 from stageloom.planner.lock import lock_data_dir, lock_sqlite
 from stageloom.planner.replan.service import Replanner
 from stageloom.planner.store.devices import enrol_device, note_heard, note_presence
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.retention import Retention, tidy
+from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.trusted_time import advance_clock, clock_notice
 from stageloom.planner.store.used_database import keep_url, sqlite_file
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import InputError, StageloomError, UnavailableError
@@ -49,63 +48,6 @@ from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.systemd.notify import Notifier, manager_of
 from stageloom.shared.token import Endpoints, JoinToken
-
-INTERVAL_S: Final = 600.0
-
-
-class Housekeeper:
-    """A thread that tidies up right away and then every `INTERVAL_S`, from `__init__` to `close`."""
-
-    def __init__(self, store: Store, keep: Retention) -> None:
-        self._store = store
-        self._keep = keep
-        self._checked_s: float | None = None  # when the clock was compared last, monotonic
-        self._held = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop after the step under way."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self._tidy()
-            except StageloomError as error:
-                logger.warning("housekeeping goes on in %.0f s: %s", INTERVAL_S, error)
-            except Exception:
-                logger.exception("housekeeping failed and goes on in %.0f s", INTERVAL_S)
-            if self._stop.wait(INTERVAL_S):
-                return
-
-    def _check_clock(self) -> None:
-        """Compare the clock with what is believed of it, and say so when that changes."""
-        now_s = time.monotonic()
-        elapsed_s = now_s - self._checked_s if self._checked_s is not None else 0.0
-        self._checked_s = now_s
-        ahead_s = self._store.write(advance_clock, elapsed_s)
-        if ahead_s and not self._held:
-            logger.warning("%s", clock_notice(ahead_s))
-        elif self._held and not ahead_s:
-            logger.info("the clock is believed again; old telemetry and events go as before")
-        self._held = bool(ahead_s)
-
-    def _tidy(self) -> None:
-        self._check_clock()
-        rows, began_s = 0, time.monotonic()
-        for treated in tidy(self._store, self._keep):
-            rows += treated
-            # As long a pause as the step took: at most half of the writer's time goes into this; and far less
-            # of the interpreter's into looking for what there is to do.
-            if self._stop.wait((time.monotonic() - began_s) * (1.0 if treated else 9.0)):
-                break
-            began_s = time.monotonic()
-        if rows:
-            logger.info("rolled up or deleted %d rows of telemetry and events", rows)
-
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from stageloom.planner.twin.times import PlanTimes, StepTimes
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.stats import Counts, EngineGlance, EngineStats
+from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
     Action,
     FinishTask,
@@ -45,7 +45,7 @@ class Record:
         self._submitted: dict[str, int] = {}
         self._busy_s: dict[str, float] = {}
         self._steps: dict[tuple[PlanKey, int, int], list[float]] = {}
-        self._glances: list[EngineGlance] = []
+        self._glances: list[QueueSnapshot] = []
         self._busy_before_s = 0.0
         self._used_before_s = 0.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner import service
-from stageloom.planner.service import Housekeeper
+from stageloom.planner import housekeeping
+from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
@@ -44,7 +44,7 @@ def _one_minute(store: Store) -> object:
 def test_a_planner_that_stops_does_not_wait_for_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "tidy", lambda store, keep: itertools.repeat(1))  # there is always more
+    monkeypatch.setattr(housekeeping, "tidy", lambda store, keep: itertools.repeat(1))  # there is always more
     store = Store(tmp_path)
     Housekeeper(store, DAY).close()
     store.close()
@@ -59,9 +59,9 @@ def test_a_failing_database_is_logged_and_tried_again_later(
         asked.set()
         raise StorageError("the disk is full", remedy="free space")
 
-    monkeypatch.setattr(service, "tidy", broken)
+    monkeypatch.setattr(housekeeping, "tidy", broken)
     store = Store(tmp_path)
-    with caplog.at_level(logging.WARNING, "stageloom.planner.service"):
+    with caplog.at_level(logging.WARNING, "stageloom.planner.housekeeping"):
         housekeeper = Housekeeper(store, DAY)
         assert asked.wait(30)
         housekeeper.close()

@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stageloom.planner.housekeeping import KernelCompiler
 
+from stageloom.planner.housekeeping import KernelCompiler
 from tests.planner.processes import until
 
 
 def test_kernels_that_nobody_compiled_are_compiled_once_the_planner_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stageloom.planner.housekeeping.kept", lambda: False)
+    monkeypatch.setattr("stageloom.planner.housekeeping.is_compiled", lambda: False)
     ahead = KernelCompiler(0.0, partial(Path.touch, tmp_path / "compiled"))
     until((tmp_path / "compiled").exists)
     ahead.close()
@@ -26,7 +26,7 @@ def test_kernels_that_are_kept_are_left_alone(tmp_path: Path, monkeypatch: pytes
         asked.set()
         return True
 
-    monkeypatch.setattr("stageloom.planner.housekeeping.kept", kept)
+    monkeypatch.setattr("stageloom.planner.housekeeping.is_compiled", kept)
     ahead = KernelCompiler(0.0, partial(Path.touch, tmp_path / "compiled"))
     assert asked.wait(30.0)
     ahead.close()
@@ -34,7 +34,9 @@ def test_kernels_that_are_kept_are_left_alone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_planner_that_ends_soon_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stageloom.planner.housekeeping.kept", lambda: pytest.fail("nobody should ask"))
+    monkeypatch.setattr(
+        "stageloom.planner.housekeeping.is_compiled", lambda: pytest.fail("nobody should ask")
+    )
     before = threading.active_count()
     KernelCompiler(60.0).close()
     until(lambda: threading.active_count() == before)
