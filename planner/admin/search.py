@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.measured import device_costs
@@ -12,7 +13,6 @@ from stageloom.planner.costs.schedules import found_schedules
 from stageloom.planner.costs.unsure import unsure_blocks
 from stageloom.planner.replan.considered import Considered
 from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
@@ -26,6 +26,9 @@ from stageloom.shared.search.interface import Limits
 from stageloom.shared.search.job import SearchJob
 from stageloom.shared.search.registry import reads_costs
 from stageloom.shared.search.rivals import policy as find_policy
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.store import Store
 
 
 def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
@@ -187,7 +190,7 @@ def _costs(
 
 
 def record(
-    store: Store,
+    store: "Store",
     device: DeviceId | None,
     scheduler: str,
     plan: Plan,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from stageloom.planner.cli.output import emit, emit_json, emit_table, pair, progress, when
-from stageloom.planner.cli.replans import interval
+from stageloom.planner.cli.output import emit, emit_json, emit_table, interval, pair, progress, when
 from stageloom.shared.text import counted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stageloom.shared.messages.admin import DeviceInfo, TelemetryBooks
+from stageloom.shared.messages.admin import DeviceInfo, PlanPushReply, TelemetryBooks
 from stageloom.shared.text import counted
 
 
@@ -110,6 +110,25 @@ def when(at_us: int) -> str:
 def pair(epoch: int, generation: int) -> str:
     """A generation as people read it, `epoch.generation`; empty before the first."""
     return f"{epoch}.{generation}" if generation else ""
+
+
+def interval(ratio: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its 95 % interval."""
+    if ratio is None:
+        return ""
+    if low is None or high is None:
+        return f"{ratio:.3f}"
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def pushed_text(reply: PlanPushReply) -> str:
+    """The generation and autonomy that a push gave a device."""
+    return f"generation {pair(reply.epoch, reply.generation)}, autonomy {reply.autonomy.value}"
+
+
+def pushed_json(reply: PlanPushReply) -> dict[str, object]:
+    """`pushed_text` for scripts."""
+    return {"epoch": reply.epoch, "generation": reply.generation, "autonomy": reply.autonomy.value}
 
 
 def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:

@@ -1,4 +1,4 @@
-"""`stageloom simulate`: what the twin says of a plan."""
+"""`stageloom simulate`, and `prediction list`: what the twin predicts of a plan, and what was measured."""
 
 import json as json_text
 import sys
@@ -12,6 +12,7 @@ import typer
 
 from stageloom.planner.cli.options import (
     LAST_S,
+    MOST_ROWS,
     DatabaseUrl,
     DataDir,
     Json,
@@ -21,9 +22,9 @@ from stageloom.planner.cli.options import (
     data_dir_of,
     parse_rates,
 )
-from stageloom.planner.cli.output import emit_json, emit_table, progress
-from stageloom.planner.cli.predictions import flat, shown
+from stageloom.planner.cli.output import emit_json, emit_table, progress, when
 from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
 
 if TYPE_CHECKING:
     from stageloom.planner.store.predictions import Prediction
@@ -35,6 +36,16 @@ if TYPE_CHECKING:
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.messages.admin import PlanInfo
     from stageloom.shared.plan import Plan
+
+predictions = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at predictions beside what was measured since."
+)
+
+
+@predictions.callback()
+def group() -> None:
+    """Look at predictions beside what was measured since."""
+
 
 _BAR = 30
 _SLICES = 50  # of a simulation, one per redrawing of the bar
@@ -95,13 +106,13 @@ def simulate(
     """Predict queues, latency and utilisation of a plan. It runs on a simulated device.
 
     Without --rate and --recording the arrivals that --device counted are replayed. Works while the planner is
-    down, too. `stageloom predictions` shows what was predicted beside what was measured since.
+    down, too. `stageloom prediction list` shows what was predicted beside what was measured since.
 
     \b
     stageloom simulate tuned --device shop-7
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
-    from stageloom.planner.store import predictions
+    from stageloom.planner.store import predictions as kept_predictions
     from stageloom.planner.store.reading import ReadStore
     from stageloom.planner.twin.replay import figures
 
@@ -111,7 +122,7 @@ def simulate(
         times, source = _times(store, bound, device, twin)
         load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
-        made = predictions.Prediction(
+        made = kept_predictions.Prediction(
             device=_device_id(device),
             plan=info.plan,
             digest=info.digest,
@@ -121,7 +132,7 @@ def simulate(
             figures=figures(window),
             made_at_us=time.time_ns() // 1000,
         )
-        number = predictions.keep(store.database, made) if keep else 0
+        number = kept_predictions.keep(store.database, made) if keep else 0
     finally:
         store.close()
     _print(made, number, window, json=json)
@@ -288,3 +299,106 @@ def _device_id(name: str) -> "DeviceId | None":
     from stageloom.shared.ids import DeviceId
 
     return DeviceId(name) if name else None
+
+
+_SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
+
+
+@predictions.command("list")
+def list_predictions(
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Of this device alone. Default: of all.")
+    ] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="The newest N.")] = 20,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Show the twin's predictions beside what was measured. Of a plan on a device, each.
+
+    Measured is the last time that the plan ran since the prediction was made.
+
+    \b
+    stageloom prediction list --device shop-7
+    stageloom prediction list --limit 5 --json
+    """
+    from stageloom.planner.store.reading import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        name = DeviceId(device) if device else None
+        if name is not None:
+            store.device(name)
+        found = [(one, _measured(store, one)) for one in store.predictions(name, limit=limit)]
+    finally:
+        store.close()
+    if json:
+        emit_json([flat(one, measured) for one, measured in found])
+        return
+    emit_table(
+        ("number", "made (UTC)", "device", "plan", "figure", "predicted", "measured", "error %"),
+        [row for one, measured in found for row in _rows(one, measured)],
+        empty="nothing was predicted yet; see `stageloom simulate`",
+    )
+
+
+def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for name in _SHOWN:
+        predicted = one.figures.get(name)
+        known = None if measured is None else measured.get(name)
+        error = 100.0 * (predicted / known - 1.0) if predicted is not None and known else None
+        about = (one.number, when(one.made_at_us), one.device or "-", one.plan)
+        rows.append((*about, name, shown(predicted), shown(known), shown(error)))
+    return rows
+
+
+def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, object]:
+    """For JSON."""
+    from stageloom.planner.twin.replay import relative_errors
+
+    return {
+        "number": one.number,
+        "made_at_us": one.made_at_us,
+        "device": one.device,
+        "plan": one.plan,
+        "digest": one.digest,
+        "twin": one.twin,
+        "arrivals": one.arrivals,
+        "seconds": one.seconds,
+        "predicted": dict(one.figures),
+        "measured": None if measured is None else dict(measured),
+        "relative_errors": None if measured is None else relative_errors(one.figures, measured),
+    }
+
+
+def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
+    """The figures of the plan's last run on the device since the prediction; None while there is none."""
+    from stageloom.planner.twin.replay import active_spans, figures, measured_window
+    from stageloom.shared.messages.telemetry import RowKind
+    from stageloom.shared.plan import decode_plan
+
+    if one.device is None:
+        return None
+    kinds = [
+        RowKind.PLAN_ACTIVATED,
+        RowKind.TASK_COUNTERS,
+        RowKind.LATENCY_HISTOGRAM,
+        RowKind.QUEUE_SAMPLE,
+        RowKind.STEP_TIMINGS,
+    ]
+    activated = store.telemetry(one.device, kinds[:1], limit=1000)
+    newer = store.telemetry(one.device, kinds[1:], since_us=one.made_at_us, limit=200_000)
+    spans = active_spans(sorted([*activated, *newer], key=lambda row: row.at_us), one.digest)
+    plan = decode_plan(store.plan(one.plan).wire)
+    windows = (
+        measured_window(newer, plan, max(begin_us, one.made_at_us), end_us)
+        for begin_us, end_us in reversed(spans)
+    )
+    found = next((window for window in windows if window is not None), None)
+    return None if found is None else figures(found)
+
+
+def shown(value: float | None) -> str:
+    """A figure as tables have it; nothing where there is none."""
+    return "" if value is None else f"{value:.4g}"

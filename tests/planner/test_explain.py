@@ -203,7 +203,7 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     text = ok(world.home, "plan", "explain", NANO)
     assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
     assert "noted then: it was trained for others" in text
-    assert "it was trained for others" in ok(world.home, "replans", NANO)
+    assert "it was trained for others" in ok(world.home, "replan", "list", NANO)
     assert "it looked at 1 other plan, too" in text and "1.100 of the incumbent" in text
 
 
