@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stageloom.planner.admin.search import search_job
+from stageloom.planner.cli.options import reading
 from stageloom.planner.cli.output import emit_json, emit_table, interval, progress
 from stageloom.planner.cli.searching import measure_stages, search
 from stageloom.planner.costs.policies import trained_policy
@@ -53,10 +54,7 @@ def compare_schedulers(
         InputError, SettingError: as `plan create`.
         UnavailableError: the planner or the device does not answer.
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(folder, database_url)
-    try:
+    with reading(folder, database_url) as store:
         job = search_job(store, request)
         if measure_s is not None and request.device is not None:
             made = _measured_plans(folder, database_url, request, names, request.device, measure_s)
@@ -70,8 +68,6 @@ def compare_schedulers(
             found = {name: _searched(store, of, name, job, request.device) for name in names}
         outline = run_search(replace(job, scheduler="sequential"), time.monotonic)
         return _rows(store, outline, found, request.device)
-    finally:
-        store.close()
 
 
 def show(rows: Sequence[ComparedScheduler], json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from stageloom.planner.cli.options import (
     checked,
     data_dir_of,
     parse_duration,
+    reading,
     require_own,
 )
 from stageloom.planner.cli.output import (
@@ -30,6 +31,9 @@ from stageloom.planner.cli.searching import measure_stages
 from stageloom.shared.errors import ExitCode, InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import admin
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.reading import ReadStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -127,11 +131,8 @@ def show(
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
-        from stageloom.planner.store.reading import ReadStore
-
-        store = ReadStore.open(folder, database_url)
-        info, (history, _) = store.device(wanted.device), store.history(wanted.device)
-        store.close()
+        with reading(folder, database_url) as store:
+            info, (history, _) = store.device(wanted.device), store.history(wanted.device)
     if json:
         emit_json({**_builtins(info, live), "history": history})
         return
@@ -285,8 +286,6 @@ def profile(
     stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --plan inception
     """
-    from stageloom.planner.store.reading import ReadStore
-
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)
     budget_s, timeout_s = parse_duration(budget, "--budget"), parse_duration(timeout, "--timeout")
@@ -298,33 +297,34 @@ def profile(
             )
         _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
         return
-    store = ReadStore.open(folder, database_url)
-    names = models or [info.model for info in store.models()]
-    if not names:
-        raise InputError("the planner has no models to measure", remedy="add some with `stageloom model add`")
-    request = checked(
-        admin.DeviceProfileRequest(
-            device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
+    with reading(folder, database_url) as store:
+        names = models or [info.model for info in store.models()]
+        if not names:
+            raise InputError(
+                "the planner has no models to measure", remedy="add some with `stageloom model add`"
+            )
+        request = checked(
+            admin.DeviceProfileRequest(
+                device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
+            )
         )
-    )
-    reply = ask(folder, request, admin.DeviceProfileReply)
-    progress(
-        f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
-        + (f"; waiting up to {timeout_s:g} s" if wait else "")
-    )
-    if wait:
-        waited = time.monotonic() + timeout_s
-        while store.open_profiles(list(reply.requests)):
-            if time.monotonic() > waited:
-                raise UnavailableError(
-                    f"{device} has not answered within {timeout_s:g} s",
-                    remedy="it answers when it is online and idle; see `stageloom device show`",
-                )
-            time.sleep(_POLL_S)
-        _emit_costs(store, request, reply, json)
-    elif json:
-        emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
-    store.close()
+        reply = ask(folder, request, admin.DeviceProfileReply)
+        progress(
+            f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
+            + (f"; waiting up to {timeout_s:g} s" if wait else "")
+        )
+        if wait:
+            give_up_s = time.monotonic() + timeout_s
+            while store.open_profiles(list(reply.requests)):
+                if time.monotonic() > give_up_s:
+                    raise UnavailableError(
+                        f"{device} has not answered within {timeout_s:g} s",
+                        remedy="it answers when it is online and idle; see `stageloom device show`",
+                    )
+                time.sleep(_POLL_S)
+            _emit_costs(store, request, reply, json)
+        elif json:
+            emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
 
 
 def _profile_stages(
@@ -340,11 +340,8 @@ def _profile_stages(
 
 
 def _emit_costs(
-    store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
+    store: "ReadStore", request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
 ) -> None:
-    from stageloom.planner.store.reading import ReadStore
-
-    assert isinstance(store, ReadStore)
     key = store.calibration(request.device).costs_key
     reasons = store.profile_reasons(list(reply.requests))
     rows = []
@@ -376,11 +373,8 @@ _ONLINE: dict[object, str] = {True: "yes", False: "no", None: "unknown"}
 def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
     """All devices, and whether a running planner was asked (only it knows who is online)."""
     if not is_running(socket_path(folder)):
-        from stageloom.planner.store.reading import ReadStore
-
-        store = ReadStore.open(folder, database_url)
-        infos = store.devices(limit=1_000_000)
-        store.close()
+        with reading(folder, database_url) as store:
+            infos = store.devices(limit=1_000_000)
         return infos, False
     require_own(folder, database_url)
     infos, more = [], True

@@ -1,9 +1,10 @@
 """Options that several commands share, and the values that they take."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -12,6 +13,9 @@ from stageloom.planner.config import data_dir_in_force
 from stageloom.shared.errors import InputError
 from stageloom.shared.messages.admin import ModelOptions
 from stageloom.shared.plan import QueueRule
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.reading import ReadStore
 
 DataDir = Annotated[
     Path | None,
@@ -69,6 +73,22 @@ R = TypeVar("R")
 def data_dir_of(given: Path | None) -> Path:
     """The directory that was named, or the default one."""
     return given if given is not None else data_dir_in_force(os.environ)
+
+
+@contextmanager
+def reading(data_dir: Path | None, database_url: str) -> "Iterator[ReadStore]":
+    """The planner's store, open for reading; the planner need not run.
+
+    Raises:
+        InputError, StorageError: as `ReadStore.open`.
+    """
+    from stageloom.planner.store.reading import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def require_own(folder: Path, database_url: str) -> None:

@@ -18,6 +18,7 @@ from stageloom.planner.cli.options import (
     Json,
     checked,
     data_dir_of,
+    reading,
 )
 from stageloom.planner.cli.output import (
     emit,
@@ -74,11 +75,8 @@ def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: J
     \b
     stageloom plan list
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    infos = store.plans(limit=1_000_000)
-    store.close()
+    with reading(data_dir, database_url) as store:
+        infos = store.plans(limit=1_000_000)
     if json:
         emit_json(infos)
         return
@@ -107,11 +105,8 @@ def show(
     stageloom plan show inception
     stageloom plan explain inception     # the same in words, with costs and what else was tried
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    info = store.plan(plan)
-    store.close()
+    with reading(data_dir, database_url) as store:
+        info = store.plan(plan)
     if json:
         emit_json(info)
         return
@@ -205,11 +200,8 @@ def history(
     \b
     stageloom plan history shop-7
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)
-    store.close()
+    with reading(data_dir, database_url) as store:
+        entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)
     if json:
         emit_json(entries)
         return
@@ -313,14 +305,9 @@ def compare(
     stageloom plan compare shop-7
     stageloom plan compare shop-7 --generation 4
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         trial = _trial(store.trials(DeviceId(device)), generation, device)
         comparison = _comparison(store, trial)
-    finally:
-        store.close()
     if json:
         emit_json(comparison)
     else:

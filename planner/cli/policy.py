@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stageloom.planner.admin.client import ask
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, reading
 from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, pushed_json, pushed_text, when
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -42,14 +42,10 @@ def list_policies(data_dir: DataDir = None, database_url: DatabaseUrl = "", json
     stageloom policy list
     """
     from stageloom.planner.store import checkpoints
-    from stageloom.planner.store.reading import ReadStore
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         with store.database.read() as session:
             found = [one for kind in _KINDS for one in checkpoints.kept(session, kind)]
-    finally:
-        store.close()
     found.sort(key=lambda one: -one.trained_at_us)
     if json:
         names = ("digest", "policy", "device_class", "artifacts", "settings", "versions", "ratio", "steps")
@@ -139,7 +135,6 @@ def import_policy(
     stageloom policy attach shop-7 maddpg
     """
     from stageloom.planner.replan.adopted import adopted
-    from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
 
@@ -152,14 +147,11 @@ def import_policy(
             remedy="name a checkpoint as `stageloom train maddpg --output` writes it",
         ) from error
     own = found
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         if device is not None:
             known = {one.digest: store.graph(one.digest) for one in store.models(limit=1_000_000)}
             own = adopted(found, store.device(DeviceId(device)).device_class, known)
         digest = keep_policy(store.database, encode(own))
-    finally:
-        store.close()
     told = {"policy": digest, "device_class": own.space.device_class, "trained_for": found.space.device_class}
     if json:
         emit_json({**told, "models": [one.artifact for one in own.space.models]})

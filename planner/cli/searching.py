@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from stageloom.planner.admin.client import TIMEOUT_S, ask
+from stageloom.planner.cli.options import reading
 from stageloom.planner.cli.output import progress
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId
@@ -91,15 +92,12 @@ def measure_stages(
     Raises:
         UnavailableError: it does not answer in time.
     """
-    from stageloom.planner.store.reading import ReadStore
-
     wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s, unsure_only=unsure_only)
     reply = ask(folder, wanted, admin.DeviceProfileReply)
     if not reply.requests:
         return StagesMeasured(0)
     give_up_s = time.monotonic() + _MEASURE_S + budget_s
-    store = ReadStore.open(folder, database_url)
-    try:
+    with reading(folder, database_url) as store:
         while store.open_stage_profiles(list(reply.requests)):
             if time.monotonic() > give_up_s:
                 raise UnavailableError(
@@ -111,8 +109,6 @@ def measure_stages(
         for reason in reasons:
             progress(f"not all stages were measured: {reason}")
         return StagesMeasured(len(reply.requests), reasons)
-    finally:
-        store.close()
 
 
 def _tell(done: threading.Event) -> None:

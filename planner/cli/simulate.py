@@ -19,8 +19,8 @@ from stageloom.planner.cli.options import (
     Last,
     Rates,
     TwinFile,
-    data_dir_of,
     parse_rates,
+    reading,
 )
 from stageloom.planner.cli.output import emit_json, emit_table, progress, when
 from stageloom.shared.errors import InputError
@@ -54,7 +54,7 @@ _DAY_S = 86_400.0  # what --seconds is bounded by, too
 _AFTER_S = 0.001  # what is simulated ends before its end: so much later the last arrival is part of it
 
 
-class Arrivals(str, Enum):
+class ArrivalKind(str, Enum):
     """How tasks of `--rate` arrive."""
 
     PERIODIC = "periodic"
@@ -77,7 +77,8 @@ def simulate(
     twin: TwinFile = "",
     rate: Rates = None,
     arrivals: Annotated[
-        Arrivals | None, typer.Option("--arrivals", help="How the tasks of --rate arrive. Default: poisson.")
+        ArrivalKind | None,
+        typer.Option("--arrivals", help="How the tasks of --rate arrive. Default: poisson."),
     ] = None,
     recording: Annotated[
         Path | None,
@@ -113,11 +114,9 @@ def simulate(
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
     from stageloom.planner.store import predictions as kept_predictions
-    from stageloom.planner.store.reading import ReadStore
     from stageloom.planner.twin.replay import figures
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         info, decoded, bound = _bound(store, plan)
         times, source = _times(store, bound, device, twin)
         load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
@@ -133,8 +132,6 @@ def simulate(
             made_at_us=time.time_ns() // 1000,
         )
         number = kept_predictions.keep(store.database, made) if keep else 0
-    finally:
-        store.close()
     _print(made, number, window, json=json)
 
 
@@ -166,7 +163,7 @@ def _load(
     plan: "Plan",
     device: str,
     rates: Mapping[str, float],
-    arrivals: Arrivals | None,
+    arrivals: ArrivalKind | None,
     recording: Path | None,
     last_s: float,
     seconds: float | None,
@@ -187,7 +184,7 @@ def _load(
         return _from_file(recording, names, seconds)
     if rates:
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
-        how = arrivals or Arrivals.POISSON
+        how = arrivals or ArrivalKind.POISSON
         processes = {name: _process(how, per_s) for name, per_s in rates.items()}
         require_known(processes, names)
         return _Load(processes, seconds or _DEFAULT_S, f"{how.value}: {text}")
@@ -200,10 +197,10 @@ def _load(
     return _Load(found, seconds or covered_s, f"the last {covered_s:.0f} s of {device}")
 
 
-def _process(arrivals: Arrivals, per_s: float) -> "Process":
+def _process(arrivals: ArrivalKind, per_s: float) -> "Process":
     from stageloom.planner.twin.arrivals import Periodic, Poisson
 
-    return Periodic(rate_per_s=per_s) if arrivals is Arrivals.PERIODIC else Poisson(rate_per_s=per_s)
+    return Periodic(rate_per_s=per_s) if arrivals is ArrivalKind.PERIODIC else Poisson(rate_per_s=per_s)
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
@@ -322,16 +319,11 @@ def list_predictions(
     stageloom prediction list --device shop-7
     stageloom prediction list --limit 5 --json
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         name = DeviceId(device) if device else None
         if name is not None:
             store.device(name)
         found = [(one, _measured(store, one)) for one in store.predictions(name, limit=limit)]
-    finally:
-        store.close()
     if json:
         emit_json([flat(one, measured) for one, measured in found])
         return

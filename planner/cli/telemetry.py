@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from stageloom.planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, reading
 from stageloom.planner.cli.output import books_line, emit_json, emit_table, interval, pair, progress, when
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
@@ -64,18 +64,14 @@ def telemetry(
     stageloom telemetry shop-7 --kind queue_sample --json > queues.json
     stageloom telemetry shop-7 --kind task_counters --by hour
     """
-    from stageloom.planner.store.reading import ReadStore
     from stageloom.planner.telemetry.rollup import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
     width = None if by is None else Width[by.name]
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         store.device(name)
         entries = store.telemetry_history(name, kinds, by=width, since_us=since_us, limit=limit)
         books = store.telemetry_balance(name)
-    finally:
-        store.close()
     if json:
         emit_json([_flat(entry) for entry in entries])
         return
@@ -149,13 +145,8 @@ def list_replans(
     stageloom replan list shop-7
     stageloom plan compare shop-7      # the newest one in detail
     """
-    from stageloom.planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         found = store.replans(DeviceId(device) if device is not None else None, limit=limit)
-    finally:
-        store.close()
     if json:
         emit_json(list(found))
         return

@@ -16,10 +16,10 @@ from stageloom.planner.cli.options import (
     Last,
     Rates,
     TwinFile,
-    data_dir_of,
     model_options,
     parse_duration,
     parse_rates,
+    reading,
 )
 from stageloom.planner.cli.output import emit, emit_json, progress
 from stageloom.planner.cli.training_view import TrainingView, figures, rivals_worth
@@ -141,14 +141,12 @@ def gpg(
     from stageloom.planner.learning.gpg.settings import Settings
     from stageloom.planner.learning.gpg.train import train as run
     from stageloom.planner.store import checkpoints
-    from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.policy.gpg.checkpoint import decode
 
     if not imitation_steps + episodes:
         raise InputError("nothing to train", remedy="give --imitation-steps or --episodes")
     budget_s = parse_duration(budget, "--budget")
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         graphs, names = _models(store, model)
         costs, device_class = _costs(store, device, list(graphs))
         if output is not None:
@@ -172,8 +170,6 @@ def gpg(
             curves=rows(found.history),
             now_us=time.time_ns() // 1000,
         )
-    finally:
-        store.close()
     if output is not None:
         (output / "curves.json").write_text(to_json(found.history), encoding="utf-8")
         (output / "curves.svg").write_text(to_svg(found.history), encoding="utf-8")
@@ -268,7 +264,6 @@ def maddpg(
     """
     from stageloom.planner.learning.maddpg.settings import Settings
     from stageloom.planner.learning.maddpg.stored import Wanted, stored_problem
-    from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.ids import DeviceId
 
     budget_s = parse_duration(budget, "--budget")
@@ -281,15 +276,12 @@ def maddpg(
         members_max=members_max,
     )
     settings = Settings.of_length(transitions)
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         found = stored_problem(store, wanted)
         run = _Run(wanted, found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
         trained = run.train()
         digest, plan = _keep(store.database, trained)
-    finally:
-        store.close()
     if output is not None:
         _write(output, trained, found)
     _tell(device, digest, plan, trained, found, json=json)
