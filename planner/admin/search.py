@@ -91,7 +91,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
 
 
 def _check_policy(request: PlanCreateRequest, name: str) -> None:
-    """Refuse what the policy itself decides."""
+    """Refuse fields of the request that the policy itself decides."""
     policy = find_policy(name)
     plain = PlanCreateRequest(models=request.models, scheduler=policy.scheduler)
     asked = [

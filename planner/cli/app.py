@@ -71,7 +71,7 @@ _RENAMED = {"predictions": ["prediction", "list"], "replans": ["replan", "list"]
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run and exit."""
+    """Run one command line; the process ends with its exit code."""
     sys.exit(execute(arguments))
 
 

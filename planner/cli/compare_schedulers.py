@@ -71,7 +71,6 @@ def compare_schedulers(
 
 
 def show(rows: Sequence[ComparedScheduler], json: bool) -> None:
-    """A table, or one JSON value."""
     if json:
         emit_json([_plain(row) for row in rows])
         return

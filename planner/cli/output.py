@@ -50,7 +50,7 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Any:
-    """The drawn form."""
+    """A table as rich draws it: numbers to the right, long texts folded."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -127,7 +127,6 @@ def pushed_text(reply: PlanPushReply) -> str:
 
 
 def pushed_json(reply: PlanPushReply) -> dict[str, object]:
-    """`pushed_text` for scripts."""
     return {"epoch": reply.epoch, "generation": reply.generation, "autonomy": reply.autonomy.value}
 
 
@@ -152,7 +151,7 @@ def tell_troubles(infos: Iterable[DeviceInfo]) -> None:
 
 
 def books_line(books: TelemetryBooks) -> str:
-    """The telemetry books in a sentence."""
+    """Rows produced, stored, dropped and lost, in one line."""
     return (
         f"telemetry: {books.produced} rows produced, {books.stored} stored, {books.dropped} dropped, "
         f"{books.lost} lost"

@@ -346,7 +346,7 @@ def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple
 
 
 def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, object]:
-    """For JSON."""
+    """A prediction for JSON, with relative errors where it was measured."""
     from stageloom.planner.twin.replay import relative_errors
 
     return {

@@ -215,7 +215,6 @@ class _Bar:
         self._validated = 0
 
     def __call__(self, trainer: "Trainer") -> None:
-        """After every step."""
         steps = trainer.settings.steps
         best = f"best {trainer.best_ratio:.3f} of sequential" if trainer.history else "not validated yet"
         if sys.stderr.isatty():
@@ -288,7 +287,7 @@ def maddpg(
 
 
 def default_workers() -> int:
-    """One core is the learner's."""
+    """All cores but one, which the learner needs."""
     return max((os.cpu_count() or 1) - 1, 1)
 
 

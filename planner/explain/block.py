@@ -104,7 +104,7 @@ class BlockEvidence:
 
 
 def explain_block(bound: BoundPlan, index: int, table: CostTable, known: BlockEvidence) -> BlockExplained:
-    """A combined block in words."""
+    """A combined block's stages or streams with their costs, its bound and optimum, and alternatives."""
     combined = bound.combined[index]
     graph, schedule = combined.graph, combined.plan.schedule
     costs = block_costs(bound, index, table)
