@@ -24,7 +24,7 @@ LONGEST_FIRST = (
     "e2e/test_planner_lives.py",
     "test_bad_input.py",
     "executor/test_contract.py",
-    "planner/test_contest_command.py",
+    "planner/test_tournament_command.py",
     "e2e/test_failpoints.py",
     "e2e/test_agent_lives.py",
     "agent/test_agent_process.py",

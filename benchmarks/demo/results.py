@@ -38,7 +38,7 @@ class Run:
     first_plan_s: float  # seconds that composing the first one took
     models: Mapping[str, Mapping[str, Any]]  # as `stageloom model list --json`
     history: Sequence[Mapping[str, Any]]  # as `stageloom plan history --json`
-    replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
+    replans: Sequence[Mapping[str, Any]]  # as `stageloom replan list --json`
     policy: Mapping[str, Any]  # as `stageloom policy import --json`, with the reason where there is none
     answers: Mapping[str, int]  # per proposer the re-plan that it was asked for
     considered: Mapping[int, Sequence[KeptConsidered]]  # per re-plan what was looked at

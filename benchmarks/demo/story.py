@@ -271,7 +271,7 @@ class _Story:
         self.until("telemetry to drain", self.telemetry_balanced, ["planner", "agent"])
         history = self.planner("plan", "history", DEVICE)
         desired = {entry["plan"] for entry in history if entry["digest"]}
-        replans = self.planner("replans", DEVICE)
+        replans = self.planner("replan", "list", DEVICE)
         run = Run(
             out=self.out,
             started_at=started_at,

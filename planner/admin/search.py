@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
@@ -15,7 +16,7 @@ from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.predictions import keep_considered
-from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
@@ -29,6 +30,9 @@ from stageloom.shared.search.interface import Limits
 from stageloom.shared.search.job import SearchJob
 from stageloom.shared.search.registry import reads_costs
 from stageloom.shared.search.rivals import policy as find_policy
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.store import Store
 
 
 def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
@@ -91,7 +95,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
 
 
 def _check_policy(request: PlanCreateRequest, name: str) -> None:
-    """Refuse what the policy itself decides."""
+    """Refuse fields of the request that the policy itself decides."""
     policy = find_policy(name)
     plain = PlanCreateRequest(models=request.models, scheduler=policy.scheduler)
     asked = [
@@ -190,7 +194,7 @@ def _costs(
 
 
 def record(
-    store: Store,
+    store: "Store",
     device: DeviceId | None,
     scheduler: str,
     plan: Plan,

@@ -5,20 +5,7 @@ import sys
 
 import typer
 
-from stageloom.planner.cli import (
-    backup,
-    device,
-    install,
-    model,
-    plan,
-    policy,
-    predictions,
-    replans,
-    service,
-    simulate,
-    telemetry,
-    train,
-)
+from stageloom.planner.cli import device, model, plan, policy, scheduler, service, simulate, telemetry, train
 from stageloom.planner.cli.output import progress
 from stageloom.shared.errors import ExitCode, StageloomError
 
@@ -57,17 +44,12 @@ app = typer.Typer(
     epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
 )
 service.add_to(app)
-install.add_to(app)
 app.command()(telemetry.telemetry)
-app.command()(replans.replans)
-app.command()(backup.backup)
 app.command()(simulate.simulate)
-app.command("predictions")(predictions.list_predictions)
-app.add_typer(device.app, name="device")
-app.add_typer(model.app, name="model")
-app.add_typer(plan.app, name="plan")
-app.add_typer(policy.app, name="policy")
-app.add_typer(train.app, name="train")
+for noun in (device, model, plan, policy, scheduler, train):
+    app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
+app.add_typer(simulate.predictions, name="prediction")
+app.add_typer(telemetry.replans, name="replan")
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
@@ -84,15 +66,33 @@ _EXTRAS = {
 """The extra that installs a package which `planner-lite` leaves out."""
 
 
+_RENAMED = {"predictions": ["prediction", "list"], "replans": ["replan", "list"]}
+"""Commands of 0.1.0 by their first word, and what they are called now."""
+
+
 def run(arguments: list[str] | None = None) -> None:
-    """Run and exit."""
+    """Run one command line; the process ends with its exit code."""
     sys.exit(execute(arguments))
+
+
+def _renamed(words: list[str]) -> list[str]:
+    """A command line of 0.1.0 in today's words, with a hint on stderr; any other as it is."""
+    new: list[str] = []
+    if words and words[0] in _RENAMED:
+        old, new = words[:1], _RENAMED[words[0]]
+    elif words[:2] == ["plan", "compare"] and any(word.partition("=")[0] == "--model" for word in words):
+        old, new = words[:2], ["scheduler", "compare"]
+    if not new:
+        return words
+    progress(f"hint: `stageloom {' '.join(old)}` is now `stageloom {' '.join(new)}`")
+    return [*new, *words[len(old) :]]
 
 
 def execute(arguments: list[str] | None) -> int:
     """Run one command line and return its exit code; every error is one line on stderr."""
     try:
-        code = app(args=arguments, prog_name="stageloom", standalone_mode=False)
+        words = sys.argv[1:] if arguments is None else arguments
+        code = app(args=_renamed(words), prog_name="stageloom", standalone_mode=False)
         sys.stdout.flush()
     except StageloomError as error:
         return _fail(str(error), error.exit_code)

@@ -1,4 +1,4 @@
-"""Every scheduler on models of the store: what `stageloom plan compare --model` shows."""
+"""Every scheduler on models of the store: what `stageloom scheduler compare` shows."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stageloom.planner.admin.search import search_job
-from stageloom.planner.cli.output import emit_json, emit_table, progress
-from stageloom.planner.cli.replans import interval
+from stageloom.planner.cli.options import reading
+from stageloom.planner.cli.output import emit_json, emit_table, interval, progress
 from stageloom.planner.cli.searching import measure_stages, search
 from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.replan.predict import block_costs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedScheduler:
     """One scheduler's plan for the same models, cut and combined alike."""
 
     standing: Standing
@@ -45,7 +45,7 @@ def compare_schedulers(
     request: admin.PlanCreateRequest,
     names: Sequence[str],
     measure_s: float | None,
-) -> list[Row]:
+) -> list[ComparedScheduler]:
     """Search with each scheduler; with `measure_s` have the request's device measure what they find.
 
     Without it everything happens in this process, from what the store has: no planner need run.
@@ -54,10 +54,7 @@ def compare_schedulers(
         InputError, SettingError: as `plan create`.
         UnavailableError: the planner or the device does not answer.
     """
-    from stageloom.planner.store.store import ReadStore
-
-    store = ReadStore.open(folder, database_url)
-    try:
+    with reading(folder, database_url) as store:
         job = search_job(store, request)
         if measure_s is not None and request.device is not None:
             made = _measured_plans(folder, database_url, request, names, request.device, measure_s)
@@ -71,12 +68,9 @@ def compare_schedulers(
             found = {name: _searched(store, of, name, job, request.device) for name in names}
         outline = run_search(replace(job, scheduler="sequential"), time.monotonic)
         return _rows(store, outline, found, request.device)
-    finally:
-        store.close()
 
 
-def show(rows: Sequence[Row], json: bool) -> None:
-    """A table, or one JSON value."""
+def show(rows: Sequence[ComparedScheduler], json: bool) -> None:
     if json:
         emit_json([_plain(row) for row in rows])
         return
@@ -159,7 +153,7 @@ def _known(of: Subject, name: str, plan: Plan, limits: Limits, search_s: float) 
 
 def _rows(
     store: "ReadStore", outline: Plan, found: Mapping[str, Standing], device: DeviceId | None
-) -> list[Row]:
+) -> list[ComparedScheduler]:
     from stageloom.planner.store.replans import trial_infos
     from stageloom.planner.store.telemetry import telemetry_rows
 
@@ -177,7 +171,7 @@ def _rows(
         taken = [steps_us.get((plan.digest, index)) for index in range(len(plan.combined))]
         known = [us for us in taken if us is not None]
         measured = Measured(median_s=sum(known) / 1e6) if len(known) == len(taken) else None
-        rows.append(Row(one, plan.digest, measured, trials.get(plan.digest)))
+        rows.append(ComparedScheduler(one, plan.digest, measured, trials.get(plan.digest)))
     return sorted(rows, key=lambda row: row.standing.predicted_s)
 
 
@@ -189,7 +183,7 @@ def _with(outline: Plan, schedules: Sequence[Schedule]) -> Plan:
     return replace(outline, combined=combined)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: ComparedScheduler) -> dict[str, Any]:
     one, shape = row.standing, row.standing.shape
     return {
         "models": one.subject,
@@ -209,7 +203,7 @@ def _plain(row: Row) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row) -> tuple[object, ...]:
+def _cells(row: ComparedScheduler) -> tuple[object, ...]:
     one, shape, trial = row.standing, row.standing.shape, row.trial
     ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)
     return (

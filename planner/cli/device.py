@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from stageloom.planner.cli.options import (
     checked,
     data_dir_of,
     parse_duration,
+    reading,
     require_own,
 )
 from stageloom.planner.cli.output import (
@@ -30,6 +31,9 @@ from stageloom.planner.cli.searching import measure_stages
 from stageloom.shared.errors import ExitCode, InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import admin
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.store import ReadStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -130,14 +134,11 @@ def show(
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
-        from stageloom.planner.store.store import ReadStore
-
-        store = ReadStore.open(folder, database_url)
-        info, (history, _) = (
-            store.read(device_info, wanted.device),
-            store.read(generation_history, wanted.device),
-        )
-        store.close()
+        with reading(folder, database_url) as store:
+            info, (history, _) = (
+                store.read(device_info, wanted.device),
+                store.read(generation_history, wanted.device),
+            )
     if json:
         emit_json({**_builtins(info, live), "history": history})
         return
@@ -293,7 +294,6 @@ def profile(
     """
     from stageloom.planner.store.models import model_infos
     from stageloom.planner.store.profiles import open_requests
-    from stageloom.planner.store.store import ReadStore
 
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)
@@ -306,33 +306,34 @@ def profile(
             )
         _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
         return
-    store = ReadStore.open(folder, database_url)
-    names = models or [info.model for info in store.read(model_infos)]
-    if not names:
-        raise InputError("the planner has no models to measure", remedy="add some with `stageloom model add`")
-    request = checked(
-        admin.DeviceProfileRequest(
-            device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
+    with reading(folder, database_url) as store:
+        names = models or [info.model for info in store.read(model_infos)]
+        if not names:
+            raise InputError(
+                "the planner has no models to measure", remedy="add some with `stageloom model add`"
+            )
+        request = checked(
+            admin.DeviceProfileRequest(
+                device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
+            )
         )
-    )
-    reply = ask(folder, request, admin.DeviceProfileReply)
-    progress(
-        f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
-        + (f"; waiting up to {timeout_s:g} s" if wait else "")
-    )
-    if wait:
-        waited = time.monotonic() + timeout_s
-        while store.read(open_requests, list(reply.requests)):
-            if time.monotonic() > waited:
-                raise UnavailableError(
-                    f"{device} has not answered within {timeout_s:g} s",
-                    remedy="it answers when it is online and idle; see `stageloom device show`",
-                )
-            time.sleep(_POLL_S)
-        _emit_costs(store, request, reply, json)
-    elif json:
-        emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
-    store.close()
+        reply = ask(folder, request, admin.DeviceProfileReply)
+        progress(
+            f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
+            + (f"; waiting up to {timeout_s:g} s" if wait else "")
+        )
+        if wait:
+            give_up_s = time.monotonic() + timeout_s
+            while store.read(open_requests, list(reply.requests)):
+                if time.monotonic() > give_up_s:
+                    raise UnavailableError(
+                        f"{device} has not answered within {timeout_s:g} s",
+                        remedy="it answers when it is online and idle; see `stageloom device show`",
+                    )
+                time.sleep(_POLL_S)
+            _emit_costs(store, request, reply, json)
+        elif json:
+            emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
 
 
 def _profile_stages(
@@ -348,14 +349,12 @@ def _profile_stages(
 
 
 def _emit_costs(
-    store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
+    store: "ReadStore", request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
 ) -> None:
     from stageloom.planner.store.costs import calibration_of, operator_costs
     from stageloom.planner.store.models import named_models
     from stageloom.planner.store.profiles import answer_reasons
-    from stageloom.planner.store.store import ReadStore
 
-    assert isinstance(store, ReadStore)
     key = store.read(calibration_of, request.device).costs_key
     reasons = store.read(answer_reasons, list(reply.requests))
     rows = []
@@ -389,11 +388,8 @@ def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], b
     from stageloom.planner.store.devices import device_infos
 
     if not is_running(socket_path(folder)):
-        from stageloom.planner.store.store import ReadStore
-
-        store = ReadStore.open(folder, database_url)
-        infos = store.read(device_infos, limit=1_000_000)
-        store.close()
+        with reading(folder, database_url) as store:
+            infos = store.read(device_infos, limit=1_000_000)
         return infos, False
     require_own(folder, database_url)
     infos, more = [], True

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from stageloom.planner.cli.output import emit, emit_json, emit_table, pair, progress, when
-from stageloom.planner.cli.replans import interval
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, reading
+from stageloom.planner.cli.output import emit, emit_json, emit_table, interval, pair, progress, when
 from stageloom.shared.text import counted
 
 if TYPE_CHECKING:
-    from stageloom.planner.explain.block import Beside, BlockExplained, Line
-    from stageloom.planner.explain.decided import Decided
-    from stageloom.planner.explain.others import Other
-    from stageloom.planner.explain.plan import PlanExplained
+    from stageloom.planner.explain.block import AlternativeSchedule, BlockExplained, Line
+    from stageloom.planner.explain.plan import Decided, Other, PlanExplained
     from stageloom.shared.messages.admin import TrialInfo
 
 _NO_TRIAL = {
@@ -77,13 +74,9 @@ def explain(
     """
     from stageloom.planner.explain.plan import explain as explained
     from stageloom.planner.explain.plan import subject_of
-    from stageloom.planner.store.store import ReadStore
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         said = explained(store, *subject_of(store, subject, device))
-    finally:
-        store.close()
     if json:
         emit_json(said)
         return
@@ -186,9 +179,9 @@ def _source(line: "Line", now_s: float) -> str:
     return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"
 
 
-def _beside(others: "Sequence[Beside]") -> Iterator[str]:
+def _beside(others: "Sequence[AlternativeSchedule]") -> Iterator[str]:
     """Each schedule once, with all that found it, the cheapest first."""
-    by_schedule: dict[str, list[Beside]] = {}
+    by_schedule: dict[str, list[AlternativeSchedule]] = {}
     for one in others:
         by_schedule.setdefault(one.stage_string, []).append(one)
     for same in by_schedule.values():

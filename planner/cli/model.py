@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stageloom.planner.admin.client import ask, require_running
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of, reading
 from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, when
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
 from stageloom.shared.messages import admin
@@ -103,11 +103,9 @@ def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: 
     stageloom model list
     """
     from stageloom.planner.store.models import model_infos
-    from stageloom.planner.store.store import ReadStore
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    infos = store.read(model_infos, limit=1_000_000)
-    store.close()
+    with reading(data_dir, database_url) as store:
+        infos = store.read(model_infos, limit=1_000_000)
     if json:
         emit_json(infos)
         return

@@ -1,15 +1,21 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the values that they take."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from stageloom.planner.config import data_dir_in_force
 from stageloom.shared.errors import InputError
+from stageloom.shared.messages.admin import ModelOptions
+from stageloom.shared.plan import QueueRule
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.store import ReadStore
 
 DataDir = Annotated[
     Path | None,
@@ -67,6 +73,22 @@ R = TypeVar("R")
 def data_dir_of(given: Path | None) -> Path:
     """The directory that was named, or the default one."""
     return given if given is not None else data_dir_in_force(os.environ)
+
+
+@contextmanager
+def reading(data_dir: Path | None, database_url: str) -> "Iterator[ReadStore]":
+    """The planner's store, open for reading; the planner need not run.
+
+    Raises:
+        InputError, StorageError: as `ReadStore.open`.
+    """
+    from stageloom.planner.store.store import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def require_own(folder: Path, database_url: str) -> None:
@@ -173,3 +195,73 @@ def parse_duration(text: str, option: str) -> float:
     if not 0.0 < seconds < float("inf"):
         raise InputError(f"{option} {text[:80]!r} is no duration", remedy=f"write it like {option} 10m")
     return seconds
+
+
+def _yes_or_no(text: str) -> bool:
+    try:
+        return {"yes": True, "no": False}[text]
+    except KeyError:
+        raise ValueError("yes or no") from None
+
+
+def _queue_rule(text: str) -> QueueRule:
+    try:
+        return QueueRule(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(rule.value for rule in QueueRule)}") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number of seconds") from None
+
+
+MODEL_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "partition": ("partition", str),
+    "replicas": ("replicas", _whole),
+    "batch": ("batch", _whole),
+    "delay": ("batch_max_delay_s", _seconds),
+    "interval": ("launch_interval_s", _seconds),
+    "strict": ("work_conserving", lambda text: not _yes_or_no(text)),
+    "weight": ("weight", _whole),
+    "queue": ("queue", _queue_rule),
+    "queue-tasks": ("queue_max_tasks", _whole),
+    "queue-bytes": ("queue_max_bytes", _whole),
+}
+"""Per key the field of `ModelOptions` that it sets, and how its text is read."""
+
+
+def model_options(text: str, **for_all: Any) -> ModelOptions:
+    """`NAME[:KEY=VALUE,...]`; fields whose key is absent take the values for all models.
+
+    Raises:
+        InputError: not of that form, a key is unknown or given twice, or a value cannot be read.
+    """
+    name, colon, rest = text.partition(":")
+    fields = {}
+    for pair in rest.split(",") if colon else []:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in MODEL_KEYS:
+            raise InputError(
+                f"--model {text!r} is not NAME[:KEY=VALUE,...]",
+                remedy=f"the keys are {', '.join(MODEL_KEYS)}",
+            )
+        field, read = MODEL_KEYS[key]
+        if field in fields:
+            raise InputError(f"--model {text!r} gives {key} twice", remedy="give each key once")
+        try:
+            fields[field] = read(value)
+        except ValueError as error:
+            raise InputError(
+                f"{key} = {value!r} in --model {text!r} cannot be used", remedy=f"it takes {error}"
+            ) from error
+    return ModelOptions(model=name, **{**for_all, **fields})

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stageloom.shared.messages.admin import DeviceInfo, TelemetryBooks
+from stageloom.shared.messages.admin import DeviceInfo, PlanPushReply, TelemetryBooks
 from stageloom.shared.text import counted
 
 
@@ -50,7 +50,7 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Any:
-    """The drawn form."""
+    """A table as rich draws it: numbers to the right, long texts folded."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -112,6 +112,24 @@ def pair(epoch: int, generation: int) -> str:
     return f"{epoch}.{generation}" if generation else ""
 
 
+def interval(ratio: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its 95 % interval."""
+    if ratio is None:
+        return ""
+    if low is None or high is None:
+        return f"{ratio:.3f}"
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def pushed_text(reply: PlanPushReply) -> str:
+    """The generation and autonomy that a push gave a device."""
+    return f"generation {pair(reply.epoch, reply.generation)}, autonomy {reply.autonomy.value}"
+
+
+def pushed_json(reply: PlanPushReply) -> dict[str, object]:
+    return {"epoch": reply.epoch, "generation": reply.generation, "autonomy": reply.autonomy.value}
+
+
 def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:
     """Whether a device is there, or why it cannot be; None where no planner runs that knows."""
     if info.revoked or info.quarantine:
@@ -133,7 +151,7 @@ def tell_troubles(infos: Iterable[DeviceInfo]) -> None:
 
 
 def books_line(books: TelemetryBooks) -> str:
-    """The telemetry books in a sentence."""
+    """Rows produced, stored, dropped and lost, in one line."""
     return (
         f"telemetry: {books.produced} rows produced, {books.stored} stored, {books.dropped} dropped, "
         f"{books.lost} lost"

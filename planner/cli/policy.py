@@ -1,17 +1,21 @@
 """`stageloom policy ...`: learned policies; which there are, those of devices, those from elsewhere."""
 
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stageloom.planner.admin.client import ask
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, when
-from stageloom.planner.cli.pushing import as_json, in_words
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, reading
+from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, pushed_json, pushed_text, when
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages import admin
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.database import Database
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,14 +42,10 @@ def list_policies(data_dir: DataDir = None, database_url: DatabaseUrl = "", json
     stageloom policy list
     """
     from stageloom.planner.store.policies import kept_policies
-    from stageloom.planner.store.store import ReadStore
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         with store.database.read() as session:
             found = [one for kind in _KINDS for one in kept_policies(session, kind)]
-    finally:
-        store.close()
     found.sort(key=lambda one: -one.trained_at_us)
     if json:
         names = ("digest", "policy", "device_class", "artifacts", "settings", "versions", "ratio", "steps")
@@ -103,10 +103,10 @@ def attach(
     request = checked(admin.PolicyAttachRequest(device=DeviceId(device), policy=wanted))
     reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
     if json:
-        emit_json({"device": device, **as_json(reply)})
+        emit_json({"device": device, **pushed_json(reply)})
     else:
         done = f"attached to {device}" if wanted else f"no policy is attached to {device} from now on,"
-        progress(f"{done} as {in_words(reply)}")
+        progress(f"{done} as {pushed_text(reply)}")
 
 
 @app.command("import")
@@ -134,11 +134,9 @@ def import_policy(
     stageloom policy import maddpg.checkpoint --device shop-7
     stageloom policy attach shop-7 maddpg
     """
-    from stageloom.planner.cli.kept_policy import keep_policy
     from stageloom.planner.replan.learned import adopted
     from stageloom.planner.store.devices import device_info
     from stageloom.planner.store.models import model_infos
-    from stageloom.planner.store.store import ReadStore
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
 
@@ -151,14 +149,11 @@ def import_policy(
             remedy="name a checkpoint as `stageloom train maddpg --output` writes it",
         ) from error
     own = found
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         if device is not None:
             known = {one.digest: store.graph(one.digest) for one in store.read(model_infos, limit=1_000_000)}
             own = adopted(found, store.read(device_info, DeviceId(device)).device_class, known)
         digest = keep_policy(store.database, encode(own))
-    finally:
-        store.close()
     told = {"policy": digest, "device_class": own.space.device_class, "trained_for": found.space.device_class}
     if json:
         emit_json({**told, "models": [one.artifact for one in own.space.models]})
@@ -166,3 +161,41 @@ def import_policy(
     emit(digest)
     adoption = "" if own is found else f", adopted from {found.space.device_class}"
     progress(f"policy {digest[:12]} is kept for {own.space.device_class}{adoption}")
+
+
+def keep_policy(database: "Database", body: bytes, curves: Sequence[Mapping[str, Any]] = ()) -> Digest:
+    """Keep a checkpoint's bytes for the device class that it names; returns its digest.
+
+    Raises:
+        DecodeError: it is no checkpoint.
+        StorageError: the database cannot be written.
+    """
+    from stageloom.planner.store.policies import store_policy
+    from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
+
+    found = decode(body)
+    about = found.provenance
+    names = {artifact: name for name, artifact in about.get("models", {}).items()}
+    digest: Digest = database.change(
+        store_policy,
+        body,
+        policy=KIND,
+        device_class=found.space.device_class,
+        provenance={
+            "models": {model.artifact: names.get(model.artifact, "") for model in found.space.models},
+            "settings": about.get("settings", {}),
+            "versions": about.get("versions", {}),
+            "steps": about.get("transitions", 0),
+            "validation_ratio": _ratio(about),
+        },
+        curves=curves,
+        trained_at_us=time.time_ns() // 1000,
+    )
+    return digest
+
+
+def _ratio(about: Mapping[str, Any]) -> float:
+    """What a task costs under the policy, over that with every block alone; 1 where it is not known."""
+    policy, alone = about.get("policy") or {}, about.get("rivals", {}).get("alone, fast", {})
+    served = policy.get("throughput_per_s", 0.0)
+    return float(alone.get("throughput_per_s", 0.0) / served) if alone and served > 0.0 else 1.0

@@ -1,4 +1,4 @@
-"""Commands about the planner itself: `up`, `status`, `watch`, `trust-clock`, `migrate`, `version`."""
+"""Commands about the planner itself: run it, ask it, install it as a service, back it up, migrate it."""
 
 import sys
 import time
@@ -27,8 +27,8 @@ from stageloom.shared.version import __version__
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands at the top level."""
-    for command in (up, status, watch, migrate, version):
+    """Put these commands at the top level, and the options before a command."""
+    for command in (up, status, watch, migrate, version, install, uninstall, backup):
         app.command()(command)
     app.command("trust-clock")(trust_clock)
     app.callback()(_options)
@@ -247,3 +247,89 @@ def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -
         for _ in _looks(count, interval_s):
             reply = look()
             live.update(rich_table(_COLUMNS, _rows(reply), books_line(reply.telemetry)), refresh=True)
+
+
+_NAME = "stageloom-planner"
+
+
+def install(
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The planner's data.")] = Path(
+        "/var/lib/stageloom"
+    ),
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Four ports from PORT on. Default: loopback.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The host that join tokens name.")
+    ] = None,
+    user: Annotated[
+        str, typer.Option(metavar="NAME", help="Account that it runs as; made if missing.")
+    ] = "stageloom-planner",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
+) -> None:
+    """Install the planner as a systemd service of this machine. Needs root.
+
+    Writes /etc/systemd/system/stageloom-planner.service; running it again brings the unit up to date. Other
+    settings go into /etc/stageloom/planner.env, as STAGELOOM_PLANNER_NAME=value.
+
+    \b
+    sudo /opt/stageloom/bin/stageloom install --listen 0.0.0.0:7420 --advertise planner.example
+    """
+    from stageloom.planner.config import load_config
+    from stageloom.shared.systemd import install as systemd
+    from stageloom.shared.systemd.unit import command_line
+
+    given = {"listen": listen, "advertise": advertise}
+    load_config(environment={}, overrides={"data_dir": data_dir, **given})  # a wrong one is refused here
+    options = [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
+    service = systemd.Service(
+        name=_NAME,
+        package="stageloom.planner",
+        program="stageloom",
+        arguments=("up", "--data-dir", str(data_dir), *options),
+        home=data_dir,
+        user=user,
+    )
+    if dry_run:
+        emit(systemd.unit_text(service).rstrip("\n"))
+        return
+    systemd.install(service, progress)
+    status = command_line([systemd.installed_program("stageloom"), "status", "--data-dir", str(data_dir)])
+    progress(f"next: sudo systemctl enable --now {_NAME}")
+    progress(f"then: sudo -u {user} {status}")
+
+
+def uninstall() -> None:
+    """Stop the service and remove its unit. Needs root; data directory and account stay.
+
+    \b
+    sudo stageloom uninstall
+    """
+    from stageloom.shared.systemd.install import uninstall as uninstall_unit
+
+    if uninstall_unit(_NAME, progress):
+        progress("data and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file to make.")],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
+
+    It holds the planner's secret key: keep it as safe as the data directory. To restore, unpack it into an
+    empty directory and start a planner there. For a database on a server use pg_dump.
+
+    \b
+    stageloom backup /backup/stageloom-$(date +%F).tar
+    mkdir new && tar -xf FILE -C new && stageloom up --data-dir new
+    """
+    from stageloom.planner.service import KEY_FILE
+    from stageloom.planner.store.backup import backup as make_backup
+
+    size_bytes = make_backup(data_dir_of(data_dir), database_url, file, (KEY_FILE,))
+    if json:
+        emit_json({"file": str(file), "size_bytes": size_bytes})
+    progress(f"{file}: {size_bytes / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""`stageloom simulate`: what the twin says of a plan."""
+"""`stageloom simulate`, and `prediction list`: what the twin predicts of a plan, and what was measured."""
 
 import json as json_text
 import sys
@@ -12,18 +12,19 @@ import typer
 
 from stageloom.planner.cli.options import (
     LAST_S,
+    MOST_ROWS,
     DatabaseUrl,
     DataDir,
     Json,
     Last,
     Rates,
     TwinFile,
-    data_dir_of,
     parse_rates,
+    reading,
 )
-from stageloom.planner.cli.output import emit_json, emit_table, progress
-from stageloom.planner.cli.predictions import flat, shown
+from stageloom.planner.cli.output import emit_json, emit_table, progress, when
 from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
 
 if TYPE_CHECKING:
     from stageloom.planner.store.predictions import KeptPrediction
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
     from stageloom.shared.messages.admin import PlanInfo
     from stageloom.shared.plan import Plan
 
+predictions = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at predictions beside what was measured since."
+)
+
+
+@predictions.callback()
+def group() -> None:
+    """Look at predictions beside what was measured since."""
+
+
 _BAR = 30
 _SLICES = 50  # of a simulation, one per redrawing of the bar
 _DEFAULT_S = 60.0
@@ -43,7 +54,7 @@ _DAY_S = 86_400.0  # what --seconds is bounded by, too
 _AFTER_S = 0.001  # what is simulated ends before its end: so much later the last arrival is part of it
 
 
-class Arrivals(str, Enum):
+class ArrivalKind(str, Enum):
     """How tasks of `--rate` arrive."""
 
     PERIODIC = "periodic"
@@ -66,7 +77,8 @@ def simulate(
     twin: TwinFile = "",
     rate: Rates = None,
     arrivals: Annotated[
-        Arrivals | None, typer.Option("--arrivals", help="How the tasks of --rate arrive. Default: poisson.")
+        ArrivalKind | None,
+        typer.Option("--arrivals", help="How the tasks of --rate arrive. Default: poisson."),
     ] = None,
     recording: Annotated[
         Path | None,
@@ -95,18 +107,16 @@ def simulate(
     """Predict queues, latency and utilisation of a plan. It runs on a simulated device.
 
     Without --rate and --recording the arrivals that --device counted are replayed. Works while the planner is
-    down, too. `stageloom predictions` shows what was predicted beside what was measured since.
+    down, too. `stageloom prediction list` shows what was predicted beside what was measured since.
 
     \b
     stageloom simulate tuned --device shop-7
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
     from stageloom.planner.store.predictions import KeptPrediction, keep_prediction
-    from stageloom.planner.store.store import ReadStore
     from stageloom.planner.twin.replay import figures
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         info, decoded, bound = _bound(store, plan)
         times, source = _times(store, bound, device, twin)
         load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
@@ -122,8 +132,6 @@ def simulate(
             made_at_us=time.time_ns() // 1000,
         )
         number = store.database.change(keep_prediction, made) if keep else 0
-    finally:
-        store.close()
     _print(made, number, window, json=json)
 
 
@@ -156,7 +164,7 @@ def _load(
     plan: "Plan",
     device: str,
     rates: Mapping[str, float],
-    arrivals: Arrivals | None,
+    arrivals: ArrivalKind | None,
     recording: Path | None,
     last_s: float,
     seconds: float | None,
@@ -178,7 +186,7 @@ def _load(
         return _from_file(recording, names, seconds)
     if rates:
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
-        how = arrivals or Arrivals.POISSON
+        how = arrivals or ArrivalKind.POISSON
         processes = {name: _process(how, per_s) for name, per_s in rates.items()}
         require_known(processes, names)
         return _Load(processes, seconds or _DEFAULT_S, f"{how.value}: {text}")
@@ -191,10 +199,10 @@ def _load(
     return _Load(found, seconds or covered_s, f"the last {covered_s:.0f} s of {device}")
 
 
-def _process(arrivals: Arrivals, per_s: float) -> "Process":
+def _process(arrivals: ArrivalKind, per_s: float) -> "Process":
     from stageloom.planner.twin.arrivals import Periodic, Poisson
 
-    return Periodic(rate_per_s=per_s) if arrivals is Arrivals.PERIODIC else Poisson(rate_per_s=per_s)
+    return Periodic(rate_per_s=per_s) if arrivals is ArrivalKind.PERIODIC else Poisson(rate_per_s=per_s)
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
@@ -290,3 +298,106 @@ def _device_id(name: str) -> "DeviceId | None":
     from stageloom.shared.ids import DeviceId
 
     return DeviceId(name) if name else None
+
+
+_SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
+
+
+@predictions.command("list")
+def list_predictions(
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Of this device alone. Default: of all.")
+    ] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="The newest N.")] = 20,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Show the twin's predictions beside what was measured. Of a plan on a device, each.
+
+    Measured is the last time that the plan ran since the prediction was made.
+
+    \b
+    stageloom prediction list --device shop-7
+    stageloom prediction list --limit 5 --json
+    """
+    from stageloom.planner.store.devices import device_info
+    from stageloom.planner.store.predictions import newest_predictions
+
+    with reading(data_dir, database_url) as store:
+        name = DeviceId(device) if device else None
+        if name is not None:
+            store.read(device_info, name)
+        found = [(one, _measured(store, one)) for one in store.read(newest_predictions, name, limit=limit)]
+    if json:
+        emit_json([flat(one, measured) for one, measured in found])
+        return
+    emit_table(
+        ("number", "made (UTC)", "device", "plan", "figure", "predicted", "measured", "error %"),
+        [row for one, measured in found for row in _rows(one, measured)],
+        empty="nothing was predicted yet; see `stageloom simulate`",
+    )
+
+
+def _rows(one: "KeptPrediction", measured: Mapping[str, float] | None) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for name in _SHOWN:
+        predicted = one.figures.get(name)
+        known = None if measured is None else measured.get(name)
+        error = 100.0 * (predicted / known - 1.0) if predicted is not None and known else None
+        about = (one.number, when(one.made_at_us), one.device or "-", one.plan)
+        rows.append((*about, name, shown(predicted), shown(known), shown(error)))
+    return rows
+
+
+def flat(one: "KeptPrediction", measured: Mapping[str, float] | None) -> dict[str, object]:
+    """A prediction for JSON, with relative errors where it was measured."""
+    from stageloom.planner.twin.replay import relative_errors
+
+    return {
+        "number": one.number,
+        "made_at_us": one.made_at_us,
+        "device": one.device,
+        "plan": one.plan,
+        "digest": one.digest,
+        "twin": one.twin,
+        "arrivals": one.arrivals,
+        "seconds": one.seconds,
+        "predicted": dict(one.figures),
+        "measured": None if measured is None else dict(measured),
+        "relative_errors": None if measured is None else relative_errors(one.figures, measured),
+    }
+
+
+def _measured(store: "ReadStore", one: "KeptPrediction") -> dict[str, float] | None:
+    """The figures of the plan's last run on the device since the prediction; None while there is none."""
+    from stageloom.planner.store.plans import plan_info
+    from stageloom.planner.store.telemetry import telemetry_rows
+    from stageloom.planner.twin.replay import active_spans, figures, measured_window
+    from stageloom.shared.messages.telemetry import RowKind
+    from stageloom.shared.plan import decode_plan
+
+    if one.device is None:
+        return None
+    kinds = [
+        RowKind.PLAN_ACTIVATED,
+        RowKind.TASK_COUNTERS,
+        RowKind.LATENCY_HISTOGRAM,
+        RowKind.QUEUE_SAMPLE,
+        RowKind.STEP_TIMINGS,
+    ]
+    activated = store.read(telemetry_rows, one.device, kinds[:1], limit=1000)
+    newer = store.read(telemetry_rows, one.device, kinds[1:], since_us=one.made_at_us, limit=200_000)
+    spans = active_spans(sorted([*activated, *newer], key=lambda row: row.at_us), one.digest)
+    plan = decode_plan(store.read(plan_info, one.plan).wire)
+    windows = (
+        measured_window(newer, plan, max(begin_us, one.made_at_us), end_us)
+        for begin_us, end_us in reversed(spans)
+    )
+    found = next((window for window in windows if window is not None), None)
+    return None if found is None else figures(found)
+
+
+def shown(value: float | None) -> str:
+    """A figure as tables have it; nothing where there is none."""
+    return "" if value is None else f"{value:.4g}"

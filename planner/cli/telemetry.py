@@ -1,4 +1,4 @@
-"""`stageloom telemetry`: what a device measured, for whoever wants to analyse it."""
+"""What devices measured, and what was re-planned for them."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,17 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from stageloom.planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
-from stageloom.planner.cli.output import books_line, emit_json, emit_table, progress, when
+from stageloom.planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, reading
+from stageloom.planner.cli.output import books_line, emit_json, emit_table, interval, pair, progress, when
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import TelemetryBooks
+from stageloom.shared.messages.admin import ReplanInfo, TelemetryBooks
 from stageloom.shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
     from stageloom.planner.store.telemetry import TelemetryEntry
 
     pass
+
+replans = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at re-plans of devices.")
+
+
+@replans.callback()
+def group() -> None:
+    """Look at re-plans of devices."""
+
 
 _KINDS = [kind.value for kind in RowKind]
 
@@ -59,19 +67,15 @@ def telemetry(
     stageloom telemetry shop-7 --kind task_counters --by hour
     """
     from stageloom.planner.store.devices import device_info
-    from stageloom.planner.store.store import ReadStore
     from stageloom.planner.store.telemetry import telemetry_balance, telemetry_history
     from stageloom.planner.telemetry import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
     width = None if by is None else Width[by.name]
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
+    with reading(data_dir, database_url) as store:
         store.read(device_info, name)
         entries = store.read(telemetry_history, name, kinds, by=width, since_us=since_us, limit=limit)
         books = store.read(telemetry_balance, name)
-    finally:
-        store.close()
     if json:
         emit_json([_flat(entry) for entry in entries])
         return
@@ -125,3 +129,57 @@ def _short(value: Any) -> str:
     if isinstance(value, dict) and "mean" in value:
         return f"{value['mean']:.6g}({value['min']:g}..{value['max']:g})"
     return str(value)
+
+
+@replans.command("list")
+def list_replans(
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="Newest entries to show.")
+    ] = 50,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """List re-plans, newest first. Of each the trigger, the plan, its trial, and the times from its trigger.
+
+    An outcome of no_gain is an answer, not a failure: the plan that runs is as good as any that was found.
+
+    \b
+    stageloom replan list shop-7
+    stageloom plan compare shop-7      # the newest one in detail
+    """
+    from stageloom.planner.store.replans import replan_infos
+
+    with reading(data_dir, database_url) as store:
+        found = store.read(replan_infos, DeviceId(device) if device is not None else None, limit=limit)
+    if json:
+        emit_json(list(found))
+        return
+    emit_table(
+        (
+            *("device", "at (UTC)", "cause", "value", "threshold", "generation", "plan", "how", "outcome"),
+            *("ratio", "decided ms", "active ms", "reason", "remark"),
+        ),
+        [_row(one) for one in found],
+        empty="nothing was re-planned",
+    )
+
+
+def _row(one: ReplanInfo) -> tuple[object, ...]:
+    return (
+        one.device,
+        when(one.at_us),
+        one.cause,
+        f"{one.value:.3g}",
+        f"{one.threshold:.3g}",
+        pair(one.epoch, one.generation),
+        one.plan,
+        one.how,
+        one.outcome,
+        interval(one.ratio, one.ratio_low, one.ratio_high),
+        one.trigger_to_decision_ms,
+        one.trigger_to_active_ms,
+        one.reason,
+        one.remark,
+    )

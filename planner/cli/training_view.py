@@ -42,7 +42,7 @@ def figures(worth: "Score") -> str:
 
 
 def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list[str]:
-    """The whole picture."""
+    """The lines to draw: progress, scores beside the rivals', and curves."""
     total = course.settings.transitions
     share = max(course.transitions / total, spent_s / budget_s)
     doing = "last look at the best" if course.stopped else f"{course.transitions} of {total} transitions"
@@ -91,7 +91,7 @@ class TrainingView:
             self._live.start()
 
     def __call__(self, course: "Course") -> None:
-        """After every piece of work."""
+        """Show the course; the trainer calls this after every piece of work."""
         now_s = time.monotonic()
         if self._live is None:
             if len(course.history) > max(self._validated, 0):
@@ -103,14 +103,13 @@ class TrainingView:
             self.draw(course)
 
     def draw(self, course: "Course") -> None:
-        """Draw it now."""
         from rich.text import Text
 
         shown = lines(course, time.monotonic() - self._began_s, self._budget_s, self._where)
         self._live.update(Text("\n".join(shown)), refresh=True)
 
     def close(self) -> None:
-        """Leave the last picture."""
+        """Stop redrawing; the last picture stays."""
         if self._live is not None:
             self._live.stop()
 

@@ -49,7 +49,6 @@ class ProcessPool:
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "SearchFuture[T]":
-        """See `SearchPool`."""
         future: SearchFuture[T] = SearchFuture()
         with self._lock:
             if self._closed:
@@ -65,7 +64,6 @@ class ProcessPool:
         return future
 
     def close(self) -> None:
-        """See `SearchPool`."""
         with self._lock:
             self._closed = True
             open_now = list(self._open)

@@ -101,7 +101,6 @@ class RayPool:
         return self.ready
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "SearchFuture[T]":
-        """See `SearchPool`."""
         future: SearchFuture[T] = SearchFuture()
         task = next(self._numbers)
         work = pickle.dumps((function, arguments))
@@ -115,7 +114,6 @@ class RayPool:
         return future
 
     def close(self) -> None:
-        """See `SearchPool`."""
         with self._lock:
             self._closing = True
             waiting = list(self._open.values())

@@ -71,7 +71,6 @@ class AnytimePool:
         return "ray" if self._ray is not None and self._ray.ready else "processes"
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """See `SearchPool`."""
         with self._lock:
             if self._closed:
                 future: Future[T] = Future()
@@ -85,7 +84,6 @@ class AnytimePool:
         return self._processes.submit(function, *arguments)
 
     def close(self) -> None:
-        """See `SearchPool`."""
         with self._lock:
             self._closed = True
         self._processes.close()

@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class AlternativeSchedule:
     """Another schedule of the same block under the same costs; `found_at_us` None: made just now."""
 
     scheduler: str
@@ -90,11 +90,11 @@ class BlockExplained:
     optimum_us: float | None
     over_optimum: float | None
     step_us: float | None
-    beside: tuple[Beside, ...]
+    beside: tuple[AlternativeSchedule, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class BlockEvidence:
     """What the store knows of one combined block."""
 
     operators: Sequence[Origin | None]  # per operator of the combined graph [num_ops]
@@ -103,8 +103,8 @@ class Known:
     step_us: float | None
 
 
-def explain_block(bound: BoundPlan, index: int, table: CostTable, known: Known) -> BlockExplained:
-    """A combined block in words."""
+def explain_block(bound: BoundPlan, index: int, table: CostTable, known: BlockEvidence) -> BlockExplained:
+    """A combined block's stages or streams with their costs, its bound and optimum, and alternatives."""
     combined = bound.combined[index]
     graph, schedule = combined.graph, combined.plan.schedule
     costs = block_costs(bound, index, table)
@@ -151,7 +151,9 @@ def _names(bound: BoundPlan, index: int) -> list[str]:
     return found
 
 
-def _lines(schedule: StageSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+def _lines(
+    schedule: StageSchedule, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+) -> list[Line]:
     """The stages as they run: those that become one launch of one group are one line."""
     lines: list[Line] = []
     row: list[Line] = []
@@ -171,7 +173,9 @@ def _lines(schedule: StageSchedule, costs: StageCosts, known: Known, names: Sequ
     return lines + _joined(row)
 
 
-def _streams(schedule: StreamSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+def _streams(
+    schedule: StreamSchedule, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+) -> list[Line]:
     """One line per stream."""
     streams: dict[int, list[int]] = {}
     for launch in schedule.launches:
@@ -228,7 +232,9 @@ def _joined(row: Sequence[Line]) -> list[Line]:
     ]
 
 
-def _line(first: int, last: int, stage: Stage, costs: StageCosts, known: Known, names: Sequence[str]) -> Line:
+def _line(
+    first: int, last: int, stage: Stage, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+) -> Line:
     origin = known.stages.get(to_string(StageSchedule((stage,))))
     origins = [origin] if origin is not None else [known.operators[op] for op in stage.operators]
     measured = [one for one in origins if one is not None]
@@ -274,7 +280,7 @@ def _text(group: Group, names: Sequence[str]) -> str:
 
 def _beside(
     bound: BoundPlan, index: int, costs: StageCosts, found: Sequence[FoundBy], this_s: float
-) -> list[Beside]:
+) -> list[AlternativeSchedule]:
     """`sequential` and `greedy`, and whatever the device class has kept of this block, cheapest first."""
     combined = bound.combined[index]
     graph, own = combined.graph, combined.plan.schedule
@@ -299,7 +305,7 @@ def _beside(
         except KeyError:
             continue  # it merges what is no merge under these costs
         beside.append(
-            Beside(
+            AlternativeSchedule(
                 scheduler=scheduler,
                 stage_string=to_string(schedule),
                 predicted_us=1e6 * seconds,

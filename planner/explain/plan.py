@@ -1,4 +1,4 @@
-"""A whole plan in words: what the store knows of it, gathered for one device class."""
+"""A plan explained from the store: its costs on a device class, who decided for it, and the alternatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,8 @@ from typing import Final
 
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
-from stageloom.planner.explain.block import BlockExplained, Known, explain_block
-from stageloom.planner.explain.decided import Decided, decided
-from stageloom.planner.explain.others import Evidence, Other, others
-from stageloom.planner.replan.predict import predict, serves
+from stageloom.planner.explain.block import BlockEvidence, BlockExplained, explain_block
+from stageloom.planner.replan.predict import Considered, Verdict, predict, serves
 from stageloom.planner.store.costs import calibration_of, operator_origins, schedules_of, stage_origins
 from stageloom.planner.store.devices import device_info, device_infos
 from stageloom.planner.store.generations import device_of_plan, generation_history
@@ -21,7 +19,7 @@ from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.ids import DeviceId, Digest, OpId
-from stageloom.shared.messages.admin import DeviceInfo, PlanInfo
+from stageloom.shared.messages.admin import DeviceInfo, HistoryEntry, PlanInfo, ReplanInfo, TrialInfo
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.costs import CostTable
@@ -31,6 +29,40 @@ _HISTORY: Final = 1000
 
 _Steps = dict[tuple[Digest, int], float]
 """Microseconds of whole steps by (plan, combined block), as a device measured them last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The newest generation of a device that has the plan. `replan` None: no re-plan pushed it.
+
+    `left`: the other plans that the re-plan looked at. `trial`: that generation's, else the plan's newest
+    there; None where none is known.
+    """
+
+    generation: HistoryEntry
+    replan: ReplanInfo | None
+    left: int
+    trial: TrialInfo | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """One plan, this one included.
+
+    `now_ms`: busy device milliseconds for one task of each model, predicted from today's costs; None where
+    the plan was not kept. `steps_ms`: the same as a device measured it, block by block; None where not all
+    blocks were. `last`: how it was looked at last. `trial`: the newest in which it was the candidate.
+    """
+
+    digest: Digest
+    name: str
+    this: bool
+    times: int  # it was looked at
+    last: Considered
+    at_us: int
+    now_ms: float | None
+    steps_ms: float | None
+    trial: TrialInfo | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +170,7 @@ def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
     )
 
 
-def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> Known:
+def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> BlockEvidence:
     """What is known of one combined block."""
     plan, combined = bound.plan, bound.combined[index]
     batch = max(plan.models[m.model].batch for m in combined.plan.members)
@@ -149,7 +181,7 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
         model = bound.models[member.model]
         measured = store.read(operator_origins, key, model.plan.artifact, model.plan.batch)
         origins += [measured.get(op) for op in model.blocks[member.block].operators]
-    return Known(
+    return BlockEvidence(
         operators=origins,
         stages=store.read(stage_origins, key, plan.executor, digest, batch),
         found=store.read(schedules_of, key, digest, batch) if key else [],
@@ -169,9 +201,26 @@ def _steps(store: ReadStore, device: DeviceId) -> _Steps:
 def _decided(
     store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[KeptConsidered]
 ) -> Decided | None:
+    """Why the device was asked to run the plan; None: it never was."""
     history, _ = store.read(generation_history, device, limit=_HISTORY)
-    return decided(
-        plan, history, store.read(replan_infos, device), store.read(trial_infos, device), looked_at
+    entry = next((entry for entry in history if entry.digest == plan), None)
+    if entry is None:
+        return None
+    at = (entry.epoch, entry.generation)
+    trials = store.read(trial_infos, device)
+    replan = next(
+        (row for row in store.read(replan_infos, device) if (row.epoch, row.generation) == at), None
+    )
+    trial = next((row for row in trials if (row.epoch, row.generation) == at), None)
+    left: set[Digest] = set()
+    if replan is not None:
+        rows = [row.considered for row in looked_at if row.replan == replan.replan]
+        left = {row.plan for row in rows if row.verdict is not Verdict.TAKEN} - {plan}
+    return Decided(
+        generation=entry,
+        replan=replan,
+        left=len(left),
+        trial=trial or next((row for row in trials if row.candidate == plan), None),
     )
 
 
@@ -179,22 +228,41 @@ def _others(
     store: ReadStore,
     this: Digest,
     looked_at: Sequence[KeptConsidered],
-    held: Calibration | None,
+    calibration: Calibration | None,
     steps: _Steps,
 ) -> list[Other]:
-    digests = list(dict.fromkeys(one.considered.plan for one in looked_at))
-    names = dict(store.read(plan_names, digests))
-    now_s: dict[Digest, float] = {}
-    steps_s: dict[Digest, float] = {}
+    """Each plan once, the cheapest under today's costs first, then those that were not kept."""
+    rows: dict[Digest, list[KeptConsidered]] = {}
+    for row in looked_at:  # newest first
+        rows.setdefault(row.considered.plan, []).append(row)
+    names = dict(store.read(plan_names, list(rows)))
+    now_ms: dict[Digest, float] = {}
+    steps_ms: dict[Digest, float] = {}
     for digest in names:
         plan = decode_plan(store.read(plan_info, digest).wire, digest)
         graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
         try:
-            now_s[digest] = predict(plan, graphs, _costs(store, plan, held), ()).busy
+            now_ms[digest] = 1e3 * predict(plan, graphs, _costs(store, plan, calibration), ()).busy
         except StageloomError:
             continue  # its artifact is gone, or it is not legal for this version
-        taken = [steps.get((digest, index)) for index in range(len(plan.combined))]
-        if None not in taken:
-            steps_s[digest] = sum(us for us in taken if us is not None) / 1e6
-    trials = [] if held is None else store.read(trials_of, digests, held.device_class)
-    return others(this, looked_at, Evidence(names=names, now_s=now_s, steps_s=steps_s, trials=trials))
+        measured_us = [steps.get((digest, index)) for index in range(len(plan.combined))]
+        if None not in measured_us:
+            steps_ms[digest] = sum(us for us in measured_us if us is not None) / 1e3
+    trials: dict[str, TrialInfo] = {}
+    for trial in [] if calibration is None else store.read(trials_of, list(rows), calibration.device_class):
+        trials.setdefault(trial.candidate, trial)
+    others = [
+        Other(
+            digest=digest,
+            name=names.get(digest, ""),
+            this=digest == this,
+            times=len(seen),
+            last=seen[0].considered,
+            at_us=seen[0].at_us,
+            now_ms=now_ms.get(digest),
+            steps_ms=steps_ms.get(digest),
+            trial=trials.get(digest),
+        )
+        for digest, seen in rows.items()
+    ]
+    return sorted(others, key=lambda other: (other.now_ms is None, other.now_ms or 0.0, -other.at_us))

@@ -17,7 +17,13 @@ from stageloom.planner.tournament.evaluator import (
     evaluate_candidate,
 )
 from stageloom.planner.tournament.score import Score
-from stageloom.planner.tournament.tournament import Action, Drop, Evaluate, Tournament, TournamentOutcome
+from stageloom.planner.tournament.tournament import (
+    Action,
+    Drop,
+    StartEvaluation,
+    Tournament,
+    TournamentOutcome,
+)
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.messages.admin import PlanProgressReply
@@ -151,7 +157,7 @@ class _Run:
         )
 
     def _execute(self, action: Action) -> None:
-        if isinstance(action, Evaluate):
+        if isinstance(action, StartEvaluation):
             candidate = action.candidate
             job = self._candidates[candidate].job
             future = self._pool.submit(evaluate_candidate, job, self._scenario, CHOICE)

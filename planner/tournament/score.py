@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stageloom.planner.twin.window import Window
 from stageloom.shared.policy.queues import variance
@@ -40,35 +40,16 @@ class Score:
     met: float
 
     def plain(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Plain values by field name, for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-class Comparable(Protocol):
-    """The figures that decide between two plans."""
-
-    @property
-    def throughput_per_s(self) -> float:
-        """Completed tasks a second."""
-        ...
-
-    @property
-    def throughput_spread(self) -> float:
-        """Over arrivals."""
-        ...
-
-    @property
-    def p99_s(self) -> float:
-        """The latency that one task in a hundred exceeds."""
-        ...
-
-
-def better(one: Comparable, other: Comparable) -> bool:
+def better(one: Score, other: Score) -> bool:
     """More throughput, or, where that is equal within spread, a shorter p99."""
     return _better(one, other, 0.0)
 
 
-def surely_better(one: Comparable, other: Comparable) -> bool:
+def surely_better(one: Score, other: Score) -> bool:
     """Better, also if half a spread of the difference in throughput came by chance, either way.
 
     For what takes the place of something simpler: near the border where throughput ceases to be equal,
@@ -78,23 +59,23 @@ def surely_better(one: Comparable, other: Comparable) -> bool:
     return _better(one, other, chance) and _better(one, other, -chance)
 
 
-def _better(one: Comparable, other: Comparable, chance_per_s: float) -> bool:
+def _better(one: Score, other: Score, chance_per_s: float) -> bool:
     gain = one.throughput_per_s - other.throughput_per_s - chance_per_s
     if abs(gain) > spread_of(one, other):
         return gain > 0.0
     return one.p99_s < other.p99_s
 
 
-def spread_of(one: Comparable, other: Comparable) -> float:
+def spread_of(one: Score, other: Score) -> float:
     """A difference in throughput up to this is none."""
     return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
 
 
 def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> SeedFigures:
-    """Of consecutive windows of one device, and of seconds between them in which nothing ran.
+    """The figures of consecutive windows of one device; `idle_s` between them nothing ran.
 
-    `service_s`: device seconds of a task, per model, the same for all plans: what a plan gains must not make
-    its queues count less.
+    `service_s`: device seconds of a task, per model. They are the same for all plans, so that a faster plan
+    does not make its queued work count less.
     """
     seconds = fsum(window.seconds for window in windows) + idle_s
     work = [
@@ -116,7 +97,7 @@ def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s:
 
 
 def score_of(figures: Sequence[SeedFigures]) -> Score:
-    """Over the seeds."""
+    """Means and half ranges over the seeds."""
     means = {
         name: fsum(getattr(one, name) for one in figures) / len(figures) for name in SeedFigures.__slots__
     }

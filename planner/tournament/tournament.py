@@ -22,7 +22,7 @@ _RESERVE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class StartEvaluation:
     """Search and evaluate the plan of this candidate."""
 
     candidate: int
@@ -37,12 +37,12 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """Evaluate the plans of these candidates on fresh arrivals."""
+    """StartEvaluation the plans of these candidates on fresh arrivals."""
 
     candidates: tuple[int, ...]
 
 
-Action: TypeAlias = Evaluate | Drop | Recheck
+Action: TypeAlias = StartEvaluation | Drop | Recheck
 
 
 class TournamentPhase(Enum):
@@ -172,7 +172,7 @@ class Tournament:
         actions: list[Action] = []
         while self._next < self._size and len(self._running) < self._workers:
             self._running[self._next] = now_s
-            actions.append(Evaluate(self._next))
+            actions.append(StartEvaluation(self._next))
             self._next += 1
         return actions if self._running else self._finish(now_s)
 

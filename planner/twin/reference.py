@@ -78,7 +78,7 @@ class Record:
 
     def look(self, core: EngineCore, now: float) -> None:
         """Note the queues."""
-        self._glances.append(core.glance(now))
+        self._glances.append(core.sample(now))
 
     def end(self, core: EngineCore, now: float, lanes: Lanes, bound: BoundPlan) -> Window:
         """The window up to this instant."""

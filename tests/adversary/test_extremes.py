@@ -77,7 +77,7 @@ def pages(rig: Rig) -> dict[str, Any]:
     for name in ("good", "bad"):
         assert rig.info(name).unshown == ""
         rig.command("telemetry", name)
-        rig.command("replans", name)
+        rig.command("replan", "list", name)
     rig.command("watch")
     rig.command("plan", "list")
     watched = rig.ask(admin.WatchRequest(), admin.WatchReply)

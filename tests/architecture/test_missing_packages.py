@@ -18,7 +18,7 @@ import pytest
         (
             "matplotlib",
             "stageloom.planner.cli.app",
-            ["plan", "compare", "--model", "a", "--plot", "a.svg"],
+            ["scheduler", "compare", "--model", "a", "--plot", "a.svg"],
             "pip install 'stageloom[plot]'",
         ),
         (

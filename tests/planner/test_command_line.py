@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.registry import EXECUTORS
-from stageloom.planner.cli import app, create_options, main, service
+from stageloom.planner.cli import app, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode
@@ -41,7 +41,7 @@ def test_help_lists_whole_sentences_and_says_what_each_option_takes(command_line
 
 
 def test_the_planner_knows_the_executors_that_agents_have() -> None:
-    assert set(create_options.EXECUTORS) == set(EXECUTORS)
+    assert set(plan_create.EXECUTORS) == set(EXECUTORS)
 
 
 def _ctrl_c(*_: Any) -> None:
@@ -125,3 +125,39 @@ def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
     assert capsys.readouterr().out == (
         "plan    p1\ndigest  bc627f4aec37\nwhy     it won\n\nplan    p2\ndigest  63db585a0022\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["predictions"], ["prediction", "list"]),
+        (["replans", "--limit", "3"], ["replan", "list", "--limit", "3"]),
+        (
+            ["plan", "compare", "--scheduler", "ios", "--model", "no-such"],
+            ["scheduler", "compare", "--scheduler", "ios", "--model", "no-such"],
+        ),
+    ],
+)
+def test_a_command_in_its_old_words_does_the_same_with_a_hint(
+    old: list[str], new: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path).close()
+    answers = []
+    for words in (old, new):
+        code = app.execute([*words, "--data-dir", str(tmp_path), "--json"])
+        said = capsys.readouterr()
+        answers.append((code, said.out, said.err.splitlines()))
+    (code, out, err), expected = answers
+    hint = (
+        f"hint: `stageloom {' '.join(old[: len(old) - len(new) + 2])}` is now `stageloom {' '.join(new[:2])}`"
+    )
+    assert err[0] == hint
+    assert (code, out, err[1:]) == expected
+
+
+def test_old_words_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.execute(["--help"]) == ExitCode.OK
+    listed = capsys.readouterr().out
+    commands = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line.split()}
+    assert {"prediction", "replan"} <= commands
+    assert not {"predictions", "replans"} & commands

@@ -1,4 +1,4 @@
-"""`stageloom plan compare --model`: every scheduler on models of the store, gaps, trials, measurements."""
+"""`stageloom scheduler compare`: every scheduler on models of the store, gaps, trials, measurements."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def compared(world: World, *arguments: str) -> dict[str, dict[str, Any]]:
     """What `--json` says, by scheduler."""
-    said = json.loads(ok(world.home, "plan", "compare", "--model", "diamond", *arguments, "--json"))
+    said = json.loads(ok(world.home, "scheduler", "compare", "--model", "diamond", *arguments, "--json"))
     return {one["scheduler"]: one for one in said}
 
 
@@ -83,7 +83,7 @@ def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_
     assert found["sequential"]["over_optimum"] == pytest.approx(0.25)
     assert (found["sequential"]["measured_ms"], found["sequential"]["trial"]) == (None, None)
     assert found["nimble"]["streams_max"] == 2 and found["nimble"]["stages"] is None
-    table = ok(world.home, "plan", "compare", "--model", "diamond", "--device", NANO, *chosen)
+    table = ok(world.home, "scheduler", "compare", "--model", "diamond", "--device", NANO, *chosen)
     assert "commit 1.200 (1.100 to 1.300)" in table.splitlines()[1]
 
 
@@ -150,11 +150,18 @@ def standing_of(subject: str, scheduler: str, seconds: float) -> Standing:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("plan", "compare"), "name a DEVICE or a --model"),
-        (("plan", "compare", "nano", "--model", "diamond"), "--model compares schedulers"),
-        (("plan", "compare", "--model", "diamond", "--measure", "1"), "--measure needs a device"),
-        (("plan", "compare", "--model", "diamond", "--scheduler", "best"), "there is no scheduler 'best'"),
-        (("plan", "compare", "--model", "diamond", "--plot", "a.doc"), "names no format"),
+        (("plan", "compare"), "Missing argument 'DEVICE'"),
+        (("scheduler", "compare"), "Missing option '--model'"),
+        (
+            ("scheduler", "compare", "nano", "--model", "diamond"),
+            "(nano); see `stageloom scheduler compare --help`",
+        ),
+        (("scheduler", "compare", "--model", "diamond", "--measure", "1"), "--measure needs a device"),
+        (
+            ("scheduler", "compare", "--model", "diamond", "--scheduler", "best"),
+            "there is no scheduler 'best'",
+        ),
+        (("scheduler", "compare", "--model", "diamond", "--plot", "a.doc"), "names no format"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.costs.records import Origin as MeasuredOn
-from stageloom.planner.explain.block import Known, Source, explain_block
+from stageloom.planner.explain.block import BlockEvidence, Source, explain_block
 from stageloom.planner.replan.policy import Note
 from stageloom.planner.replan.predict import Verdict, considered
 from stageloom.planner.store.desired import Push, push
@@ -89,7 +89,7 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
         interference=fit([Sample(pair, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5),
     )
     alone = MeasuredOn(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
-    known = Known(operators=[alone] * 4, stages={}, found=[], step_us=None)
+    known = BlockEvidence(operators=[alone] * 4, stages={}, found=[], step_us=None)
     predicted = explain_block(bound, 0, table, known).lines[1]
     assert predicted.source is Source.FITTED and not predicted.sure
     assert predicted.doubt is not None and 0.05 < predicted.doubt < 1.0
@@ -209,7 +209,7 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     text = ok(world.home, "plan", "explain", NANO)
     assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
     assert "noted then: it was trained for others" in text
-    assert "it was trained for others" in ok(world.home, "replans", NANO)
+    assert "it was trained for others" in ok(world.home, "replan", "list", NANO)
     assert "it looked at 1 other plan, too" in text and "1.100 of the incumbent" in text
 
 

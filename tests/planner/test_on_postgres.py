@@ -73,7 +73,7 @@ def test_whatever_has_a_device_measure_stages_waits_for_it_in_the_planners_datab
         try:
             profiled = json.loads(ok(home, "device", "profile", device.name, "--plan", "first", *where))
             made = json.loads(ok(home, "plan", "create", "--scheduler", "ios", *searched, *where))
-            (row,) = json.loads(ok(home, "plan", "compare", "--scheduler", "greedy", *searched, *where))
+            (row,) = json.loads(ok(home, "scheduler", "compare", "--scheduler", "greedy", *searched, *where))
         finally:
             measuring.ended.set()
             measuring.join()

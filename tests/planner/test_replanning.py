@@ -102,8 +102,8 @@ class Rig:
         assert (ack.boot, ack.number) == (BOOT, number)
 
     def replans(self) -> list[dict[str, Any]]:
-        """What `stageloom replans` says of the device, newest first."""
-        found: list[dict[str, Any]] = json.loads(ok(self.home, "replans", self.device.name, "--json"))
+        """What `stageloom replan list` says of the device, newest first."""
+        found: list[dict[str, Any]] = json.loads(ok(self.home, "replan", "list", self.device.name, "--json"))
         return found
 
     def ended(self, desired: control.Desired, verdict: str, state: DeviceState, **figures: Any) -> None:
@@ -173,7 +173,7 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert compared["trial"]["candidate"] == pushed.plan_digest
     assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
     assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
-    assert replan["plan"] in ok(rig.home, "replans", rig.device.name)
+    assert replan["plan"] in ok(rig.home, "replan", "list", rig.device.name)
     explained = json.loads(ok(rig.home, "plan", "explain", rig.device.name, "--json"))
     assert explained["digest"] == pushed.plan_digest
     assert explained["decided"]["replan"]["replan"] == replan["replan"]

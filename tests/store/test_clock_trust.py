@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from stageloom.planner.service import Housekeeper
+from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store import schema
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention, tidy

@@ -8,8 +8,8 @@ from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.tournament.tournament import (
     RECHECK_S,
     Drop,
-    Evaluate,
     Recheck,
+    StartEvaluation,
     Tournament,
     TournamentPhase,
 )
@@ -41,7 +41,7 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
     rng = random.Random(seed)
     size, workers = rng.randint(1, 12), rng.randint(1, 4)
     made = started(size, workers=workers)
-    running = [action.candidate for action in made.begin() if isinstance(action, Evaluate)]
+    running = [action.candidate for action in made.begin() if isinstance(action, StartEvaluation)]
     now_s, seen, ending = 1000.0, 0, []
     while running:
         assert len(running) <= workers
@@ -53,7 +53,7 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
             actions = made.was_evaluated(candidate, score(rng.choice([10.0, 20.0]), rng.random()), now_s)
         seen += 1
         assert made.done == seen
-        running += [action.candidate for action in actions if isinstance(action, Evaluate)]
+        running += [action.candidate for action in actions if isinstance(action, StartEvaluation)]
         ending = actions
     assert seen == size
     for before, after in zip(made.curve, made.curve[1:], strict=False):
@@ -69,7 +69,7 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
 
 def test_there_is_an_answer_before_anything_was_judged() -> None:
     made = started(3)
-    assert made.begin() == [Evaluate(0)]
+    assert made.begin() == [StartEvaluation(0)]
     assert made.best == 0
     assert made.stop(1000.1) == [Drop(0)]
     assert made.outcome is not None
@@ -79,8 +79,8 @@ def test_there_is_an_answer_before_anything_was_judged() -> None:
 def test_one_that_fails_is_told_of_and_skipped() -> None:
     made = started(3)
     made.begin()
-    assert made.was_evaluated(0, score(10.0), 1001.0) == [Evaluate(1)]
-    assert made.failed(1, "a search process ended with code -9", 1002.0) == [Evaluate(2)]
+    assert made.was_evaluated(0, score(10.0), 1001.0) == [StartEvaluation(1)]
+    assert made.failed(1, "a search process ended with code -9", 1002.0) == [StartEvaluation(2)]
     assert made.was_evaluated(2, score(20.0), 1003.0) == [Recheck((0, 2))]
     assert made.failures == {1: "a search process ended with code -9"}
     made.rechecked({0: score(10.0), 2: score(20.0)})
@@ -120,7 +120,7 @@ def test_a_winner_nobody_could_look_at_again_is_not_the_answer() -> None:
 def test_the_budget_ends_what_runs_and_leaves_time_for_the_last_look() -> None:
     """A task took 10 s, so the last 10 s of 100 are kept."""
     made = started(9, workers=2)
-    assert made.begin() == [Evaluate(0), Evaluate(1)]
+    assert made.begin() == [StartEvaluation(0), StartEvaluation(1)]
     made.was_evaluated(0, score(10.0), 1010.0)
     assert made.ends_s == 1090.0
     assert made.passed(1089.9) == []

@@ -1,4 +1,4 @@
-"""`stageloom simulate` and `stageloom predictions`, from the store's plans, costs and telemetry."""
+"""`stageloom simulate` and `stageloom prediction list`, from the store's plans, costs and telemetry."""
 
 import json
 from pathlib import Path
@@ -222,7 +222,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     home: Home, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
-    assert run(home, capsys, "predictions", "--json")[0] == "[]\n"
+    assert run(home, capsys, "prediction", "list", "--json")[0] == "[]\n"
     figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
     made = KeptPrediction(
         device=NANO,
@@ -237,7 +237,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     assert home.store.database.change(keep_prediction, made) == 1
     assert [one.figures for one in home.store.read(newest_predictions, NANO)] == [figures]
     assert home.store.read(newest_predictions, DeviceId("another")) == []
-    out, _ = run(home, capsys, "predictions", "--json")
+    out, _ = run(home, capsys, "prediction", "list", "--json")
     (found,) = json.loads(out)
     assert found["measured"] is None
     home.send(SECOND, PlanActivated(home.plan.digest, Origin.PLANNER, 1, 1))
@@ -248,13 +248,13 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
             histogram_of("relu", [5000] * 50),
             StepTimings(home.plan.digest[:16], 0, 1, 50, 50 * 5000, 6000),
         )
-    out, _ = run(home, capsys, "predictions", "--device", str(NANO), "--json")
+    out, _ = run(home, capsys, "prediction", "list", "--device", str(NANO), "--json")
     (found,) = json.loads(out)
     assert found["measured"]["throughput_per_s"] == pytest.approx(50.0)
     assert found["measured"]["steps_running"] == pytest.approx(0.25)
     assert found["relative_errors"]["throughput_per_s"] == pytest.approx(0.1)
     assert found["relative_errors"]["steps_running"] == pytest.approx(-0.2)
-    out, _ = run(home, capsys, "predictions")
+    out, _ = run(home, capsys, "prediction", "list")
     assert "throughput_per_s\t55\t50\t10" in out
 
 

@@ -93,7 +93,7 @@ def test_ctrl_c_at_once_keeps_a_valid_plan(planner: PlannerProcess) -> None:
     """Nothing says what arrives: that is assumed, and told."""
     with _contest(planner, "early") as process:
         assert process.stdout is not None and process.stderr is not None
-        assert any("judged" in line for line in process.stderr)
+        assert any("evaluated" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         made = json.loads(process.stdout.read())
     assert process.returncode == 0
@@ -101,7 +101,7 @@ def test_ctrl_c_at_once_keeps_a_valid_plan(planner: PlannerProcess) -> None:
     assert made["contest"]["arrivals"].startswith("assumed")
 
 
-def test_what_entrants_decide_cannot_be_asked_for(planner: PlannerProcess) -> None:
+def test_what_candidates_decide_cannot_be_asked_for(planner: PlannerProcess) -> None:
     create = ("plan", "create", "--model", "fork")
     for options, reason in [
         (("--budget", "3s", "--lanes", "2"), "each decides lanes"),
@@ -110,7 +110,7 @@ def test_what_entrants_decide_cannot_be_asked_for(planner: PlannerProcess) -> No
         (("--budget", "3s", "--rate", "fork=no"), "is not MODEL=PER_S"),
         (("--budget", "3s", "--rate", "fork=5", "--rate", "fork=6"), "--rate names fork twice"),
         (("--budget", "soon"), "is no duration"),
-        (("--rate", "fork=5"), "--rate says what arrives in a contest"),
+        (("--rate", "fork=5"), "--rate says what arrives in a tournament"),
     ]:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             assert execute([*create, *options, "--data-dir", str(planner.home)]) != 0

@@ -1,63 +1,170 @@
 """`stageloom plan create`: search a plan, keep it, push it."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
 from stageloom.planner.admin.client import ask
-from stageloom.planner.cli import contest
-from stageloom.planner.cli import create_options as opt
-from stageloom.planner.cli.choices import model_choice
 from stageloom.planner.cli.options import (
+    MODEL_KEYS,
     DatabaseUrl,
     DataDir,
     Json,
     Rates,
     checked,
     data_dir_of,
+    model_options,
     parse_duration,
     parse_rates,
     require_own,
 )
-from stageloom.planner.cli.output import emit, emit_json, progress
-from stageloom.planner.cli.pushing import as_json, in_words
-from stageloom.planner.cli.searching import search, search_and_measure
+from stageloom.planner.cli.output import emit, emit_json, progress, pushed_json, pushed_text
+from stageloom.planner.cli.searching import run_tournament, search, search_and_measure, tell
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.messages import admin
 from stageloom.shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.rivals import policies
 from stageloom.shared.search.rivals import policy as find_policy
+
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable.",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Do as others do; one of {', '.join(policies())}. `plan schedulers` explains them.",
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"One of {', '.join(schedulers())}; `plan schedulers` explains them. "
+        "Default: sequential, or the policy's.",
+    ),
+]
+Partition = Annotated[
+    str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
+]
+Combine = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+    ),
+]
+Members = Annotated[
+    int, typer.Option("--members", "--members-max", metavar="H", help="Blocks per combined block at most.")
+]
+Replicas = Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")]
+BatchDelay = Annotated[
+    float, typer.Option(metavar="S", help="A task waits this long for others to fill its batch.")
+]
+Queue = Annotated[QueueRule, typer.Option(help="Who loses when a queue is full; the last two also order it.")]
+Choice = Annotated[
+    StepChoice,
+    typer.Option(help="Which block goes first: the fullest, in turn, by weights, or by deadline."),
+]
+Waiting = Annotated[
+    Wait, typer.Option(help="Whether a combined block waits until all its members have a task.")
+]
+WaitTimeout = Annotated[
+    float, typer.Option(metavar="S", help="With --wait timeout: how long it waits at most.")
+]
+RunAhead = Annotated[int, typer.Option(metavar="N", help="Steps in flight per lane at most.")]
+MaxSkips = Annotated[int, typer.Option(metavar="N", help="A block passed over this often goes first.")]
+Barriers = Annotated[
+    Barrier,
+    typer.Option(help="A stage waits for the whole stage before it, or only for data it reads."),
+]
+Lanes = Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")]
+Threads = Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")]
+EXECUTORS = ("onnx", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
+
+
+def _executor(name: str) -> str:
+    if name not in EXECUTORS:
+        raise InputError(f"there is no executor {name!r}", remedy=f"choose one of {', '.join(EXECUTORS)}")
+    return name
+
+
+Executor = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        callback=_executor,
+        help=f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}; the device must have it.",
+    ),
+]
+LimitR = Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")]
+LimitS = Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help=(
+            "Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals and "
+            "searches compete on the device's twin, under --rate; the best so far wins."
+        ),
+    ),
+]
+Measure = Annotated[
+    float | None,
+    typer.Option(
+        "--measure", metavar="S", help="Have --device measure the stages found, S seconds a plan at most."
+    ),
+]
+Push = Annotated[bool, typer.Option("--push", help="Push it to --device, as `stageloom plan push` does.")]
 
 
 def create(
-    models: opt.Models,
-    device: opt.Device = None,
-    name: opt.Name = None,
-    policy: opt.Policy = None,
-    scheduler: opt.Scheduler = None,
-    partition: opt.Partition = "whole",
-    combine: opt.Combine = "alone",
-    members: opt.Members = 2,
-    replicas: opt.Replicas = 1,
-    batch: opt.Batch = 1,
-    batch_delay: opt.BatchDelay = 0.0,
-    queue: opt.Queue = QueueRule.REFUSE_NEWEST,
-    step_choice: opt.Choice = StepChoice.RATIO,
-    wait: opt.Waiting = Wait.NONE,
-    wait_timeout: opt.WaitTimeout = 0.0,
-    run_ahead: opt.RunAhead = 2,
-    max_skips: opt.MaxSkips = 8,
-    barrier: opt.Barriers = Barrier.FULL,
-    lanes: opt.Lanes = 1,
-    threads: opt.Threads = 1,
-    executor: opt.Executor = "onnx",
-    r: opt.LimitR = None,
-    s: opt.LimitS = None,
-    budget: opt.Budget = None,
+    models: Models,
+    device: Device = None,
+    name: Name = None,
+    policy: Policy = None,
+    scheduler: Scheduler = None,
+    partition: Partition = "whole",
+    combine: Combine = "alone",
+    members: Members = 2,
+    replicas: Replicas = 1,
+    batch: Batch = 1,
+    batch_delay: BatchDelay = 0.0,
+    queue: Queue = QueueRule.REFUSE_NEWEST,
+    step_choice: Choice = StepChoice.RATIO,
+    wait: Waiting = Wait.NONE,
+    wait_timeout: WaitTimeout = 0.0,
+    run_ahead: RunAhead = 2,
+    max_skips: MaxSkips = 8,
+    barrier: Barriers = Barrier.FULL,
+    lanes: Lanes = 1,
+    threads: Threads = 1,
+    executor: Executor = "onnx",
+    r: LimitR = None,
+    s: LimitS = None,
+    budget: Budget = None,
     rate: Rates = None,
-    measure: opt.Measure = None,
-    push_it: opt.Push = False,
+    measure: Measure = None,
+    push_it: Push = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
@@ -90,7 +197,7 @@ def create(
         "batch_max_delay_s": batch_delay,
         "queue": queue,
     }
-    choices = tuple(model_choice(text, **for_all) for text in models)
+    choices = tuple(model_options(text, **for_all) for text in models)
     request = admin.PlanCreateRequest(
         plan=name,
         models=choices,
@@ -135,7 +242,7 @@ def _competing(
         raise InputError("--measure is for one scheduler", remedy="name it with --scheduler")
     if rate and not competing:
         raise InputError(
-            "--rate says what arrives in a contest", remedy="give --budget, and no --scheduler or --policy"
+            "--rate says what arrives in a tournament", remedy="give --budget, and no --scheduler or --policy"
         )
     if measure is not None and policy and "scheduler" in find_policy(policy).decides:
         raise InputError(
@@ -157,7 +264,7 @@ def _create(
     """Search, measure if wanted, push if wanted, tell."""
     require_own(folder, database_url)
     if request.contest:
-        reply = contest.hold(folder, request)
+        reply = run_tournament(folder, request)
     elif measure_s is not None and request.device is not None:
         reply = search_and_measure(folder, database_url, request, request.device, budget_s=measure_s)
     else:
@@ -179,16 +286,16 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
                 **msgspec.to_builtins(made),
                 "search_s": reply.search_s,
                 "contest": msgspec.to_builtins(reply.contest),
-                "pushed": as_json(pushed) if pushed else None,
+                "pushed": pushed_json(pushed) if pushed else None,
             }
         )
         return
     if reply.contest is not None:
-        contest.tell(reply.contest)
+        tell(reply.contest)
     emit(made.plan)
     progress(
         f"plan with digest {made.digest[:12]} made in {1000 * reply.search_s:.0f} ms: "
         f"{made.text_bytes} bytes as text, {made.wire_bytes} on the wire"
     )
     if pushed:
-        progress(f"pushed to {device} as {in_words(pushed)}; see `stageloom watch {device}`")
+        progress(f"pushed to {device} as {pushed_text(pushed)}; see `stageloom watch {device}`")
