@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from stageloom.edge_agent.ingest.paths import default_home
 from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
 from stageloom.shared.errors import SettingError
-from stageloom.shared.policy.queues import Measure
+from stageloom.shared.policy.queues import QueueMeasure
 
 SETTINGS_NAME = "agent.json"
 _MAX_SETTINGS_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trace_window_s: Seconds = 0.1  # how long such a window is
     alarms: bool = True  # watch the queues: tell the planner when they diverge, re-plan where it allows that
     alarm_interval_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1  # how often the queues are looked at
-    alarm_measure: Measure = Measure.WORK  # queues count in seconds of work, or in tasks as in TOP
+    alarm_measure: QueueMeasure = QueueMeasure.WORK  # queues count in seconds of work, or in tasks as in TOP
     alarm_threshold: Annotated[float, Meta(gt=0.0, le=1e15)] | None = (
         None  # of the variance; none: by deadlines
     )

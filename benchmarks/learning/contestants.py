@@ -8,12 +8,11 @@ from typing import Any
 from stageloom.planner.contest.entrants import entrants
 from stageloom.planner.contest.judge import Course, judge
 from stageloom.planner.contest.worth import Worth, better, figures_of, worth_of
-from stageloom.planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
-from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.schedules import ScheduleTable
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.learning.maddpg.problem import Problem, ScheduleTable
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.train import polish
+from stageloom.planner.learning.maddpg.work import Environment, bound_plan, clipped_row
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
@@ -97,7 +96,7 @@ def judged(problem: Problem, plan: Plan, course: Course) -> Worth:
 def judged_policy(
     problem: Problem,
     table: ScheduleTable,
-    settings: Settings,
+    settings: MaddpgSettings,
     networks: Sequence[MaddpgNetwork],
     course: Course,
 ) -> Worth:

@@ -22,13 +22,13 @@ from benchmarks.learning.verdict import LEARNED_PLAN, SEED
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
 from stageloom.planner.contest.judge import Course, judge
 from stageloom.planner.contest.worth import Worth, better, surely_better
-from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.settings import Settings
-from stageloom.planner.learning.maddpg.train import Trained
-from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.train import MaddpgResult
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
@@ -50,7 +50,7 @@ class Effort:
 
     seeds: tuple[int, ...] = (1, 2, 3)
     budget_s: float = 600.0  # of all trainings of the pair together
-    settings: Settings = field(default_factory=Settings)
+    settings: MaddpgSettings = field(default_factory=MaddpgSettings)
 
 
 def problem_of(
@@ -222,7 +222,7 @@ def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
 
 
 def _policies(
-    problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
+    problem: Problem, found: Sequence[MaddpgResult], settings: MaddpgSettings, choice: Course, fresh: Course
 ) -> tuple[Worth, Worth]:
     """All seeds' policies on either arrivals, with schedules searched for as their trainings do."""
     table = problem.table()
@@ -233,7 +233,7 @@ def _policies(
     )
 
 
-def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
+def _learned(problem: Problem, one: MaddpgResult, choice: Course, fresh: Course) -> Contestant:
     return Contestant(
         planner=LEARNED_PLAN,
         partition="",
@@ -268,7 +268,7 @@ def _over(one: Worth, other: Worth) -> float:
     return round(one.throughput_per_s / other.throughput_per_s, 4)
 
 
-def _training(one: Trained) -> dict[str, Any]:
+def _training(one: MaddpgResult) -> dict[str, Any]:
     return {
         "train_s": round(one.train_s, 1),
         "transitions": one.transitions,

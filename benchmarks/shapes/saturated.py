@@ -6,12 +6,12 @@ from math import fsum
 
 from stageloom.planner.contest.judge import Course, judge
 from stageloom.planner.contest.worth import Worth, better
-from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId

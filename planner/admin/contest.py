@@ -13,7 +13,7 @@ from stageloom.planner.cluster.run import search
 from stageloom.planner.contest.entrants import Entrant, entrants
 from stageloom.planner.contest.worth import Worth
 from stageloom.planner.costs.records import found_schedules
-from stageloom.planner.replan.predict import Considered, Verdict, considered, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation, evaluation_of, predict
 from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import Clock
@@ -104,18 +104,18 @@ def _keep(
 
 def _looked_at(
     taking_part: tuple[Entrant, ...], held: Held, graphs: Mapping[Digest, Graph], costs: CostTable
-) -> list[Considered]:
+) -> list[PlanEvaluation]:
     """A row per plan that was judged, in the order of time; the winner's in any case, and last."""
     led = {point.entrant for point in held.contest.curve}
     winner = held.outcome.entrant
     order = [entrant for entrant in held.contest.judged if entrant != winner]
     rows = []
     for entrant in (*order, winner):
-        lost = Verdict.LED if entrant in led else Verdict.LOST
+        lost = EvaluationVerdict.LED if entrant in led else EvaluationVerdict.LOST
         plan = held.plans[entrant]
-        row = considered(
+        row = evaluation_of(
             plan,
-            Verdict.FOUND if entrant == winner else lost,
+            EvaluationVerdict.FOUND if entrant == winner else lost,
             scheduler=taking_part[entrant].name,
             how="contest",
             prediction=predict(plan, graphs, costs, ()),

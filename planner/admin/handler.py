@@ -16,7 +16,7 @@ from stageloom.planner.admin.searches import Searches
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.admin import Answer
-from stageloom.planner.replan.predict import Verdict, considered, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of, predict
 from stageloom.planner.store.desired import Push
 from stageloom.planner.store.store import Store
 from stageloom.planner.telemetry.rates import KINDS, model_rates
@@ -194,9 +194,9 @@ class AdminHandler:
         if request.device is not None:
             key = self._store.calibration(request.device).costs_key
             self._store.keep_schedules(key, scheduler_key(request), found_schedules(plan, graphs))
-        row = considered(
+        row = evaluation_of(
             plan,
-            Verdict.FOUND,
+            EvaluationVerdict.FOUND,
             scheduler=scheduler_key(request),
             how="operator",
             prediction=predict(plan, graphs, job.costs, ()),

@@ -13,7 +13,7 @@ from stageloom.planner.cli.train_maddpg import maddpg
 from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
-    from stageloom.planner.learning.gpg.blocks import CostsOf
+    from stageloom.planner.learning.gpg.lessons import CostsOf
     from stageloom.planner.learning.gpg.trainer import Trainer
     from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.graph import Graph
@@ -54,10 +54,9 @@ def gpg(
     stageloom train gpg --output training
     stageloom plan create --device D --model resnet50 --scheduler gpg
     """
-    from stageloom.planner.learning.gpg.blocks import Drawing
-    from stageloom.planner.learning.gpg.curves import rows, to_json, to_svg
-    from stageloom.planner.learning.gpg.settings import Settings
-    from stageloom.planner.learning.gpg.train import train as run
+    from stageloom.planner.learning.gpg.lessons import Drawing
+    from stageloom.planner.learning.gpg.trainer import GpgSettings, rows, to_json, to_svg
+    from stageloom.planner.learning.gpg.trainer import train as run
     from stageloom.planner.store import checkpoints
     from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.policy.gpg.checkpoint import decode
@@ -73,7 +72,7 @@ def gpg(
             output.mkdir(parents=True, exist_ok=True)
         found = run(
             Drawing(graphs, costs, members_max),
-            Settings(seed=seed, imitation_steps=imitation_steps, episodes=episodes),
+            GpgSettings(seed=seed, imitation_steps=imitation_steps, episodes=episodes),
             names=names,
             costs=device_class or "analytic",
             told=_Bar(),
@@ -118,7 +117,7 @@ def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest,
 def _costs(store: "ReadStore", device: str, artifacts: "list[Digest]") -> "tuple[CostsOf, str]":
     """The cost model, and the device class that it is of; no class for estimates."""
     from stageloom.planner.costs.measured import device_costs
-    from stageloom.planner.learning.gpg.blocks import analytic_costs
+    from stageloom.planner.learning.gpg.lessons import analytic_costs
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.plan import ExecutorOptions
 

@@ -23,9 +23,9 @@ from stageloom.planner.cli.output import emit, emit_json, progress
 from stageloom.planner.cli.training_view import TrainingView, figures, rivals_worth
 
 if TYPE_CHECKING:
-    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.settings import MaddpgSettings
     from stageloom.planner.learning.maddpg.stored import StoredProblem, Wanted
-    from stageloom.planner.learning.maddpg.train import Trained
+    from stageloom.planner.learning.maddpg.train import MaddpgResult
     from stageloom.planner.store.database import Database
 
 LOCAL = "local"
@@ -60,7 +60,7 @@ def maddpg(
     stageloom train maddpg --device shop-7 --model resnet50 --model squeezenet:replicas=2 \\
         --rate resnet50=30 --rate squeezenet=60 --twin nano --workers 4
     """
-    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.settings import MaddpgSettings
     from stageloom.planner.learning.maddpg.stored import Wanted, stored_problem
     from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.ids import DeviceId
@@ -74,7 +74,7 @@ def maddpg(
         last_s=last,
         members_max=members_max,
     )
-    settings = Settings.of_length(transitions)
+    settings = MaddpgSettings.of_length(transitions)
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         found = stored_problem(store, wanted)
@@ -101,7 +101,7 @@ class _Run:
         self,
         wanted: "Wanted",
         found: "StoredProblem",
-        settings: "Settings",
+        settings: "MaddpgSettings",
         seed: int,
         budget_s: float,
         workers: int,
@@ -123,16 +123,15 @@ class _Run:
             "seed": seed,
         }
 
-    def train(self) -> "Trained":
+    def train(self) -> "MaddpgResult":
         """Begin, or go on; to the end, the budget's or Ctrl-C's."""
         from stageloom.planner.cluster.search_pool import AnytimePool
-        from stageloom.planner.learning.maddpg import kept_run
-        from stageloom.planner.learning.maddpg.train import train
+        from stageloom.planner.learning.maddpg.train import SavedRun, load_run, save_run, train
 
         kept = None
         if self._output is not None:
             self._output.mkdir(parents=True, exist_ok=True)
-            kept = kept_run.load(self._output, self.about)
+            kept = load_run(self._output, self.about)
         spent_s = kept.spent_s if kept else 0.0
         if kept:
             progress(f"going on after {spent_s:.0f} s of training")
@@ -140,8 +139,8 @@ class _Run:
 
         def save(state: bytes) -> None:
             if self._output is not None:
-                run = kept_run.KeptRun(spent_s + time.monotonic() - began_s, state)
-                kept_run.save(self._output, self.about, run)
+                run = SavedRun(spent_s + time.monotonic() - began_s, state)
+                save_run(self._output, self.about, run)
 
         address = "" if self._ray_address == LOCAL else self._ray_address
         pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, idle_s=None)
@@ -165,7 +164,7 @@ class _Run:
             pool.close()
 
 
-def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
+def _keep(database: "Database", trained: "MaddpgResult") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
     from stageloom.planner.cli.kept_policy import keep_policy
     from stageloom.planner.store import plans
@@ -174,7 +173,7 @@ def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
 
 
-def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
+def _write(output: Path, trained: "MaddpgResult", found: "StoredProblem") -> None:
     import json as json_text
 
     from stageloom.planner.twin.device_file import device_toml
@@ -186,7 +185,7 @@ def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
 
 
 def _tell(
-    device: str, digest: str, plan: str, trained: "Trained", found: "StoredProblem", *, json: bool
+    device: str, digest: str, plan: str, trained: "MaddpgResult", found: "StoredProblem", *, json: bool
 ) -> None:
     rows = {
         **rivals_worth(trained.seeds_worth),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.contest.worth import Figures, Worth, figures_of, worth_of
-from stageloom.planner.twin.window import Device, MakeDevice
+from stageloom.planner.twin.window import MakeDevice, TargetDevice
 from stageloom.shared.bound import BoundPlan
 
 
@@ -28,7 +28,7 @@ def judge(bound: BoundPlan, make_device: MakeDevice, course: Course, service_s: 
     return worth_of([_figures(bound, make_device(seed), course, service_s) for seed in course.seeds])
 
 
-def _figures(bound: BoundPlan, device: Device, course: Course, service_s: Sequence[float]) -> Figures:
+def _figures(bound: BoundPlan, device: TargetDevice, course: Course, service_s: Sequence[float]) -> Figures:
     device.deploy(bound)
     device.run(course.warm_up_s)
     return figures_of([device.run(course.window_s) for _ in range(course.windows)], service_s)

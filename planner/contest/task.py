@@ -16,7 +16,7 @@ from stageloom.planner.contest.worth import Worth
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import Device
+from stageloom.planner.twin.window import TargetDevice
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
@@ -57,12 +57,12 @@ class Scene:
                 log.info("simulated by the reference twin: %s", error)
         return judge(bound, self._reference, course, self.service_s)
 
-    def _compiled(self, seed: int) -> Device:
+    def _compiled(self, seed: int) -> TargetDevice:
         from stageloom.planner.twin.compiled.twin import CompiledTwin
 
         return CompiledTwin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
-    def _reference(self, seed: int) -> Device:
+    def _reference(self, seed: int) -> TargetDevice:
         from stageloom.planner.twin.reference import Twin
 
         return Twin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)

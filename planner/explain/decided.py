@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stageloom.planner.replan.predict import Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict
 from stageloom.planner.store.considered import KeptConsidered
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.admin import HistoryEntry, ReplanInfo, TrialInfo
@@ -40,7 +40,7 @@ def decided(
     left: set[Digest] = set()
     if replan is not None:
         rows = [one.considered for one in looked_at if one.replan == replan.replan]
-        left = {one.plan for one in rows if one.verdict is not Verdict.TAKEN} - {plan}
+        left = {one.plan for one in rows if one.verdict is not EvaluationVerdict.TAKEN} - {plan}
     return Decided(
         generation=entry,
         replan=replan,

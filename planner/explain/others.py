@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stageloom.planner.replan.predict import Considered
+from stageloom.planner.replan.predict import PlanEvaluation
 from stageloom.planner.store.considered import KeptConsidered
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.admin import TrialInfo
@@ -22,7 +22,7 @@ class Other:
     name: str
     this: bool
     times: int  # it was looked at
-    last: Considered
+    last: PlanEvaluation
     at_us: int
     now_ms: float | None
     steps_ms: float | None

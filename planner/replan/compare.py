@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.costs.drift import traced_stages
-from stageloom.planner.replan.predict import Prediction, block_costs, predict
+from stageloom.planner.replan.predict import CostPrediction, block_costs, predict
 from stageloom.shared.bound import bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
@@ -62,7 +62,7 @@ def predicted_ratio(
     graphs: Mapping[Digest, Graph],
     costs: CostTable,
     loads: Sequence[Load] = (),
-) -> tuple[Prediction, Prediction]:
+) -> tuple[CostPrediction, CostPrediction]:
     """The predicted busy device seconds per second of both, as `stageloom.planner.replan.predict`."""
     return predict(control, graphs, costs, loads), predict(candidate, graphs, costs, loads)
 

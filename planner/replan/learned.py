@@ -26,10 +26,10 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.legality import violations
 from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.plan import CombinedBlock, Member, Plan
-from stageloom.shared.policy.maddpg.book import BlockKey, Book
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
+from stageloom.shared.policy.maddpg.decide import BlockKey, Book
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.samples import Sample, progress_bits
+from stageloom.shared.policy.queues import PolicySample, progress_bits
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.block_job import BlockJob
@@ -39,7 +39,7 @@ from stageloom.shared.search.job import SearchJob
 from stageloom.shared.stage_string import parse
 
 if TYPE_CHECKING:
-    from stageloom.shared.policy.maddpg.checkpoint import Checkpoint
+    from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
 
 
 SCHEDULER: Final = "maddpg"
@@ -148,7 +148,7 @@ def learned(seen: Observation) -> Learned:
         return Learned(None, str(error))
 
 
-def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
+def _plan(policy: "MaddpgCheckpoint", seen: Observation) -> Learned:
     from stageloom.shared.policy.maddpg.decide import decide, loads_of, plan_of
 
     plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
@@ -160,7 +160,7 @@ def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
     return Learned(made, missing=tuple(shelf.missing.values()))
 
 
-def _samples(seen: Observation) -> list[Sample]:
+def _samples(seen: Observation) -> list[PolicySample]:
     """The alarm's, which are in the order of its loads, with their models in the plan's order.
 
     None of them where a model of the plan was not seen: a policy takes what is missing as idle.
@@ -176,7 +176,7 @@ def _samples(seen: Observation) -> list[Sample]:
         return []
     order = [(places[model.name], model.num_blocks) for model in models]
     return [
-        Sample(
+        PolicySample(
             tuple(progress_bits((one.progress[at],), blocks) for at, blocks in order),
             tuple(one.deviations[at] for at, _ in order),
         )
@@ -187,8 +187,8 @@ def _samples(seen: Observation) -> list[Sample]:
 class _Shelf:
     """Schedules by what they are of: the policy's, and those that were found for the device since."""
 
-    def __init__(self, policy: "Checkpoint", seen: Observation) -> None:
-        from stageloom.shared.policy.maddpg.book import Blocks
+    def __init__(self, policy: "MaddpgCheckpoint", seen: Observation) -> None:
+        from stageloom.shared.policy.maddpg.decide import Blocks
 
         self.missing: dict[tuple[Digest, int], BlockJob] = {}
         self._book = policy.book.schedules
@@ -233,7 +233,7 @@ def _parsed(text: str) -> Schedule | None:
 
 
 @lru_cache(maxsize=4)
-def _decoded(raw: bytes) -> "Checkpoint":
+def _decoded(raw: bytes) -> "MaddpgCheckpoint":
     from stageloom.shared.policy.maddpg.checkpoint import decode
 
     return decode(raw)
@@ -243,7 +243,7 @@ MOST_COMBINED: Final = 200_000
 """Combined blocks whose schedules are looked for under other artifacts: some seconds."""
 
 
-def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) -> Checkpoint:
+def adopted(found: MaddpgCheckpoint, device_class: str, here: Mapping[Digest, Graph]) -> MaddpgCheckpoint:
     """The policy for a device class of this planner. `here`: the artifacts that the planner has.
 
     Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were; its
@@ -266,10 +266,10 @@ def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) 
         "artifacts": [model.artifact for model in found.space.models],
     }
     about = {**found.provenance, **_artifacts_of(found, space, here), "adopted": before}
-    return Checkpoint(space, found.network, book, about)
+    return MaddpgCheckpoint(space, found.network, book, about)
 
 
-def _artifacts_of(found: Checkpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
+def _artifacts_of(found: MaddpgCheckpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
     """What the provenance says of artifacts, of those that are here: it can be adopted elsewhere in turn."""
     pairs = zip(found.space.models, space.models, strict=True)
     now = {before.artifact: after.artifact for before, after in pairs}

@@ -17,7 +17,7 @@ from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.run import search
 from stageloom.planner.costs.records import FoundSchedule, found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
-from stageloom.planner.replan.decide import Decision, decide, without_search
+from stageloom.planner.replan.decide import ReplanDecision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe, recalibration, without_costs
 from stageloom.planner.replan.policy import How, Note, Observation, Policy, Proposal
@@ -190,7 +190,7 @@ class Replanner:
         plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
         return [(job, plan) for job, plan in plans if plan is not None]
 
-    def _carry_out(self, seen: Observation, replan: int, decision: Decision, remark: str) -> None:
+    def _carry_out(self, seen: Observation, replan: int, decision: ReplanDecision, remark: str) -> None:
         self._schedules.want(seen.costs_key, self._policy.missing(seen))
         proposal = decision.proposal
         if proposal is None:
@@ -227,10 +227,10 @@ class Replanner:
         )
         self._keep_considered(seen, replan, decision)
 
-    def _keep_considered(self, seen: Observation, replan: int, decision: Decision) -> None:
+    def _keep_considered(self, seen: Observation, replan: int, decision: ReplanDecision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""
         self._store.keep_considered(
-            decision.considered, device_class=seen.environment, device=seen.device, replan=replan
+            decision.evaluations, device_class=seen.environment, device=seen.device, replan=replan
         )
 
     def _keep_schedule(self, costs_key: str, job: BlockJob, found: StageSchedule) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.replan.predict import Considered, Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.store.tables import ConsideredPlanRow
 from stageloom.shared.ids import DeviceId, Digest
 
@@ -15,7 +15,7 @@ from stageloom.shared.ids import DeviceId, Digest
 class KeptConsidered:
     """A plan that was looked at: when, for which device class, and in which re-plan if it was one."""
 
-    considered: Considered
+    considered: PlanEvaluation
     at_us: int
     replan: int | None
     device: DeviceId | None
@@ -24,7 +24,7 @@ class KeptConsidered:
 
 def keep(
     session: Session,
-    found: Iterable[Considered],
+    found: Iterable[PlanEvaluation],
     *,
     replan: int | None,
     device: DeviceId | None,
@@ -52,12 +52,12 @@ def of_models(session: Session, serves: Digest, device_class: str, *, limit: int
     )
     return [
         KeptConsidered(
-            Considered(
+            PlanEvaluation(
                 plan=Digest(row.digest),
                 serves=Digest(row.serves),
                 scheduler=row.scheduler,
                 how=row.how,
-                verdict=Verdict(row.verdict),
+                verdict=EvaluationVerdict(row.verdict),
                 blocks=row.blocks,
                 members_max=row.members_max,
                 busy=row.busy,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.records import FoundBy, Origin
+from stageloom.planner.costs.records import FoundBy, MeasurementOrigin
 from stageloom.planner.store.replans import trial_info
 from stageloom.planner.store.stages import executor_key
 from stageloom.planner.store.tables import (
@@ -22,7 +22,9 @@ from stageloom.shared.messages.admin import TrialInfo
 from stageloom.shared.plan import ExecutorOptions
 
 
-def operator_origins(session: Session, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:
+def operator_origins(
+    session: Session, device_class: str, artifact: Digest, batch: int
+) -> dict[int, MeasurementOrigin]:
     """Per measured operator of an artifact where its time comes from."""
     rows = session.scalars(
         select(OperatorCostRow).where(
@@ -32,13 +34,14 @@ def operator_origins(session: Session, device_class: str, artifact: Digest, batc
         )
     )
     return {
-        row.operator: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows
+        row.operator: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
+        for row in rows
     }
 
 
 def stage_origins(
     session: Session, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
-) -> dict[str, Origin]:
+) -> dict[str, MeasurementOrigin]:
     """Per measured stage of a combined block, by its stage string, where its time comes from."""
     rows = session.scalars(
         select(StageCostRow).where(
@@ -48,7 +51,10 @@ def stage_origins(
             StageCostRow.batch == batch,
         )
     )
-    return {row.stage: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows}
+    return {
+        row.stage: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
+        for row in rows
+    }
 
 
 def schedules_of(session: Session, device_class: str, combined_block: Digest, batch: int) -> list[FoundBy]:

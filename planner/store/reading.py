@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from stageloom.planner.costs.records import Calibration, FoundBy, OperatorCost, Origin
+from stageloom.planner.costs.records import Calibration, FoundBy, MeasurementOrigin, OperatorCost
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store import (
     calibrations,
@@ -292,14 +292,16 @@ class ReadStore:
 
     # -- where all of this comes from -------------------------------------------------------------------
 
-    def operator_origins(self, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:
+    def operator_origins(
+        self, device_class: str, artifact: Digest, batch: int
+    ) -> dict[int, MeasurementOrigin]:
         """Per measured operator of an artifact where its time comes from."""
         with self.database.read() as session:
             return provenance.operator_origins(session, device_class, artifact, batch)
 
     def stage_origins(
         self, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
-    ) -> dict[str, Origin]:
+    ) -> dict[str, MeasurementOrigin]:
         """Per measured stage of a combined block, by its stage string, where its time comes from."""
         with self.database.read() as session:
             return provenance.stage_origins(session, device_class, executor, combined_block, batch)

@@ -24,7 +24,7 @@ from stageloom.planner.dispatch.ports import (
     TelemetryWrite,
 )
 from stageloom.planner.replan.policy import Note, ReplanSettings
-from stageloom.planner.replan.predict import Considered
+from stageloom.planner.replan.predict import PlanEvaluation
 from stageloom.planner.store import (
     checkpoints,
     clock_trust,
@@ -333,7 +333,7 @@ class Store(ReadStore):
 
     def keep_considered(
         self,
-        found: Iterable[Considered],
+        found: Iterable[PlanEvaluation],
         *,
         device_class: str,
         device: DeviceId | None = None,

@@ -116,7 +116,7 @@ class Recorded:
         return len(self.times_s) / length_s if length_s else 0.0
 
 
-class Span(NamedTuple):
+class CountedSpan(NamedTuple):
     """So many arrivals between two moments of a recording."""
 
     begin_s: float
@@ -131,7 +131,7 @@ class Counted:
     The recording lasts `length_s`; it is entered at `begin_s` and comes again and again.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[CountedSpan, ...]
     length_s: float
     begin_s: float = 0.0
 

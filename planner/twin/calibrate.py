@@ -72,7 +72,7 @@ class StepSample(NamedTuple):
     seconds: float
 
 
-class Beside(NamedTuple):
+class OverlapSample(NamedTuple):
     """Steps that ran while another lane was busy all the time."""
 
     seconds: float  # mean
@@ -82,7 +82,7 @@ class Beside(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class DeviceMeasurements:
     """What a device measured. `source` says where and when, for the device file.
 
     None: it was not measured, and stays the device file's.
@@ -90,7 +90,7 @@ class Measured:
 
     operators: Operators
     steps: Sequence[StepSample]
-    beside: Sequence[Beside] = ()
+    beside: Sequence[OverlapSample] = ()
     spreads: Sequence[float] | None = None  # seconds of single steps over their means
     step_s: float | None = None  # between two steps of a lane that has work
     task_s: float | None = None
@@ -111,7 +111,7 @@ class Calibrated:
         return StepTimes(self.device, self.costs)
 
 
-def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
+def calibrate(base: DeviceFile, measured: DeviceMeasurements) -> Calibrated:
     """Fit `base`, which gives everything that was not measured.
 
     Raises:
@@ -149,7 +149,7 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
     return Calibrated(device, costs, _errors(StepTimes(device, costs), measured.steps))
 
 
-def _told_by(measured: Measured) -> list[str]:
+def _told_by(measured: DeviceMeasurements) -> list[str]:
     """The figures of a device file that were measured."""
     apart = {
         "step_s": measured.step_s is not None,
@@ -294,7 +294,7 @@ def _fit_groups(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float,
     return float(contention), float(barrier_s)
 
 
-def _fit_lanes(beside: Sequence[Beside]) -> tuple[float, float] | None:
+def _fit_lanes(beside: Sequence[OverlapSample]) -> tuple[float, float] | None:
     """`lanes_interference` and `beside_s` under which steps beside others take what they took.
 
     Of the fixed seconds that are tried the one that leaves the smallest relative errors, with the median of
@@ -308,7 +308,7 @@ def _fit_lanes(beside: Sequence[Beside]) -> tuple[float, float] | None:
     return min(((_interference(told, one), one) for one in tried), key=lambda fit: _lanes_error(told, *fit))
 
 
-def _interference(beside: Sequence[Beside], beside_s: float) -> float:
+def _interference(beside: Sequence[OverlapSample], beside_s: float) -> float:
     found = []
     for one in beside:
         least = max(one.running * one.share, 1.0)
@@ -317,7 +317,7 @@ def _interference(beside: Sequence[Beside], beside_s: float) -> float:
     return max(median(found), 0.0)
 
 
-def _lanes_error(beside: Sequence[Beside], interference: float, beside_s: float) -> float:
+def _lanes_error(beside: Sequence[OverlapSample], interference: float, beside_s: float) -> float:
     """Sum of squares, relative to what was measured; what is as good as exact counts as that."""
     total = 0.0
     for one in beside:

@@ -5,18 +5,29 @@ issued steps begin when a device would (in order in their lane, after the steps 
 steps share the device (`stageloom.planner.twin.lanes`), and reports each end. Programs are ready as soon as
 the core asks for them, and nothing fails. At one instant steps end first, then tasks arrive, then time-outs
 pass, then the queues are sampled; equal events come in order of their number.
-"""
+
+Twins to train on: devices that a worker makes for itself, by seed."""
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from stageloom.planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.arrivals import ArrivalStream, Process, entered_anywhere
+from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.lanes import Lanes, added_up
 from stageloom.planner.twin.times import PlanTimes, StepTimes
-from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
+from stageloom.planner.twin.window import (
+    ModelWindow,
+    StepsWindow,
+    TargetDevice,
+    Window,
+    counts_between,
+    usual_samples,
+)
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.stats import Counts, EngineGlance, EngineStats
@@ -33,9 +44,10 @@ from stageloom.shared.engine.steps import (
 )
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import TaskId
+from stageloom.shared.search.costs import CostTable
 
 
-class Record:
+class WindowRecorder:
     """The window that has begun, and the tasks that have not ended."""
 
     def __init__(self) -> None:
@@ -121,7 +133,7 @@ class Record:
 
 
 class Twin:
-    """A simulated device; satisfies `stageloom.planner.twin.window.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.window.TargetDevice`.
 
     `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
     to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give
@@ -148,7 +160,7 @@ class Twin:
         self._lanes = Lanes(times.device, seed)
         self._plans: dict[PlanKey, PlanTimes] = {}
         self._bound: BoundPlan | None = None
-        self._record = Record()
+        self._record = WindowRecorder()
         self._next_key = 0
         self._next_task = 0
 
@@ -170,7 +182,7 @@ class Twin:
         self._act(self._core.activate(key, self.now_s))
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Go on for `seconds`; see `Device.run`.
+        """Go on for `seconds`; see `TargetDevice.run`.
 
         Raises:
             PlanError: no plan was deployed.
@@ -290,3 +302,34 @@ class _Source:
 
 def _next_s(source: _Source) -> float:
     return source.next_s
+
+
+@dataclass(frozen=True)
+class TwinDevices:
+    """Makes twins of one device; all of a process share what steps take.
+
+    Compiled ones by default, with every program ready at once: a plan is not judged by being new. The
+    reference twin is slower and, like an engine, runs a program's first steps member by member.
+    """
+
+    device: DeviceFile
+    costs: CostTable
+    arrivals: Mapping[str, Process]
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+    compiled: bool = True
+
+    @cached_property
+    def _times(self) -> StepTimes:
+        return StepTimes(self.device, self.costs)
+
+    def __call__(self, seed: int) -> TargetDevice:
+        """A twin with empty queues and the arrivals of a seed."""
+        arrivals = entered_anywhere(self.arrivals, seed)
+        if not self.compiled:
+            return Twin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s)
+        from stageloom.planner.twin.compiled.twin import CompiledTwin  # numba only where it is used
+
+        return CompiledTwin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s, prepared=True)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_times"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.twin.arrivals import Counted, Span
+from stageloom.planner.twin.arrivals import Counted, CountedSpan
 from stageloom.planner.twin.window import (
     PLAN_CHARS,
     ModelWindow,
@@ -47,10 +47,10 @@ def counted_arrivals(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Cou
         )
     begin_us = min(at_us - data.interval_us for at_us, data in mine)
     end_us = max(at_us for at_us, _ in mine)
-    spans: dict[str, list[Span]] = {name: [] for name in names}
+    spans: dict[str, list[CountedSpan]] = {name: [] for name in names}
     for at_us, data in mine:
         first_us, last_us = at_us - data.interval_us - begin_us, at_us - begin_us
-        spans[data.model].append(Span(first_us * 1e-6, last_us * 1e-6, data.submitted))
+        spans[data.model].append(CountedSpan(first_us * 1e-6, last_us * 1e-6, data.submitted))
     length_s = (end_us - begin_us) * 1e-6
     return {name: Counted(spans=tuple(found), length_s=length_s) for name, found in spans.items()}
 

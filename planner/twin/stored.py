@@ -12,7 +12,7 @@ from typing import Final
 
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
+from stageloom.planner.twin.calibrate import Calibrated, DeviceMeasurements, StepSample, calibrate
 from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import PLAN_CHARS
@@ -111,7 +111,7 @@ def _fitted(
         return None
     source = f"steps that {device} served"
     try:
-        return calibrate(base, Measured(operators=costs.measured_s, steps=complete, source=source))
+        return calibrate(base, DeviceMeasurements(operators=costs.measured_s, steps=complete, source=source))
     except InputError:  # nothing but parallel groups was served: the costs as they are must do
         return None
 

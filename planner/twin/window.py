@@ -1,4 +1,4 @@
-"""What a device does: `Device`, which runs plans, and `Window`, what happened between two instants.
+"""What a device does: `TargetDevice`, which runs plans, and `Window`, what happened between two instants.
 
 A window is the same value of a twin, an engine and an agent. Its parts are the engine's own (`Counts`,
 `EngineGlance`) where those exist; `rows` gives the telemetry that an agent would have sent of it.
@@ -22,7 +22,7 @@ from stageloom.shared.messages.telemetry import (
     histogram_of,
     quantile_us,
 )
-from stageloom.shared.policy.queues import Measure, variance
+from stageloom.shared.policy.queues import QueueMeasure, variance
 
 PLAN_CHARS: Final = 16
 """Of a plan's digest, by which rows of steps name it."""
@@ -132,7 +132,7 @@ class Window:
         """The latency that one task in a hundred exceeds; 0 without a completed task."""
         return self.latency_s(0.99)
 
-    def queue_variance(self, measure: Measure = Measure.WORK) -> float:
+    def queue_variance(self, measure: QueueMeasure = QueueMeasure.WORK) -> float:
         """Variance over the queues (`stageloom.shared.policy.queues`), mean over the glances; 0 without any.
 
         Queued work counts with each model's `service_s` in this window, or the others' mean without one.
@@ -142,8 +142,8 @@ class Window:
         found = [variance(self._counted(glance, measure)) for glance in self.glances]
         return math.fsum(found) / len(found)
 
-    def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
-        if measure is Measure.TASKS:
+    def _counted(self, glance: EngineGlance, measure: QueueMeasure) -> list[float]:
+        if measure is QueueMeasure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
         service_s = self._services_s()
         return [queue.queued * service_s.get(queue.name, 0.0) for queue in glance.queues]
@@ -307,7 +307,7 @@ def usual_samples(seconds: float) -> list[float]:
     return [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
 
 
-class Device(Protocol):
+class TargetDevice(Protocol):
     """Something that runs plans. What is queued and in flight is carried over between calls."""
 
     def deploy(self, bound: BoundPlan) -> None:
@@ -327,5 +327,5 @@ class Device(Protocol):
         ...
 
 
-MakeDevice: TypeAlias = Callable[[int], Device]
+MakeDevice: TypeAlias = Callable[[int], TargetDevice]
 """A fresh device, with empty queues and the arrivals of a seed. Picklable, as workers make their own."""

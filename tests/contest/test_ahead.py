@@ -13,7 +13,7 @@ from tests.planner.processes import until
 def test_kernels_that_nobody_compiled_are_compiled_once_the_planner_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stageloom.planner.contest.ahead.kept", lambda: False)
+    monkeypatch.setattr("stageloom.planner.contest.ahead.is_compiled", lambda: False)
     ahead = CompiledAhead(0.0, partial(Path.touch, tmp_path / "compiled"))
     until((tmp_path / "compiled").exists)
     ahead.close()
@@ -26,7 +26,7 @@ def test_kernels_that_are_kept_are_left_alone(tmp_path: Path, monkeypatch: pytes
         asked.set()
         return True
 
-    monkeypatch.setattr("stageloom.planner.contest.ahead.kept", kept)
+    monkeypatch.setattr("stageloom.planner.contest.ahead.is_compiled", kept)
     ahead = CompiledAhead(0.0, partial(Path.touch, tmp_path / "compiled"))
     assert asked.wait(30.0)
     ahead.close()
@@ -34,7 +34,7 @@ def test_kernels_that_are_kept_are_left_alone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_planner_that_ends_soon_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stageloom.planner.contest.ahead.kept", lambda: pytest.fail("nobody should ask"))
+    monkeypatch.setattr("stageloom.planner.contest.ahead.is_compiled", lambda: pytest.fail("not asked yet"))
     before = threading.active_count()
     CompiledAhead(60.0).close()
     until(lambda: threading.active_count() == before)

@@ -11,7 +11,7 @@ from stageloom.planner.admin.contests import CHOICE, FRESH, Contests, Held
 from stageloom.planner.admin.scene import ASSUMED_LOAD, Staged, stage
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.contest.entrants import entrants
-from stageloom.planner.twin.arrivals import Counted, Poisson, Span
+from stageloom.planner.twin.arrivals import Counted, CountedSpan, Poisson
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
@@ -57,7 +57,7 @@ def test_arrivals_that_were_counted_are_those_of_the_contest(
     world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
     staged = _staged(world)
     assert staged.arrivals == f"the last 2 s of {NANO}"
-    assert staged.scene.arrivals == {"diamond": Counted(spans=(Span(0.0, 2.0, 30),), length_s=2.0)}
+    assert staged.scene.arrivals == {"diamond": Counted(spans=(CountedSpan(0.0, 2.0, 30),), length_s=2.0)}
 
 
 def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and_said_to_be(
@@ -87,7 +87,7 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     found = []
     for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
         with monkeypatch.context() as patched:
-            patched.setattr("stageloom.planner.contest.task.kept", lambda compiled=compiled: compiled)
+            patched.setattr("stageloom.planner.contest.task.is_compiled", lambda compiled=compiled: compiled)
             patched.setattr(f"stageloom.planner.twin.{other}", None)
             found.append(scene.judge(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)

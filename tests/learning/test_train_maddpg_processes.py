@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.learning.maddpg.kept_run import FILE
+from stageloom.planner.learning.maddpg.train import FILE
 from stageloom.planner.store.store import Store
 from tests.cluster.listening import descendants
 from tests.cluster.test_ray_processes import alive

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.costs.records import Origin as MeasuredOn
+from stageloom.planner.costs.records import MeasurementOrigin as MeasuredOn
 from stageloom.planner.explain.block import Known, Source, explain_block
 from stageloom.planner.replan.policy import Note
-from stageloom.planner.replan.predict import Verdict, considered
+from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
@@ -191,8 +191,8 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     )
     assert desired is not None
     rows = [
-        considered(taken, Verdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
-        considered(left, Verdict.WORSE, scheduler="ios", how="search", predicted=1.1),
+        evaluation_of(taken, EvaluationVerdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
+        evaluation_of(left, EvaluationVerdict.WORSE, scheduler="ios", how="search", predicted=1.1),
     ]
     world.store.keep_considered(rows, device_class="cpu-2-core", device=NANO, replan=replan)
     said = world.explained(NANO)
@@ -211,10 +211,10 @@ def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and
     world: World,
 ) -> None:
     """The plan itself is among them, however dear; a contest leaves two dozen others."""
-    world.kept("greedy", Verdict.WORSE)
+    world.kept("greedy", EvaluationVerdict.WORSE)
     plan = world.plan("greedy")
     many = [
-        considered(replace(plan, lanes=n), Verdict.WORSE, scheduler="ios", how="contest")
+        evaluation_of(replace(plan, lanes=n), EvaluationVerdict.WORSE, scheduler="ios", how="contest")
         for n in range(2, 22)
     ]
     world.store.keep_considered(many, device_class="cpu-2-core", device=NANO)

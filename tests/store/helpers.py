@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
-from stageloom.planner.replan.predict import Considered, Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock
@@ -67,14 +67,14 @@ def small_plan(store: Store, name: str = "relu") -> Plan:
     return compose([ModelChoice(name=name, artifact=info.digest, graph=graph)])
 
 
-def looked_at(text: str, **changes: Any) -> Considered:
+def looked_at(text: str, **changes: Any) -> PlanEvaluation:
     """A plan that a re-plan looked at, of the models that `text` stands for."""
-    made = Considered(
+    made = PlanEvaluation(
         plan=digest_bytes([text.encode(), b"plan"]),
         serves=digest_bytes([text.encode()]),
         scheduler="ios r=3",
         how="search",
-        verdict=Verdict.WORSE,
+        verdict=EvaluationVerdict.WORSE,
         blocks=4,
         members_max=2,
         busy=0.25,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES
+from stageloom.shared.policy.gpg.network import OPERATOR_FEATURES, STATE_FEATURES
 
 WIDTH: Final = 32
 HIDDEN: Final = 64

@@ -1,14 +1,20 @@
-"""The best plan so far: anytime, and judged on arrivals that it was not met on. Pure."""
+"""Plans as action rows: those that seed a training, and the best plan so far. Pure.
 
-from collections.abc import Iterator, Sequence
+An untrained policy meets nothing but noise; seeds show the critics what whole classes of plans are worth. The
+best plan is known at any time, and judged on arrivals that it was not met on.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from stageloom.planner.contest.worth import Worth, better
-from stageloom.planner.learning.maddpg.replay import Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.replay import Floats, Transitions
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.actions import actions_of
 from stageloom.shared.policy.maddpg.decide import Decision, read_actions
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
@@ -73,3 +79,68 @@ class Candidates:
         paces = [round(20 * action) for action in actions[: self.space.num_models]]
         rows = [[tuple(member) for member in row] for row in decision.combination.combined]
         return f"{sorted(rows)} {paces}"
+
+
+Rows = list[tuple[Member, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """One plan by what it does."""
+
+    name: str
+    actions: tuple[float, ...]  # an action row [action_width]
+
+
+def seeds(space: Space) -> tuple[Seed, ...]:
+    """Every way to combine below with tasks launched as fast as can be, and as they arrive.
+
+    - alone: every block by itself (sequential);
+    - aligned: the i-th blocks of different models (POS; IOS's joint graphs);
+    - abreast: blocks as far through their models as each other, as many as H allows (all together);
+    - pipelined: neighbouring blocks of one model (its tasks in flight run side by side);
+    - replicas: one block of all replicas of a model (TOP's self-acceleration).
+    """
+    ways: dict[str, Rows] = {
+        "alone": [(member,) for member in space.members],
+        "aligned": _aligned(space),
+        "abreast": _abreast(space),
+        "pipelined": _pipelined(space),
+        "replicas": _replicas(space),
+    }
+    found: dict[tuple[float, ...], Seed] = {}
+    for (name, rows), (pace, launch) in product(ways.items(), (("fast", 0.0), ("paced", 1.0))):
+        actions = (launch,) * space.num_models + actions_of(space, rows)
+        found.setdefault(actions, Seed(f"{name}, {pace}", actions))
+    return tuple(found.values())
+
+
+def _aligned(space: Space) -> Rows:
+    rows: dict[tuple[int, int], list[Member]] = {}
+    for member in space.members:
+        rows.setdefault((member.block, member.replica), []).append(member)
+    return _parts(space, rows.values())
+
+
+def _abreast(space: Space) -> Rows:
+    order = sorted(range(space.bins), key=space.bin_of_start.__getitem__)
+    return _parts(space, [[space.members[at] for at in order]])
+
+
+def _pipelined(space: Space) -> Rows:
+    rows: dict[tuple[int, int], list[Member]] = {}
+    for member in space.members:
+        rows.setdefault((member.model, member.replica), []).append(member)
+    return _parts(space, rows.values())
+
+
+def _replicas(space: Space) -> Rows:
+    rows: dict[tuple[int, int], list[Member]] = {}
+    for member in space.members:
+        rows.setdefault((member.model, member.block), []).append(member)
+    return _parts(space, rows.values())
+
+
+def _parts(space: Space, rows: Iterable[list[Member]]) -> Rows:
+    most = space.members_max
+    return [tuple(sorted(row[at : at + most])) for row in rows for at in range(0, len(row), most)]

@@ -26,14 +26,12 @@ import numpy as np
 import torch
 
 from stageloom.planner.contest.worth import Worth, better
-from stageloom.planner.learning.maddpg.candidates import Candidates
+from stageloom.planner.learning.maddpg.candidates import Candidates, Seed, seeds
 from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.replay import Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
-from stageloom.planner.learning.maddpg.seeds import Seed, seeds
-from stageloom.planner.learning.maddpg.settings import Settings, Start
-from stageloom.planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
+from stageloom.planner.learning.maddpg.replay import Floats, Transitions
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, WorkResult
 from stageloom.shared.errors import DecodeError
 
 VALIDATION_SEED = 2_000_000_000
@@ -43,7 +41,7 @@ _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class TrainingProgress:
     """One validation, for the curves; the best plan so far beside the policy."""
 
     transitions: int
@@ -63,17 +61,17 @@ class Progress:
         }
 
 
-class Course:
+class TrainingCourse:
     """One training; `state` and `restored` carry it over."""
 
-    def __init__(self, problem: Problem, settings: Settings, seed: int) -> None:
+    def __init__(self, problem: Problem, settings: MaddpgSettings, seed: int) -> None:
         self.problem, self.settings, self.seed = problem, settings, seed
         self.learner = Learner(problem.space, settings, seed)
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
         self.seeds: tuple[Seed, ...] = seeds(problem.space)
         self.seeds_worth: dict[str, Worth] = {}  # of the rivals' plans, by the seeds' names
-        self.history: list[Progress] = []
+        self.history: list[TrainingProgress] = []
         self.policy: Worth | None = None  # of the best policy so far
         self.policy_weights: Weights = self.learner.policy_weights()
         self.fresh: dict[str, Worth] = {}  # the best plan and policy on arrivals that chose neither
@@ -151,7 +149,7 @@ class Course:
         else:
             self._handed -= work.steps
 
-    def take(self, work: Work, done: Done) -> Progress | None:
+    def take(self, work: Work, done: WorkResult) -> TrainingProgress | None:
         """Learn from a result; a validation where it was one. A result that comes twice counts once."""
         self.table.put(done.schedules)
         self.table.asked_elsewhere(done.asked)
@@ -255,7 +253,7 @@ class Course:
             self._waiting.append(self._evaluation(f"{_PLAN}, met in training", row=actions))
         self._waiting.append(self._evaluation(_POLICY, weights=self.learner.policy_weights()))
 
-    def _evaluated(self, work: Evaluate, worth: Worth) -> Progress | None:
+    def _evaluated(self, work: Evaluate, worth: Worth) -> TrainingProgress | None:
         if work.name.startswith(_FRESH):
             self.fresh[work.name] = worth
             return None
@@ -271,7 +269,7 @@ class Course:
         if self.policy is None or better(worth, self.policy):
             self.policy, self.policy_weights = worth, work.weights
         assert self.candidates.best is not None
-        progress = Progress(
+        progress = TrainingProgress(
             transitions=self.transitions,
             updates=self.learner.updates,
             policy=worth,
@@ -326,7 +324,7 @@ class Course:
         return buffer.getvalue()
 
     @classmethod
-    def restored(cls, problem: Problem, raw: bytes) -> "Course":
+    def restored(cls, problem: Problem, raw: bytes) -> "TrainingCourse":
         """The course that gave `state`.
 
         Raises:
@@ -337,7 +335,7 @@ class Course:
             plain = json.loads(saved["plain"])
             if plain["format"] != STATE_FORMAT:
                 raise ValueError(f"format {plain['format']}")
-            course = cls(problem, Settings.of(plain["settings"]), plain["seed"])
+            course = cls(problem, MaddpgSettings.of(plain["settings"]), plain["seed"])
             course.learner = Learner.restored(problem.space, saved["learner"])
             course._restore(plain, saved["tensors"])
         except Exception as error:  # torch raises whatever its unpickler meets
@@ -351,7 +349,7 @@ class Course:
         self.seeds_worth = {name: Worth(**one) for name, one in plain["seeds_worth"].items()}
         self.table.restore(plain["schedules"])
         self.history = [
-            Progress(**{**one, "policy": Worth(**one["policy"]), "best": Worth(**one["best"])})
+            TrainingProgress(**{**one, "policy": Worth(**one["policy"]), "best": Worth(**one["best"])})
             for one in plain["history"]
         ]
         self.policy = None if plain["policy"] is None else Worth(**plain["policy"])

@@ -6,10 +6,10 @@ from typing import Final
 
 from stageloom.planner.admin.search import search_job
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.twins import TwinDevices
 from stageloom.planner.store.reading import ReadStore
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
 from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.replay import counted_arrivals
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind

@@ -1,8 +1,8 @@
 """A bound plan as records, and room for plans, steps and instances in the world's memory.
 
-`plan_tables` makes the records that the kernels read of a plan, as they are before the first launch. `Memory`
-places them: a plan has an area, a run of records in each of the arrays that belong to plans; the area of a
-released plan is used again where the next one fits into it, and the memory grows by a factor when it is full.
+`plan_tables` makes the records that the kernels read of a plan, as they are before the first launch.
+`WorldMemory` places them. A plan has an area: a run of records in each of the arrays that belong to plans.
+The area of a released plan is used again where the next one fits into it; a full memory grows by a factor.
 """
 
 import math
@@ -293,7 +293,7 @@ class Area:
     room: Room
 
 
-class Memory:
+class WorldMemory:
     """The world of one twin. `block` is what the kernels get, `world` the same as arrays."""
 
     def __init__(self, num_models: int, device: DeviceFile, noise: npt.NDArray[np.float64]) -> None:
@@ -317,9 +317,9 @@ class Memory:
         self.world: World = layout.views(self.block)
         self.world.lanes.running = self.world.lanes.pending = NOBODY
 
-    def copy(self) -> "Memory":
+    def copy(self) -> "WorldMemory":
         """The same, to go on by itself."""
-        other = object.__new__(Memory)
+        other = object.__new__(WorldMemory)
         other._scale, other._most_members = self._scale, self._most_members
         other.block = self.block.copy()
         other.world = layout.views(other.block)

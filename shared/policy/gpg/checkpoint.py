@@ -15,8 +15,7 @@ import msgpack
 
 from stageloom.shared.digest import canonical
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES, Floats
-from stageloom.shared.policy.gpg.network import GpgNetwork
+from stageloom.shared.policy.gpg.network import OPERATOR_FEATURES, STATE_FEATURES, Floats, GpgNetwork
 
 FORMAT: Final = 1
 KIND: Final = "gpg"
@@ -26,14 +25,14 @@ _PARTS: Final = {"raw": 1, "g1": 2, "h1": 2, "g2": 2, "h2": 2, "actor": 3, "valu
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class GpgCheckpoint:
     """A policy and where it comes from."""
 
     network: GpgNetwork
     provenance: Mapping[str, Any]
 
 
-def encode(found: Checkpoint) -> bytes:
+def encode(found: GpgCheckpoint) -> bytes:
     """The bytes of a checkpoint."""
     import numpy as np
 
@@ -44,7 +43,7 @@ def encode(found: Checkpoint) -> bytes:
     return canonical([FORMAT, KIND, _INPUTS, json.dumps(found.provenance, sort_keys=True), arrays])
 
 
-def decode(raw: bytes) -> Checkpoint:
+def decode(raw: bytes) -> GpgCheckpoint:
     """Read a checkpoint.
 
     Raises:
@@ -65,7 +64,7 @@ def decode(raw: bytes) -> Checkpoint:
         raise _refusal(str(error)[:200]) from error
     if problem := _problem(arrays):
         raise _refusal(problem)
-    return Checkpoint(GpgNetwork(arrays), about)
+    return GpgCheckpoint(GpgNetwork(arrays), about)
 
 
 def _array(shape: list[int], data: bytes) -> Floats:

@@ -16,8 +16,8 @@ import msgpack
 from stageloom.shared.digest import canonical, digest_from_raw, digest_to_raw
 from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.plan import MAX_MODELS
-from stageloom.shared.policy.gpg.features import Floats
-from stageloom.shared.policy.maddpg.book import BlockKey, Book
+from stageloom.shared.policy.gpg.network import Floats
+from stageloom.shared.policy.maddpg.decide import BlockKey, Book
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork, problem_of
 from stageloom.shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
 from stageloom.shared.schedule import Schedule
@@ -40,7 +40,7 @@ _BROKEN: Final = (
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class MaddpgCheckpoint:
     """A policy, whom it belongs to, the schedules that it takes along, and where it comes from."""
 
     space: Space
@@ -49,7 +49,7 @@ class Checkpoint:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode(found: Checkpoint) -> bytes:
+def encode(found: MaddpgCheckpoint) -> bytes:
     """The bytes of a checkpoint."""
     import numpy as np
 
@@ -62,7 +62,7 @@ def encode(found: Checkpoint) -> bytes:
     return canonical([FORMAT, KIND, _space_to_list(found.space), about, arrays, schedules])
 
 
-def decode(raw: bytes) -> Checkpoint:
+def decode(raw: bytes) -> MaddpgCheckpoint:
     """Read a checkpoint.
 
     Raises:
@@ -86,7 +86,7 @@ def decode(raw: bytes) -> Checkpoint:
         raise _refusal(str(error)[:200].rstrip(".")) from error
     if problem:
         raise _refusal(problem)
-    return Checkpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
+    return MaddpgCheckpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
 
 
 def _space_to_list(space: Space) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.shared.policy.maddpg.intervals import HEADROOM, interval_bounds, interval_s, intervals_us
+from stageloom.shared.policy.maddpg.actions import HEADROOM, interval_bounds, interval_s, intervals_us
 from stageloom.shared.policy.maddpg.space import IntervalMap
 from stageloom.shared.policy.plain import Load
 
