@@ -81,10 +81,10 @@ def seeds_worth(problem: Problem, course: Course) -> dict[str, Worth]:
     """
     table = problem.table()
     found = {}
-    for seed in seeds(problem.space):
-        polish(problem, table, seed.actions)
-        bound = bound_plan(problem, table, seed.actions)
-        found[seed.name] = judge(bound, problem.make_device, course, problem.service_s)
+    for name, actions in seeds(problem.space).items():
+        polish(problem, table, actions)
+        bound = bound_plan(problem, table, actions)
+        found[name] = judge(bound, problem.make_device, course, problem.service_s)
     return found
 
 

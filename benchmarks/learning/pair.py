@@ -114,10 +114,8 @@ def chosen_problem(
     for structure in structures(rival, models):
         problem = problem_of(device, workload, models, structure)
         table = problem.table()
-        for seed in seeds(problem.space):
-            worth = judge(
-                bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
-            )
+        for actions in seeds(problem.space).values():
+            worth = judge(bound_plan(problem, table, actions), problem.make_device, course, problem.service_s)
             if best is None or better(worth, best[0]):
                 best = worth, problem
     assert best is not None

@@ -81,13 +81,13 @@ def best_combination(problem: Problem, course: Course) -> tuple[str, Plan, Worth
     """The best of the ways to combine blocks that need no learning, each with its schedules searched."""
     table = problem.table()
     best: tuple[str, Plan, Worth] | None = None
-    for seed in seeds(problem.space):
-        if not seed.name.endswith("fast"):
+    for name, actions in seeds(problem.space).items():
+        if not name.endswith("fast"):
             continue  # launches are never held back under an overload
-        bound = bound_plan(problem, table, seed.actions)
+        bound = bound_plan(problem, table, actions)
         worth = judge(bound, problem.make_device, course, problem.service_s)
         if best is None or better(worth, best[2]):
-            best = seed.name.partition(",")[0], bound.plan, worth
+            best = name.partition(",")[0], bound.plan, worth
     assert best is not None
     return best
 

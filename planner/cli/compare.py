@@ -162,7 +162,8 @@ def _trial(trials: list[TrialInfo], generation: int | None, device: str) -> Tria
 
 def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
     from stageloom.planner.costs.measured import device_costs
-    from stageloom.planner.replan.compare import block_pairs, drift, predicted_ratio
+    from stageloom.planner.replan.compare import block_pairs, drift
+    from stageloom.planner.replan.predict import predict
 
     candidate = decode_plan(store.plan(trial.candidate).wire)
     control = _known(store, trial.control)
@@ -185,7 +186,7 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
         "predicted_ratio": None,
     }
     if control is not None:
-        left, right = predicted_ratio(control, candidate, graphs, costs)
+        left, right = predict(control, graphs, costs, ()), predict(candidate, graphs, costs, ())
         said["blocks"] = block_pairs(control, candidate)
         said["predicted_control_busy"], said["predicted_candidate_busy"] = left.busy, right.busy
         said["predicted_ratio"] = left.busy / right.busy if right.busy > 0.0 else None

@@ -126,21 +126,20 @@ class _Run:
     def train(self) -> "MaddpgResult":
         """Begin, or go on; to the end, the budget's or Ctrl-C's."""
         from stageloom.planner.cluster.search_pool import AnytimePool
-        from stageloom.planner.learning.maddpg.train import SavedRun, load_run, save_run, train
+        from stageloom.planner.learning.maddpg.train import load_run, save_run, train
 
         kept = None
         if self._output is not None:
             self._output.mkdir(parents=True, exist_ok=True)
             kept = load_run(self._output, self.about)
-        spent_s = kept.spent_s if kept else 0.0
+        spent_s = kept[0] if kept else 0.0
         if kept:
             progress(f"going on after {spent_s:.0f} s of training")
         began_s = time.monotonic()
 
         def save(state: bytes) -> None:
             if self._output is not None:
-                run = SavedRun(spent_s + time.monotonic() - began_s, state)
-                save_run(self._output, self.about, run)
+                save_run(self._output, self.about, spent_s + time.monotonic() - began_s, state)
 
         address = "" if self._ray_address == LOCAL else self._ray_address
         pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, idle_s=None)
@@ -153,7 +152,7 @@ class _Run:
                 self._seed,
                 clock=time.monotonic,
                 budget_s=self._budget_s,
-                state=kept.state if kept else None,
+                state=kept[1] if kept else None,
                 spent_s=spent_s,
                 save=save,
                 pool=pool,

@@ -45,7 +45,6 @@ class ScheduleSearches:
         self._thread = threading.Thread(target=self._run, name="replan-schedules", daemon=True)
 
     def start(self) -> None:
-        """Begin to search."""
         self._thread.start()
 
     def close(self) -> None:
@@ -138,16 +137,13 @@ class _Foreground:
 
     @property
     def workers(self) -> int:
-        """See `SearchPool`."""
         return self._pool.workers
 
     @property
     def where(self) -> str:
-        """See `SearchPool`."""
         return self._pool.where
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """See `SearchPool`."""
         self._behind.pause()
         try:
             future = self._pool.submit(function, *arguments)
@@ -158,5 +154,4 @@ class _Foreground:
         return future
 
     def close(self) -> None:
-        """See `SearchPool`."""
         self._pool.close()

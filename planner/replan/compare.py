@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.costs.drift import traced_stages
-from stageloom.planner.replan.predict import CostPrediction, block_costs, predict
+from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import StepTrace
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
@@ -54,17 +53,6 @@ def block_pairs(control: Plan, candidate: Plan) -> list[BlockPair]:
     return [
         BlockPair(name, left.get(name, ""), right.get(name, "")) for name in dict.fromkeys([*left, *right])
     ]
-
-
-def predicted_ratio(
-    control: Plan,
-    candidate: Plan,
-    graphs: Mapping[Digest, Graph],
-    costs: CostTable,
-    loads: Sequence[Load] = (),
-) -> tuple[CostPrediction, CostPrediction]:
-    """The predicted busy device seconds per second of both, as `stageloom.planner.replan.predict`."""
-    return predict(control, graphs, costs, loads), predict(candidate, graphs, costs, loads)
 
 
 def drift(

@@ -76,7 +76,6 @@ class LearnedPolicy:
         self._last: tuple[Observation, Learned] | None = None
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """See `Policy`."""
         found = self._learned(seen).plan
         if found is None:
             return self._plain.at_once(seen)
@@ -84,12 +83,10 @@ class LearnedPolicy:
         return [proposal] if _alone(seen) else [*self._plain.at_once(seen), proposal]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
-        """See `Policy`."""
         asked_alone = _alone(seen) and self._learned(seen).plan is not None
         return () if asked_alone else self._plain.searches(seen)
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
-        """See `Policy`."""
         return self._plain.after(seen, found)
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
@@ -110,7 +107,6 @@ class LearnedPolicy:
         return f"policy {digest_bytes([seen.learned])[:12]} proposed {found.plan.digest[:12]}"
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
-        """See `Policy`."""
         return self._learned(seen).missing
 
     def _learned(self, seen: Observation) -> Learned:
@@ -153,11 +149,11 @@ def _plan(policy: "MaddpgCheckpoint", seen: Observation) -> Learned:
 
     plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
     decision = decide(policy.space, policy.network, _samples(seen), loads, plan.lanes)
-    shelf = _Shelf(policy, seen)
-    combined = [CombinedBlock(members, shelf.schedule(members)) for members in decision.combination.combined]
+    cache = _ScheduleCache(policy, seen)
+    combined = [CombinedBlock(members, cache.schedule(members)) for members in decision.combination.combined]
     made = plan_of(plan, decision, combined)
     bind(made, seen.graphs)
-    return Learned(made, missing=tuple(shelf.missing.values()))
+    return Learned(made, missing=tuple(cache.missing.values()))
 
 
 def _samples(seen: Observation) -> list[PolicySample]:
@@ -184,7 +180,7 @@ def _samples(seen: Observation) -> list[PolicySample]:
     ]
 
 
-class _Shelf:
+class _ScheduleCache:
     """Schedules by what they are of: the policy's, and those that were found for the device since."""
 
     def __init__(self, policy: "MaddpgCheckpoint", seen: Observation) -> None:

@@ -34,7 +34,6 @@ class ReplanSettings:
     attach: bool = True  # send the trained policy that fits a pushed plan along, where the device may use it
 
     def fields(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
 
@@ -176,15 +175,12 @@ class PlainPolicy:
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
-        """None."""
         return ()
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
-        """None."""
         return None
 
     def remark(self, seen: Observation) -> str:
-        """Nothing."""
         return ""
 
 

@@ -143,7 +143,6 @@ class EvaluationVerdict(str, Enum):
 
     @property
     def sentence(self) -> str:
-        """For people."""
         return _SENTENCES[self]
 
 

@@ -47,7 +47,6 @@ class Periodic:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return self.rate_per_s
 
 
@@ -62,7 +61,6 @@ class Poisson:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return self.rate_per_s
 
 
@@ -144,7 +142,6 @@ class Counted:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return sum(span.arrived for span in self.spans) / self.length_s
 
 
@@ -211,7 +208,6 @@ class ArrivalStream:
 
 
 def arrivals(process: Process, until_s: float, rng: np.random.Generator) -> Times:
-    """All arrivals before `until_s`."""
     return ArrivalStream(process, rng).until(until_s)
 
 

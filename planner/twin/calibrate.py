@@ -219,7 +219,6 @@ class _Items:
             self._rows.append(({column: 1.0}, 1.0))
 
     def add(self, items: Sequence[tuple[Digest, Graph, tuple[OpId, ...]]], seconds: float) -> None:
-        """One step."""
         weight = 1.0 / (SAMPLE_SPREAD * seconds)
         row: dict[int, float] = {self._item: weight * len(items)}
         for artifact, graph, ops in items:

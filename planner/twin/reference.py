@@ -69,7 +69,6 @@ class WindowRecorder:
         self._busy_before_s, self._used_before_s = lanes.busy_s, lanes.used_s
 
     def arrived(self, task: Task, now: float) -> None:
-        """A task was submitted."""
         self._open[task.id] = (task.models, now)
         for name in task.models:
             self._submitted[name] = self._submitted.get(name, 0) + 1
@@ -82,14 +81,12 @@ class WindowRecorder:
                 self._latencies_s.setdefault(name, []).append(now - arrived_s)
 
     def step(self, step: Step, names: Sequence[str], taken_s: float) -> None:
-        """A step ended."""
         for name in names:
             self._busy_s[name] = self._busy_s.get(name, 0.0) + taken_s / len(names)
         program = step.program
         self._steps.setdefault((program.plan, program.combined, program.mask), []).append(taken_s)
 
     def look(self, core: EngineCore, now: float) -> None:
-        """Note the queues."""
         self._glances.append(core.glance(now))
 
     def end(self, core: EngineCore, now: float, lanes: Lanes, bound: BoundPlan) -> Window:
@@ -290,7 +287,6 @@ class _Source:
         self.next_s = self._waiting[0] if self._waiting else math.inf
 
     def take(self) -> None:
-        """The next one comes."""
         self._waiting.popleft()
         self.next_s = self._waiting[0] if self._waiting else math.inf
 

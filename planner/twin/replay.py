@@ -18,7 +18,7 @@ from stageloom.planner.twin.window import (
     add_histograms,
 )
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.stats import EngineGlance, QueueGlance
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import (
@@ -103,7 +103,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
         ModelWindow(
             name=name,
             submitted=sum(one.submitted for one in found),
-            ended=add_counts([_counts(one) for one in found]),
+            ended=add_counts(found),
             queued=last.get(name, 0),
             busy_s=busy_s.get(name, 0.0),
             histogram=add_histograms(histograms[name]) if histograms.get(name) else None,
@@ -130,16 +130,6 @@ def _cut(rows: Sequence[Row], begin_us: int, end_us: int) -> Iterator[int]:
         began_us = row.at_us - row.data.interval_us if isinstance(row.data, TaskCounters) else row.at_us
         if began_us < begin_us <= row.at_us <= end_us:
             yield row.at_us
-
-
-def _counts(row: TaskCounters) -> Counts:
-    return Counts(
-        completed=row.completed,
-        refused=row.refused,
-        failed=row.failed,
-        cancelled=row.cancelled,
-        expired=row.expired,
-    )
 
 
 def _busy_s(steps: Sequence[StepTimings], plan: Plan) -> dict[str, float]:

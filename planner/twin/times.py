@@ -278,7 +278,6 @@ class BlockTimes:
         return launch_list_s(items, costs)
 
     def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
-        """An item alone."""
         device, costs = self._times.device, self._times.costs
         total_s = sum(seconds[op] for op in item.ops)
         artifact, graph, ops = self.model_ops(item)

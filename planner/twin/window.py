@@ -24,6 +24,9 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.policy.queues import QueueMeasure, variance
 
+ENDINGS: Final = ("completed", "refused", "cancelled", "expired", "failed")
+"""Ways in which a task ends, in the order of `TaskCounters`."""
+
 PLAN_CHARS: Final = 16
 """Of a plan's digest, by which rows of steps name it."""
 
@@ -101,7 +104,6 @@ class Window:
 
     @property
     def throughput_per_s(self) -> float:
-        """Completed tasks a second."""
         return self.completed / self.seconds
 
     @property
@@ -164,11 +166,7 @@ class Window:
                     model.name,
                     round(self.seconds * 1e6),
                     model.submitted,
-                    ended.completed,
-                    ended.refused,
-                    ended.cancelled,
-                    ended.expired,
-                    ended.failed,
+                    *(getattr(ended, name) for name in ENDINGS),
                 )
             )
             if model.histogram is not None:
@@ -257,24 +255,12 @@ def _join_steps(steps: Sequence[StepsWindow]) -> tuple[StepsWindow, ...]:
 
 def counts_between(before: Counts, after: Counts) -> Counts:
     """What was counted between two instants."""
-    return Counts(
-        completed=after.completed - before.completed,
-        refused=after.refused - before.refused,
-        failed=after.failed - before.failed,
-        cancelled=after.cancelled - before.cancelled,
-        expired=after.expired - before.expired,
-    )
+    return Counts(**{name: getattr(after, name) - getattr(before, name) for name in ENDINGS})
 
 
-def add_counts(counts: Sequence[Counts]) -> Counts:
-    """All together."""
-    return Counts(
-        completed=sum(one.completed for one in counts),
-        refused=sum(one.refused for one in counts),
-        failed=sum(one.failed for one in counts),
-        cancelled=sum(one.cancelled for one in counts),
-        expired=sum(one.expired for one in counts),
-    )
+def add_counts(counts: Sequence[Counts | TaskCounters]) -> Counts:
+    """The sum of engine counts, or of telemetry's rows."""
+    return Counts(**{name: sum(getattr(part, name) for part in counts) for name in ENDINGS})
 
 
 def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:

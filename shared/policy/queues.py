@@ -99,7 +99,6 @@ class PolicySample:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Blocks per model."""
         return tuple(map(len, self.progress))
 
 

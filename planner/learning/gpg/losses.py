@@ -54,7 +54,6 @@ def shifted(places: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> torch.
 
 
 def joined(values: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-    """Numbers of all parts."""
     return torch.from_numpy(np.concatenate(values))
 
 

@@ -67,7 +67,6 @@ class GpgSettings:
 
     @property
     def steps(self) -> int:
-        """Of both kinds."""
         return self.imitation_steps + self.episodes
 
 
@@ -121,7 +120,6 @@ class Trainer:
         return "imitation" if self.step < self.settings.imitation_steps else "reinforcement"
 
     def advance(self) -> None:
-        """One step."""
         random = self._random(self.step)
         if self.step < self.settings.imitation_steps:
             self._lessons.append(self._lesson(self.step))

@@ -4,7 +4,7 @@ An untrained policy meets nothing but noise; seeds show the critics what whole c
 best plan is known at any time, and judged on arrivals that it was not met on.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -62,7 +62,6 @@ class Candidates:
                 yield actions
 
     def saved(self) -> dict[str, Any]:
-        """Plain values."""
         best = None if self.best is None else [list(self.best.actions), self.best.worth.plain()]
         return {"best": best, "seen": sorted(self._seen)}
 
@@ -84,16 +83,8 @@ class Candidates:
 Rows = list[tuple[Member, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Seed:
-    """One plan by what it does."""
-
-    name: str
-    actions: tuple[float, ...]  # an action row [action_width]
-
-
-def seeds(space: Space) -> tuple[Seed, ...]:
-    """Every way to combine below with tasks launched as fast as can be, and as they arrive.
+def seeds(space: Space) -> dict[str, tuple[float, ...]]:
+    """Action rows by name: every way to combine below, launched as fast as possible and as tasks arrive.
 
     - alone: every block by itself (sequential);
     - aligned: the i-th blocks of different models (POS; IOS's joint graphs);
@@ -101,44 +92,26 @@ def seeds(space: Space) -> tuple[Seed, ...]:
     - pipelined: neighbouring blocks of one model (its tasks in flight run side by side);
     - replicas: one block of all replicas of a model (TOP's self-acceleration).
     """
+    abreast = sorted(range(space.bins), key=space.bin_of_start.__getitem__)
     ways: dict[str, Rows] = {
         "alone": [(member,) for member in space.members],
-        "aligned": _aligned(space),
-        "abreast": _abreast(space),
-        "pipelined": _pipelined(space),
-        "replicas": _replicas(space),
+        "aligned": _parts(space, _grouped(space, lambda member: (member.block, member.replica))),
+        "abreast": _parts(space, [[space.members[place] for place in abreast]]),
+        "pipelined": _parts(space, _grouped(space, lambda member: (member.model, member.replica))),
+        "replicas": _parts(space, _grouped(space, lambda member: (member.model, member.block))),
     }
-    found: dict[tuple[float, ...], Seed] = {}
+    names: dict[tuple[float, ...], str] = {}
     for (name, rows), (pace, launch) in product(ways.items(), (("fast", 0.0), ("paced", 1.0))):
         actions = (launch,) * space.num_models + actions_of(space, rows)
-        found.setdefault(actions, Seed(f"{name}, {pace}", actions))
-    return tuple(found.values())
+        names.setdefault(actions, f"{name}, {pace}")
+    return {name: actions for actions, name in names.items()}
 
 
-def _aligned(space: Space) -> Rows:
-    rows: dict[tuple[int, int], list[Member]] = {}
+def _grouped(space: Space, key: Callable[[Member], tuple[int, int]]) -> Iterable[list[Member]]:
+    groups: dict[tuple[int, int], list[Member]] = {}
     for member in space.members:
-        rows.setdefault((member.block, member.replica), []).append(member)
-    return _parts(space, rows.values())
-
-
-def _abreast(space: Space) -> Rows:
-    order = sorted(range(space.bins), key=space.bin_of_start.__getitem__)
-    return _parts(space, [[space.members[at] for at in order]])
-
-
-def _pipelined(space: Space) -> Rows:
-    rows: dict[tuple[int, int], list[Member]] = {}
-    for member in space.members:
-        rows.setdefault((member.model, member.replica), []).append(member)
-    return _parts(space, rows.values())
-
-
-def _replicas(space: Space) -> Rows:
-    rows: dict[tuple[int, int], list[Member]] = {}
-    for member in space.members:
-        rows.setdefault((member.model, member.block), []).append(member)
-    return _parts(space, rows.values())
+        groups.setdefault(key(member), []).append(member)
+    return groups.values()
 
 
 def _parts(space: Space, rows: Iterable[list[Member]]) -> Rows:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from stageloom.planner.contest.worth import Worth, better
-from stageloom.planner.learning.maddpg.candidates import Candidates, Seed, seeds
+from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.replay import Floats, Transitions
@@ -51,7 +51,6 @@ class TrainingProgress:
     losses: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "transitions": self.transitions,
             "updates": self.updates,
@@ -69,7 +68,7 @@ class TrainingCourse:
         self.learner = Learner(problem.space, settings, seed)
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
-        self.seeds: tuple[Seed, ...] = seeds(problem.space)
+        self.seeds = seeds(problem.space)
         self.seeds_worth: dict[str, Worth] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[TrainingProgress] = []
         self.policy: Worth | None = None  # of the best policy so far
@@ -83,7 +82,7 @@ class TrainingCourse:
         self._losses: dict[str, float] = {}
         self._stopped = False
         self._waiting: deque[Evaluate] = deque(
-            self._evaluation(f"{_PLAN}, {one.name}", row=one.actions) for one in self.seeds
+            self._evaluation(f"{_PLAN}, {name}", row=row) for name, row in self.seeds.items()
         )
         self._out: dict[int, Work] = {}
 
@@ -201,7 +200,8 @@ class TrainingCourse:
         if warming and settings.start is not Start.PAPER:
             # Each episode begins with another plan, so that every one is met with queues of all lengths.
             first = number % len(self.seeds)
-            rows = tuple(one.actions for one in (*self.seeds[first:], *self.seeds[:first]))
+            seeded = tuple(self.seeds.values())
+            rows = (*seeded[first:], *seeded[:first])
             if self._handed <= settings.seed_share * settings.learn_from:
                 noise = 0.0
         return Collect(
@@ -259,7 +259,7 @@ class TrainingCourse:
             return None
         if work.weights is None:
             name = work.name.removeprefix(f"{_PLAN}, ")
-            if any(name == one.name for one in self.seeds):
+            if name in self.seeds:
                 self.seeds_worth[name] = worth
             if self.candidates.judged(work.row, worth) and self.settings.pull and self.transitions:
                 self.learner.aim(work.row)

@@ -60,11 +60,9 @@ class Stack:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All parameters."""
         return [*self.weights, *self.biases]
 
     def require_grad(self) -> "Stack":
-        """Make it trainable."""
         for tensor in self.tensors:
             tensor.requires_grad_(True)
         return self
@@ -92,7 +90,6 @@ class Stack:
         return rows
 
     def saved(self) -> dict[str, list[Tensor]]:
-        """For `torch.save`."""
         return {key: [one.detach().clone() for one in getattr(self, key)] for key in ("weights", "biases")}
 
     def restore(self, saved: Mapping[str, Sequence[Tensor]]) -> None:
@@ -121,7 +118,6 @@ class Actors:
     def drawn(
         cls, agents: Sequence[int], state_width: int, hidden: Sequence[int], random: np.random.Generator
     ) -> "Actors":
-        """Untrained ones."""
         return cls(agents, Stack.drawn(len(agents), (state_width, *hidden, max(agents)), random))
 
     def start_at(self, actions: Sequence[float]) -> None:

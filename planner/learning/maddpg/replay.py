@@ -94,12 +94,10 @@ class Normaliser:
         return found
 
     def saved(self) -> dict[str, Any]:
-        """Plain values."""
         return {"mean": self.mean.tolist(), "spread": self.spread.tolist()}
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Normaliser":
-        """What `saved` gave."""
         return cls(np.array(saved["mean"], np.float64), np.array(saved["spread"], np.float64))
 
 
@@ -158,7 +156,6 @@ class Replay:
         return Transitions(**{name: self._arrays[name][places] for name in _ARRAYS})
 
     def everything(self) -> Transitions:
-        """All that is kept."""
         return self.take(np.arange(len(self)))
 
     def saved(self) -> dict[str, Any]:

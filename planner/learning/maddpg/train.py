@@ -72,15 +72,12 @@ class LocalWorker:
 
     @property
     def room(self) -> int:
-        """See `Workers`."""
         return 1 - len(self._given)
 
     def give(self, work: Work) -> None:
-        """See `Workers`."""
         self._given.append(work)
 
     def take(self) -> tuple[Work, WorkResult | None]:
-        """See `Workers`."""
         work, course = self._given.pop(), self._course
         return work, run(course.problem, course.table, course.settings, work)
 
@@ -96,16 +93,13 @@ class PooledWorkers:
 
     @property
     def room(self) -> int:
-        """See `Workers`."""
         return self._pool.workers - len(self._given)
 
     def give(self, work: Work) -> None:
-        """See `Workers`."""
         future = self._pool.submit(rollout, self._task, work, self._known(work))
         self._given[future] = work
 
     def take(self) -> tuple[Work, WorkResult | None]:
-        """See `Workers`."""
         ended, _ = wait(self._given, return_when=FIRST_COMPLETED)
         future = next(one for one in self._given if one in ended)
         work = self._given.pop(future)
@@ -280,31 +274,23 @@ FILE: Final = "maddpg.run"
 _REMEDY: Final = "name another --output, or delete it"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRun:
-    """What `save` was given."""
-
-    spent_s: float
-    state: bytes
-
-
-def save_run(folder: Path, about: Mapping[str, Any], run: SavedRun) -> None:
-    """Keep a run; `about` is what it is of, as JSON takes it.
+def save_run(folder: Path, about: Mapping[str, Any], spent_s: float, state: bytes) -> None:
+    """Keep a run that took `spent_s` so far; `about` is what it is of, as JSON takes it.
 
     Raises:
         OSError: it cannot be written.
     """
-    head = json.dumps({"about": about, "spent_s": run.spent_s})
+    head = json.dumps({"about": about, "spent_s": spent_s})
     part = folder / (FILE + ".part")
     with part.open("wb") as file:
-        file.write(head.encode() + b"\n" + run.state)
+        file.write(head.encode() + b"\n" + state)
         file.flush()
         os.fsync(file.fileno())
     part.replace(folder / FILE)
 
 
-def load_run(folder: Path, about: Mapping[str, Any]) -> SavedRun | None:
-    """The run that is kept there; None where there is none.
+def load_run(folder: Path, about: Mapping[str, Any]) -> tuple[float, bytes] | None:
+    """Seconds and state of the run that is kept there; None where there is none.
 
     Raises:
         InputError: it is a run of something else, or none at all.
@@ -322,4 +308,4 @@ def load_run(folder: Path, about: Mapping[str, Any]) -> SavedRun | None:
     if found != wanted:
         names = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
         raise InputError(f"{path} is a run with other {', '.join(names) or 'settings'}", remedy=_REMEDY)
-    return SavedRun(spent_s, state)
+    return spent_s, state

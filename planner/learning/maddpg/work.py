@@ -178,7 +178,6 @@ class WorkResult:
 
 
 def run(problem: Problem, table: ScheduleTable, settings: MaddpgSettings, work: Work) -> WorkResult:
-    """Do it."""
     found: Transitions | Worth
     if isinstance(work, Collect):
         found = collect(problem, table, settings, work)
@@ -188,7 +187,6 @@ def run(problem: Problem, table: ScheduleTable, settings: MaddpgSettings, work: 
 
 
 def collect(problem: Problem, table: ScheduleTable, settings: MaddpgSettings, work: Collect) -> Transitions:
-    """One episode."""
     random = np.random.default_rng([work.seed, 1])
     network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
     environment = Environment(problem, table, settings, work.seed)

@@ -224,7 +224,6 @@ def access(w: World, track: Records, block: int, step: int) -> int:
 
 @jit
 def count_bits(mask: int) -> int:
-    """Members in a mask."""
     count = 0
     while mask:
         mask &= mask - 1

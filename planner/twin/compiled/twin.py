@@ -115,7 +115,6 @@ class CompiledTwin:
 
     @property
     def now_s(self) -> float:
-        """The virtual clock."""
         return 0.0 if self._memory is None else float(self._memory.world.clock[0].now_s)
 
     @property

@@ -56,7 +56,6 @@ def drawn(stages: Stages, random: Random) -> list[int]:
 
 
 def schedule_s(stages: Stages, endings: Sequence[int]) -> float:
-    """Seconds of all stages."""
     return sum(map(stages.__getitem__, endings))
 
 

@@ -111,28 +111,21 @@ SHORTEST_S: Final = 1e-5
 """No device serves a task in less; keeps the ratio finite where nothing was measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class IntervalBounds:
-    """Seconds per task."""
-
-    least_s: float
-    most_s: float
-
-
-def interval_bounds(load: Load, lanes: int = 1) -> IntervalBounds:
-    """The bounds of one model under a load."""
+def interval_bounds(load: Load, lanes: int = 1) -> tuple[float, float]:
+    """The least and the most seconds per task of one model under a load."""
     most_s = LONGEST_S
     if load.arrivals_per_s > 0.0:
         most_s = min(1.0 / (load.arrivals_per_s * (1.0 + HEADROOM)), LONGEST_S)
-    return IntervalBounds(min(max(load.service_s / lanes, SHORTEST_S), most_s), most_s)
+    return min(max(load.service_s / lanes, SHORTEST_S), most_s), most_s
 
 
-def interval_s(action: float, bounds: IntervalBounds, how: IntervalMap = IntervalMap.GEOMETRIC) -> float:
+def interval_s(action: float, bounds: tuple[float, float], how: IntervalMap = IntervalMap.GEOMETRIC) -> float:
     """Seconds per task."""
     share = min(max(action, 0.0), 1.0)
     if how is IntervalMap.PAPER:
         return share
-    return float(bounds.least_s * (bounds.most_s / bounds.least_s) ** share)
+    least_s, most_s = bounds
+    return float(least_s * (most_s / least_s) ** share)
 
 
 def intervals_us(

@@ -56,7 +56,6 @@ class Blocks:
         self._keys: dict[tuple[Member, ...], BlockKey] = {}
 
     def parts(self, members: Sequence[Member]) -> list[Part]:
-        """What each member is."""
         return [self._parts[member.model, member.block] for member in members]
 
     def batches(self, members: Sequence[Member]) -> list[int]:

@@ -33,12 +33,10 @@ class ModelSpace:
 
     @property
     def blocks(self) -> int:
-        """Blocks between the cuts."""
         return len(self.cuts) + 1
 
     @classmethod
     def of(cls, model: ModelPlan) -> "ModelSpace":
-        """A plan's model."""
         return cls(artifact=model.artifact, cuts=model.cuts, replicas=model.replicas, batch=model.batch)
 
 

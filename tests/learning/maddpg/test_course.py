@@ -221,9 +221,9 @@ def test_seeds_are_the_rivals_ways_to_combine() -> None:
     """Three models of 3, 1 and 2 blocks, H = 2; blocks by the share of their model that is before them."""
     where = space(3, 1, 2)
     found = {
-        one.name: {tuple(f"{m.model}.{m.block}" for m in row) for row in _combined(where, one.actions)}
-        for one in seeds(where)
-        if one.actions[0] == 0.0
+        name: {tuple(f"{m.model}.{m.block}" for m in row) for row in _combined(where, actions)}
+        for name, actions in seeds(where).items()
+        if actions[0] == 0.0
     }
     assert found["alone, fast"] == {("0.0",), ("0.1",), ("0.2",), ("1.0",), ("2.0",), ("2.1",)}
     assert found["aligned, fast"] == {("0.0", "1.0"), ("2.0",), ("0.1", "2.1"), ("0.2",)}
@@ -235,7 +235,7 @@ def test_seeds_are_the_rivals_ways_to_combine() -> None:
 def test_replicas_of_a_block_are_combined_where_there_are_some() -> None:
     """Three blocks abreast would mix those of a model; a replica's i-th block runs with the other's."""
     where = space(2, 2, replicas=2, members_max=3)
-    found = {one.name: _combined(where, one.actions) for one in seeds(where)}
+    found = {name: _combined(where, actions) for name, actions in seeds(where).items()}
     assert [{member.block for member in row} for row in found["replicas, fast"]] == [{0}, {0}, {1}, {1}]
     assert all(len({member.model for member in row}) == 1 for row in found["replicas, fast"])
 
