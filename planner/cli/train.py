@@ -75,7 +75,7 @@ def gpg(
             GpgSettings(seed=seed, imitation_steps=imitation_steps, episodes=episodes),
             names=names,
             costs=device_class or "analytic",
-            told=_Bar(),
+            on_step=_Bar(),
             time_limit_s=budget_s,
             state=output / "run.pt" if output is not None else None,
         )

@@ -156,7 +156,7 @@ class _Run:
                 spent_s=spent_s,
                 save=save,
                 pool=pool,
-                told=view,
+                on_result=view,
             )
         finally:
             view.close()

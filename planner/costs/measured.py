@@ -86,14 +86,17 @@ def _learned(
     rates: DeviceRates,
     graph_of: Callable[[Digest], Graph],
 ) -> tuple[DeviceRates, Interference]:
-    """The model that these stages make, and the rates with what it says of streams. The first is the key."""
+    """The interference model fitted to these stages, and the rates with its figures for streams. The first
+    teacher is the cache key."""
     taught: list[Sample] = []
     for device_class, stages in teachers:
         for batch in sorted({stage.batch for stage in stages}):
             of_batch = tuple(stage for stage in stages if stage.batch == batch)
             artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
-            graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
-            operators = {one: store.operator_costs(device_class, one, batch) for one in graphs}
+            graphs = {
+                artifact: graph for artifact in artifacts if (graph := _graph(graph_of, artifact)) is not None
+            }
+            operators = {artifact: store.operator_costs(device_class, artifact, batch) for artifact in graphs}
             table = cost_table(operators, dict.fromkeys(graphs, batch))
             taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
     key = teachers[0][0], executor

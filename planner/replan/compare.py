@@ -58,7 +58,7 @@ def block_pairs(control: Plan, candidate: Plan) -> list[BlockPair]:
 def drift(
     plan: Plan, graphs: Mapping[Digest, Graph], costs: CostTable, traces: Sequence[StepTrace]
 ) -> list[StageDrift]:
-    """Per stage of a plan, from sampled whole steps; stages that run as one are told by the first of them."""
+    """Per stage of a plan, from sampled whole steps; stages that run as one are numbered by the first."""
     bound = bind(plan, graphs)
     found = []
     for index, block in enumerate(plan.combined):
@@ -67,8 +67,8 @@ def drift(
         known = block_costs(bound, index, costs)
         seen = traced_stages(bound, index, traces)
         found += [
-            StageDrift(index, one.first, known.one_stage_s(one.stage), one.seconds, one.samples)
-            for one in seen
+            StageDrift(index, stage.first, known.one_stage_s(stage.stage), stage.seconds, stage.samples)
+            for stage in seen
         ]
         if not seen:
             stages = enumerate(block.schedule.stages)

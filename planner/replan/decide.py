@@ -1,8 +1,8 @@
 """Which proposal to push, if any. Pure.
 
 Ranked by predicted cost, against the incumbent's. A proven plan is ahead by as much as a trial would ask it
-to gain: it need not be tried again. A plan that holds stages nobody measured may be pushed although the
-formula sees no gain in it: the formula is unsure, the trial is not. A measured one must gain.
+to gain: it need not be tried again. A plan with unmeasured stages may be pushed although the
+formula predicts no gain: the formula is unsure, the trial is not. A measured one must gain.
 """
 
 from collections import Counter
@@ -49,9 +49,9 @@ class _Judged:
 def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
     """The best proposal that differs from the incumbent, or why there is none."""
     judged = _judged(seen, proposals)
-    ranked = [one for one in judged if one.evaluation.verdict is EvaluationVerdict.BEHIND]
+    ranked = [judgement for judgement in judged if judgement.evaluation.verdict is EvaluationVerdict.BEHIND]
     if not ranked:
-        found = tuple(one.evaluation for one in judged)
+        found = tuple(judgement.evaluation for judgement in judged)
         return ReplanDecision(None, None, _why_none(found), found)
     best = min(ranked, key=lambda one: one.rank)
     taken = replace(best.evaluation, verdict=EvaluationVerdict.TAKEN)
@@ -59,14 +59,14 @@ def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
         best.proposal,
         taken.predicted,
         f"{best.proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
-        tuple(taken if one is best else one.evaluation for one in judged),
+        tuple(taken if judgement is best else judgement.evaluation for judgement in judged),
     )
 
 
 def without_search(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision | None:
     """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included.
 
-    Where the trained policy alone is asked, its plan: it is why nobody has to search.
+    Where the trained policy alone is asked, its plan: then no search is needed.
     """
     decision = decide(seen, proposals)
     if decision.proposal is not None and (
@@ -112,7 +112,7 @@ def _one(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judged
     if barred:
         return judged(EvaluationVerdict.BARRED, found)
     predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
-    asked = _is_asked_alone(seen, proposal)  # whoever asks for it wants it tried: a trial can do no harm
+    asked = _is_asked_alone(seen, proposal)  # an operator asked for it to be tried; a trial does no harm
     if other and not asked and predicted > _most(proposal, found.measured and base.measured):
         return judged(EvaluationVerdict.WORSE, found)
     ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0

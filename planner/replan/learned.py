@@ -47,7 +47,7 @@ SEARCHED: Final = "beam r=3 s=8"
 """What schedules that were searched for are kept under."""
 
 SEARCH_S: Final = 20.0
-"""For one combined block, while nobody waits."""
+"""For one combined block, in the background."""
 
 _AT_ONCE: Final = Budget(expansions=200)
 
@@ -56,7 +56,7 @@ _AT_ONCE: Final = Budget(expansions=200)
 class Learned:
     """What the trained policy wants to run, or `why` it has no say, empty where there is none.
 
-    `missing`: combined blocks that nobody has a schedule of, with those that a small beam made at once.
+    `missing`: combined blocks without a known schedule, with the one that a small beam made at once.
     """
 
     plan: Plan | None
@@ -110,7 +110,7 @@ class LearnedPolicy:
         return self._learned(seen).missing
 
     def _learned(self, seen: Observation) -> Learned:
-        """Asked more than once of an observation, worked out once: somebody waits for the answer."""
+        """The result for an observation, worked out once though it is asked for several times."""
         last = self._last
         if last is None or last[0] is not seen:
             last = self._last = seen, _asked(seen)
@@ -131,7 +131,7 @@ def _asked(seen: Observation) -> Learned:
 
 
 def learned(seen: Observation) -> Learned:
-    """What the trained policy says of an observation."""
+    """The trained policy's plan for an observation."""
     if not seen.learned:
         return Learned(None)
     from stageloom.shared.policy.maddpg.decide import require_own  # numpy, which no start needs
@@ -164,7 +164,7 @@ def _samples(seen: Observation) -> list[PolicySample]:
     Raises:
         InputError: a sample is not of the loads' models.
     """
-    if any(not len(one.progress) == len(one.deviations) == len(seen.loads) for one in seen.samples):
+    if any(not len(sample.progress) == len(sample.deviations) == len(seen.loads) for sample in seen.samples):
         raise InputError("a sample shows other models than the alarm's loads", remedy="update the agent")
     places = {load.model: at for at, load in enumerate(seen.loads)}
     models = seen.incumbent.models
@@ -173,10 +173,10 @@ def _samples(seen: Observation) -> list[PolicySample]:
     order = [(places[model.name], model.num_blocks) for model in models]
     return [
         PolicySample(
-            tuple(progress_bits((one.progress[at],), blocks) for at, blocks in order),
-            tuple(one.deviations[at] for at, _ in order),
+            tuple(progress_bits((sample.progress[at],), blocks) for at, blocks in order),
+            tuple(sample.deviations[at] for at, _ in order),
         )
-        for one in seen.samples
+        for sample in seen.samples
     ]
 
 
@@ -221,7 +221,7 @@ class _ScheduleCache:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Schedule | None:
-    """None: it is none. One bad row must not cost the device its plan."""
+    """None for text that is no schedule: one bad row must not cost the device its plan."""
     try:
         return parse(text)
     except StageloomError:
@@ -266,7 +266,7 @@ def adopted(found: MaddpgCheckpoint, device_class: str, here: Mapping[Digest, Gr
 
 
 def _artifacts_of(found: MaddpgCheckpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
-    """What the provenance says of artifacts, of those that are here: it can be adopted elsewhere in turn."""
+    """The provenance's artifacts, as they are here, so that the policy can be adopted elsewhere in turn."""
     pairs = zip(found.space.models, space.models, strict=True)
     now = {before.artifact: after.artifact for before, after in pairs}
     names = found.provenance.get("models", {})
@@ -307,5 +307,5 @@ def _keys(space: Space, known: Space, here: Mapping[Digest, Graph]) -> Iterator[
             spans[index, block.index] = (model.artifact, block.start, block.stop)
     for size in range(1, space.members_max + 1):
         for members in combinations(space.members, size):
-            batch = max(space.models[one.model].batch for one in members)
-            yield combined_digest(spans[one.model, one.block] for one in members), batch
+            batch = max(space.models[member.model].batch for member in members)
+            yield combined_digest(spans[member.model, member.block] for member in members), batch

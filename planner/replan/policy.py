@@ -117,7 +117,7 @@ class Policy(Protocol):
         ...
 
     def remark(self, seen: Observation) -> str:
-        """What the re-plan's record should say of the proposals besides; mostly empty."""
+        """A remark on the proposals for the re-plan's record; mostly empty."""
         ...
 
 

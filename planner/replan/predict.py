@@ -129,9 +129,9 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
 
 
 class EvaluationVerdict(str, Enum):
-    """What became of a plan that was looked at."""
+    """What became of a plan that was evaluated."""
 
-    FOUND = "found"  # an operator's search: whoever asked for it decides
+    FOUND = "found"  # an operator's search: the operator decides
     LED = "led"  # the best so far of a contest, until another one was
     LOST = "lost"  # in a contest, to the best so far
     TAKEN = "taken"

@@ -124,7 +124,7 @@ class CountedSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """As many as were counted, each drawn anew within its span, where nobody knows when it was.
+    """As many as were counted, each drawn anew within its span, as the exact moment is not known.
 
     The recording lasts `length_s`; it is entered at `begin_s` and comes again and again.
     """

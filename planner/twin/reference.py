@@ -228,7 +228,7 @@ class Twin:
     def _end_step(self) -> None:
         ended, taken_s = self._lanes.end_next()
         models = self._plans[ended.program.plan].bound.plan.models
-        self._record.step(ended, [models[one.member.model].name for one in ended.members], taken_s)
+        self._record.step(ended, [models[member.member.model].name for member in ended.members], taken_s)
         self._act(self._core.step_done(ended.id, self.now_s))
 
     def _submit(self, source: "_Source") -> None:

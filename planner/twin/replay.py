@@ -94,8 +94,8 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
             histograms.setdefault(row.data.model, []).append(row.data)
     if not covered_us:
         return None
-    steps = [one.data for one in inside if isinstance(one.data, StepTimings)]
-    mine = [one for one in steps if one.plan == plan.digest[:PLAN_CHARS]]
+    steps = [row.data for row in inside if isinstance(row.data, StepTimings)]
+    mine = [step for step in steps if step.plan == plan.digest[:PLAN_CHARS]]
     busy_s = _busy_s(mine, plan)
     glances = _glances(inside)
     last = {queue.name: queue.queued for queue in glances[-1].queues} if glances else {}
@@ -114,7 +114,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
         plan=plan.digest,
         began_s=begin_us * 1e-6,
         seconds=covered_us * 1e-6,
-        busy_s=sum(one.sum_us for one in mine) * 1e-6,
+        busy_s=sum(step.sum_us for step in mine) * 1e-6,
         used_s=None,
         models=models,
         steps=_steps(mine),
@@ -135,13 +135,13 @@ def _cut(rows: Sequence[Row], begin_us: int, end_us: int) -> Iterator[int]:
 def _busy_s(steps: Sequence[StepTimings], plan: Plan) -> dict[str, float]:
     """Per model its part of the steps: a step's time is shared equally by the members that ran in it."""
     found: dict[str, float] = {}
-    for one in steps:
-        if one.combined_block >= len(plan.combined):
+    for step in steps:
+        if step.combined_block >= len(plan.combined):
             continue
-        members = plan.combined[one.combined_block].members
-        names = [plan.models[m.model].name for at, m in enumerate(members) if one.mask >> at & 1]
+        members = plan.combined[step.combined_block].members
+        names = [plan.models[m.model].name for at, m in enumerate(members) if step.mask >> at & 1]
         for name in names:
-            found[name] = found.get(name, 0.0) + one.sum_us * 1e-6 / len(names)
+            found[name] = found.get(name, 0.0) + step.sum_us * 1e-6 / len(names)
     return found
 
 
@@ -186,7 +186,7 @@ def figures(window: Window) -> dict[str, float]:
         "p50_ms": 1e3 * window.latency_s(0.5),
         "p99_ms": 1e3 * window.p99_s,
         "mean_latency_ms": 1e3 * window.mean_latency_s,
-        "steps_running": sum(one.sum_s for one in window.steps) / window.seconds,
+        "steps_running": sum(step.sum_s for step in window.steps) / window.seconds,
         "queue_variance_s2": window.queue_variance(),
     }
     if window.used_s is not None:
@@ -260,7 +260,7 @@ class AgentDevice:
         runs = active_spans(rows, bound.plan.digest)
         self._push(bound)
         self._bound = bound
-        if runs and runs[-1][1] == self._reached_us:  # already, so that it need not say so again
+        if runs and runs[-1][1] == self._reached_us:  # it runs already, and sends no new row of it
             return
         self._bound, waited_s = None, 0.0
         while not (spans := self._active(bound)):
@@ -275,7 +275,8 @@ class AgentDevice:
         self._bound = bound
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Wait so long, then say what the device has sent of it; it samples its queues when it does.
+        """Wait so long, then return the window of what the device sent; it chooses when it samples its
+        queues.
 
         Raises:
             UnavailableError: no plan was deployed, or the device sent nothing of it in time.

@@ -80,12 +80,12 @@ def stored_times(
             taught_by=held.taught_by,
         )
 
-    costs = costs_of([(one.artifact, one.batch) for one in bound.plan.models])
+    costs = costs_of([(model.artifact, model.batch) for model in bound.plan.models])
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
     if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
-        at_one = costs_of([(one.artifact, 1) for one in bound.plan.models])
+        at_one = costs_of([(model.artifact, 1) for model in bound.plan.models])
     fitted = _fitted(store, device, known, at_one, bound, held.steps_since_us)
     if fitted is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
@@ -106,7 +106,7 @@ def _fitted(
     since_us: int,
 ) -> Calibrated | None:
     samples = served_steps(store, device, bound, since_us)
-    complete = [one for one in samples if _measured(costs, one)]
+    complete = [sample for sample in samples if _measured(costs, sample)]
     if not complete:
         return None
     source = f"steps that {device} served"

@@ -127,7 +127,7 @@ class Window:
         histograms = [model.histogram for model in self.models if model.histogram is not None]
         if histograms:
             return quantile_us(histograms, fraction) * 1e-6
-        return _quantile([one for model in self.models for one in model.latencies_s], fraction)
+        return _quantile([latency_s for model in self.models for latency_s in model.latencies_s], fraction)
 
     @property
     def p99_s(self) -> float:
@@ -157,7 +157,7 @@ class Window:
         return {model.name: model.service_s or mean_s for model in self.models}
 
     def rows(self) -> list[RowData]:
-        """What an agent's telemetry says of it; the queues as they were at the last glance."""
+        """The telemetry rows that an agent would send of it; queues as at the last glance."""
         rows: list[RowData] = []
         for model in self.models:
             ended = model.ended
@@ -172,7 +172,9 @@ class Window:
             if model.histogram is not None:
                 rows.append(model.histogram)
             elif model.latencies_s:
-                rows.append(histogram_of(model.name, [round(one * 1e6) for one in model.latencies_s]))
+                rows.append(
+                    histogram_of(model.name, [round(latency_s * 1e6) for latency_s in model.latencies_s])
+                )
         service_s = self._services_s()
         for queue in self.glances[-1].queues if self.glances else ():
             work_us = round(queue.queued * service_s.get(queue.name, 0.0) * 1e6)
@@ -180,13 +182,13 @@ class Window:
         rows += [
             StepTimings(
                 self.plan[:PLAN_CHARS],
-                one.combined,
-                one.mask,
-                one.count,
-                round(one.sum_s * 1e6),
-                round(one.max_s * 1e6),
+                step.combined,
+                step.mask,
+                step.count,
+                round(step.sum_s * 1e6),
+                round(step.max_s * 1e6),
             )
-            for one in self.steps
+            for step in self.steps
         ]
         used = None if self.used_s is None else 100.0 * self.used_s / self.seconds
         rows.append(Utilisation("gpu_load", used, "percent"))
@@ -232,7 +234,7 @@ def _join_models(parts: Sequence[ModelWindow]) -> ModelWindow:
         ended=add_counts([part.ended for part in parts]),
         queued=parts[-1].queued,
         busy_s=sum(part.busy_s for part in parts),
-        latencies_s=tuple(one for part in parts for one in part.latencies_s),
+        latencies_s=tuple(latency_s for part in parts for latency_s in part.latencies_s),
         histogram=add_histograms(histograms) if histograms else None,
     )
 
@@ -277,19 +279,19 @@ def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
             counts[bucket] = counts.get(bucket, 0) + count
     return LatencyHistogram(
         histograms[0].model,
-        sum(one.count for one in histograms),
-        sum(one.sum_us for one in histograms),
-        max(one.max_us for one in histograms),
+        sum(histogram.count for histogram in histograms),
+        sum(histogram.sum_us for histogram in histograms),
+        max(histogram.max_us for histogram in histograms),
         tuple(sorted(counts.items())),
     )
 
 
 SAMPLE_EVERY_S: Final = 0.1
-"""As often as an agent looks at its queues."""
+"""As often as an agent samples its queues."""
 
 
 def usual_samples(seconds: float) -> list[float]:
-    """When a device looks at its queues in a window of so many seconds where nobody says when."""
+    """When a device samples its queues in a window of so many seconds, unless told otherwise."""
     return [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
 
 
@@ -305,7 +307,7 @@ class TargetDevice(Protocol):
         ...
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Go on for a while and say what happened.
+        """Run for a while; returns what happened.
 
         `sample_at_s`: when to look at the queues, ascending, counted from now; None: every 0.1 s. A device
         that cannot choose looks when it does.

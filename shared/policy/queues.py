@@ -124,7 +124,7 @@ class SampleRing:
         self._samples: deque[PolicySample] = deque(maxlen=length)
 
     def push(self, sample: PolicySample) -> None:
-        """Take in one sample; the oldest leaves when the ring is full."""
+        """Append one sample; the oldest leaves a full ring."""
         if self._samples and self._samples[-1].shape != sample.shape:
             self._samples.clear()
         self._samples.append(sample)

@@ -103,13 +103,13 @@ class _Level:
         self._fired_s = -math.inf
 
     def due(self, value: float, now: float, retry_s: float) -> bool:
-        """Take in a value; whether it should fire."""
+        """Record a value; whether the level should fire."""
         if value < self.low or now - self._fired_s >= retry_s:
             self._armed = True
         return self._armed and value > self.threshold
 
     def fired(self, now: float) -> None:
-        """A re-plan was asked for while this value was above its threshold."""
+        """Disarm: a re-plan was requested while the value was above its threshold."""
         self._armed = False
         self._fired_s = now
 
@@ -141,7 +141,7 @@ class Trigger:
             self._levels[cause].threshold, self._levels[cause].low = threshold, low
 
     def observe(self, seen: DeviceSnapshot, now: float, *, held: bool = False) -> Firing | None:
-        """Take in one instant; a firing if a re-plan is due.
+        """Record one instant; a firing if a re-plan is due.
 
         While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
         turn, and is judged by what is seen once the hold has ended.

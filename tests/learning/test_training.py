@@ -59,7 +59,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> Non
         if trainer.step == 4:
             raise KeyboardInterrupt
 
-    broken = run(state=state, told=interrupt)
+    broken = run(state=state, on_step=interrupt)
     assert broken.ended == "interrupted" and decode(broken.checkpoint).provenance["steps"] == 4
     resumed = run(state=state)
     assert resumed.checkpoint == run().checkpoint

@@ -83,15 +83,15 @@ class Episode:
 
 def imitated(model: GpgModel, lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor, Tensor]:
     """Losses of value, actor and critic."""
-    seen = model.see(batch_of([(one.block, one.states) for one in lessons]))
-    sizes = [len(one.states.rows) for one in lessons]
-    worth = _worth_loss(model, seen, joined([one.worth for one in lessons]))
-    acted = shifted([one.acted for one in lessons], sizes)
-    action = joined([one.action for one in lessons])
-    judged = shifted([one.judged for one in lessons], sizes)
-    tried = joined([one.judged_action for one in lessons])
+    seen = model.see(batch_of([(lesson.block, lesson.states) for lesson in lessons]))
+    sizes = [len(lesson.states.rows) for lesson in lessons]
+    worth = _worth_loss(model, seen, joined([lesson.worth for lesson in lessons]))
+    acted = shifted([lesson.acted for lesson in lessons], sizes)
+    action = joined([lesson.action for lesson in lessons])
+    judged = shifted([lesson.judged for lesson in lessons], sizes)
+    tried = joined([lesson.judged_action for lesson in lessons])
     found = model.judge(seen.detach()[judged], tried, bounded=True)
-    critic = _SCALE * ((found + joined([one.judged_worth for one in lessons])) ** 2).mean()
+    critic = _SCALE * ((found + joined([lesson.judged_worth for lesson in lessons])) ** 2).mean()
     return worth, ((model.act(seen[acted]) - action) ** 2).mean(), critic
 
 
@@ -99,25 +99,25 @@ def reinforced(
     model: GpgModel, target: GpgModel, episodes: Sequence[Episode], *, gamma: float, bounded: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `imitated`, from what was tried."""
-    batch = batch_of([(one.block, one.states) for one in episodes])
+    batch = batch_of([(episode.block, episode.states) for episode in episodes])
     seen = model.see(batch)
-    reward = joined([one.reward for one in episodes])
-    sizes = [len(one.reward) for one in episodes]
+    reward = joined([episode.reward for episode in episodes])
+    sizes = [len(episode.reward) for episode in episodes]
     last = torch.zeros(len(reward), dtype=torch.bool)
     last[torch.from_numpy(np.cumsum(sizes) - 1)] = True
     with torch.no_grad():
         seen_then = target.see(batch)
         follows = target.judge(seen_then, target.act(seen_then), bounded=bounded).roll(-1)
         goal = reward + gamma * torch.where(last, torch.zeros_like(follows), follows)
-    found = model.judge(seen.detach(), joined([one.action for one in episodes]), bounded=bounded)
+    found = model.judge(seen.detach(), joined([episode.action for episode in episodes]), bounded=bounded)
     critic = ((goal - found) ** 2).mean()
     model.critic.requires_grad_(False)  # equation 8 moves theta*, not omega
     actor = -model.judge(seen, model.act(seen), bounded=bounded).mean()
     model.critic.requires_grad_(True)
-    known = [len(one.worth) == len(one.reward) for one in episodes]
+    known = [len(episode.worth) == len(episode.reward) for episode in episodes]
     if not all(known):
         return torch.zeros(()), actor, critic
-    return _worth_loss(model, seen, joined([one.worth for one in episodes])), actor, critic
+    return _worth_loss(model, seen, joined([episode.worth for episode in episodes])), actor, critic
 
 
 def _worth_loss(model: GpgModel, seen: Tensor, worth: Tensor) -> Tensor:

@@ -139,11 +139,14 @@ class Trainer:
             "step": self.step,
             "model": self.model.state_dict(),
             "target": self.target.state_dict(),
-            "optimisers": [one.state_dict() for one in self._optimisers],
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "best": {name: torch.from_numpy(value) for name, value in self.best.arrays.items()},
             "best_ratio": self.best_ratio,
             "since_best": self.since_best,
-            "history": [[one.step, one.phase, one.ratio, one.losses] for one in self.history],
+            "history": [
+                [validation.step, validation.phase, validation.ratio, validation.losses]
+                for validation in self.history
+            ],
             "losses": self._losses,
             "episodes": [
                 [step, [str(mask) for mask in one.masks], one.action.tolist(), one.worth.tolist()]
@@ -280,9 +283,6 @@ class Trainer:
             self.best_ratio, self.since_best, self.best = ratio, 0, network
 
 
-Told = Callable[[Trainer], None]
-
-
 @dataclass(frozen=True)
 class GpgResult:
     """What a run leaves."""
@@ -300,7 +300,7 @@ def train(
     *,
     names: Mapping[Digest, str],
     costs: str,
-    told: Told = lambda trainer: None,
+    on_step: Callable[[Trainer], None] = lambda trainer: None,
     time_limit_s: float | None = None,
     state: Path | None = None,
 ) -> GpgResult:
@@ -324,7 +324,7 @@ def train(
     try:
         while not trainer.done:
             trainer.advance()
-            told(trainer)
+            on_step(trainer)
             if state is not None and len(trainer.history) > validated:
                 validated = len(trainer.history)
                 _save(trainer, state, about)
@@ -386,12 +386,12 @@ def rows(history: Sequence[Validation]) -> list[dict[str, Any]]:
     """A flat object per validation."""
     return [
         {
-            "step": one.step,
-            "phase": one.phase,
-            "ratio": one.ratio,
-            **{f"loss_{k}": v for k, v in one.losses.items()},
+            "step": validation.step,
+            "phase": validation.phase,
+            "ratio": validation.ratio,
+            **{f"loss_{k}": v for k, v in validation.losses.items()},
         }
-        for one in history
+        for validation in history
     ]
 
 
@@ -402,8 +402,8 @@ def to_json(history: Sequence[Validation]) -> str:
 
 def to_svg(history: Sequence[Validation]) -> str:
     """The validation's ratio to sequential over the steps; a dashed line where reinforcement begins."""
-    steps = [one.step for one in history]
-    ratios = [one.ratio for one in history]
+    steps = [validation.step for validation in history]
+    ratios = [validation.ratio for validation in history]
     low, high = min(ratios), max(ratios)
     last, room = max(*steps, 1), max(high - low, 1e-9)
 
@@ -423,9 +423,9 @@ def to_svg(history: Sequence[Validation]) -> str:
         f'<text x="6" y="{_HEIGHT - _MARGIN + 4}">{low:.3f}</text>',
         f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 16}" text-anchor="end">{last} steps</text>',
     ]
-    turn = next((one.step for one in history if one.phase == "reinforcement"), 0)
+    turn = next((validation.step for validation in history if validation.phase == "reinforcement"), 0)
     if turn and history[0].phase == "imitation":
-        before = max(one.step for one in history if one.phase == "imitation")
+        before = max(validation.step for validation in history if validation.phase == "imitation")
         top, bottom = at(before, high), at(before, low)
         x = top.split(",")[0]
         parts.append(

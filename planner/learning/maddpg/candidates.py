@@ -22,7 +22,7 @@ from stageloom.shared.policy.plain import Load
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan by its action row, with what it was worth when it was looked at."""
+    """A plan by its action row, with its worth when it was evaluated."""
 
     actions: tuple[float, ...]
     worth: Worth
@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass
 class Candidates:
-    """Plans that were looked at."""
+    """Plans that were evaluated, and the best of them."""
 
     space: Space
     loads: Sequence[Load]
@@ -39,7 +39,7 @@ class Candidates:
     _seen: set[str] = field(default_factory=set)
 
     def judged(self, actions: tuple[float, ...], worth: Worth) -> bool:
-        """Take in a plan's worth; whether it is the best so far."""
+        """Record a plan's worth; whether the plan is the best so far."""
         self._seen.add(self._key(actions))
         if self.best is not None and not better(worth, self.best.worth):
             return False
@@ -47,7 +47,7 @@ class Candidates:
         return True
 
     def promising(self, kept: Transitions, rewards: Floats, count: int) -> Iterator[tuple[float, ...]]:
-        """Plans met in training that nobody looked at yet, those with the highest rewards first.
+        """Plans met in training and not yet evaluated, those with the highest rewards first.
 
         `rewards`: of agent 0 [transitions]. Each is handed out once.
         """

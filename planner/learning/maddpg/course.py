@@ -12,7 +12,7 @@ another, equal seeds give equal courses, interrupted or not.
 1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
 2. They are run, some with noise on their actions, until there are enough transitions to learn from.
 3. Episodes of the policy with falling noise; after each one the learner's updates. Every so often the policy
-   is validated, and plans met on the way that promise most are looked at again.
+   is validated, and the most promising plans met on the way are evaluated.
 4. The best plan and the best policy are evaluated on arrivals that chose neither.
 """
 
@@ -98,7 +98,7 @@ class TrainingCourse:
 
     @property
     def settled(self) -> bool:
-        """Whether no more episodes come, and nothing is looked at any more that could be the best yet."""
+        """Whether no more episodes come, and no evaluation is open that could give a new best."""
         judging = (one for one in (*self._waiting, *self._out.values()) if isinstance(one, Evaluate))
         return self._stopped and all(one.name.startswith(_FRESH) for one in judging)
 
@@ -119,7 +119,7 @@ class TrainingCourse:
         return {_FRESH + _PLAN, _FRESH + _POLICY} <= self.fresh.keys()
 
     def stop(self) -> None:
-        """No more episodes: what is left is the evaluation on fresh arrivals."""
+        """End the episodes; only the evaluation on fresh arrivals is left."""
         if self._stopped:
             return
         self._stopped = True
@@ -128,7 +128,7 @@ class TrainingCourse:
             self._waiting.pop()
 
     def abandon(self) -> None:
-        """Whatever is being worked on is lost: Ctrl-C."""
+        """Give up all work that is out, as after Ctrl-C."""
         for work in list(self._out.values()):
             self.lost(work)
 
@@ -140,7 +140,7 @@ class TrainingCourse:
         return work
 
     def lost(self, work: Work) -> None:
-        """Its result will never come."""
+        """Hand out again work whose result will never come."""
         if self._out.pop(work.number, None) is None:
             return
         if isinstance(work, Evaluate):
@@ -149,7 +149,7 @@ class TrainingCourse:
             self._handed -= work.steps
 
     def take(self, work: Work, done: WorkResult) -> TrainingProgress | None:
-        """Learn from a result; a validation where it was one. A result that comes twice counts once."""
+        """Learn from a result; returns the progress if it was a validation. A repeated result counts once."""
         self.table.put(done.schedules)
         self.table.asked_elsewhere(done.asked)
         if self._out.pop(work.number, None) is None:
@@ -183,7 +183,7 @@ class TrainingCourse:
         """The evaluation on fresh arrivals, of the plan and the policy, once it is known which they are."""
         if not self.settled:
             return None
-        pending = {one.name for one in self._out.values() if isinstance(one, Evaluate)} | self.fresh.keys()
+        pending = {work.name for work in self._out.values() if isinstance(work, Evaluate)} | self.fresh.keys()
         best = self.candidates.best
         if best is not None and _FRESH + _PLAN not in pending:
             return self._evaluation(_FRESH + _PLAN, row=best.actions)
@@ -284,7 +284,7 @@ class TrainingCourse:
         return not self.transitions and not evaluating
 
     def _start(self) -> None:
-        """The actors say what the best of the seeds says, and that is the best policy so far."""
+        """Start the actors at the best seed's actions: that is the best policy so far."""
         best = self.candidates.best
         assert best is not None
         self.learner.start_at(best.actions)
@@ -292,7 +292,7 @@ class TrainingCourse:
         self._waiting.append(self._evaluation(_POLICY, weights=self.policy_weights))
 
     def state(self) -> bytes:
-        """All that is needed to go on; what is being worked on is handed out again."""
+        """All that is needed to resume; work that is out is handed out again."""
         lost = [work for work in self._out.values() if isinstance(work, Evaluate)]
         flying = sum(work.steps for work in self._out.values() if isinstance(work, Collect))
         waiting = [*lost, *self._waiting]
@@ -303,7 +303,7 @@ class TrainingCourse:
             "candidates": self.candidates.saved(),
             "seeds_worth": {name: worth.plain() for name, worth in self.seeds_worth.items()},
             "schedules": self.table.saved(),
-            "history": [one.plain() for one in self.history],
+            "history": [validation.plain() for validation in self.history],
             "policy": None if self.policy is None else self.policy.plain(),
             "fresh": {name: worth.plain() for name, worth in self.fresh.items()},
             "transitions": self.transitions,
@@ -313,11 +313,13 @@ class TrainingCourse:
             "validated": self._validated,
             "losses": self._losses,
             "stopped": self._stopped,
-            "waiting": [[one.number, one.name, list(one.seeds), one.steps, list(one.row)] for one in waiting],
+            "waiting": [
+                [work.number, work.name, list(work.seeds), work.steps, list(work.row)] for work in waiting
+            ],
         }
         tensors = {
             "policy": _tensors(self.policy_weights),
-            "waiting": [None if one.weights is None else _tensors(one.weights) for one in waiting],
+            "waiting": [None if work.weights is None else _tensors(work.weights) for work in waiting],
         }
         buffer = io.BytesIO()
         torch.save({"plain": json.dumps(plain), "tensors": tensors, "learner": self.learner.state()}, buffer)

@@ -35,7 +35,7 @@ from stageloom.shared.policy.maddpg.actions import centre
 from stageloom.shared.policy.maddpg.space import Space
 
 LAST_SCALE = 0.01
-"""Of the actors' last weights: at first what they say hardly depends on the state."""
+"""Of the actors' last weights: untrained, their actions hardly depend on the state."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Stack:
     def follow(self, other: "Stack", rate: float) -> None:
         """The soft update of a target network."""
         with torch.no_grad():
-            torch._foreach_lerp_(self.tensors, [one.detach() for one in other.tensors], rate)
+            torch._foreach_lerp_(self.tensors, [tensor.detach() for tensor in other.tensors], rate)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[agents, rows, inputs] -> [agents, rows, outputs]"""
@@ -93,7 +93,7 @@ class Stack:
         return {key: [one.detach().clone() for one in getattr(self, key)] for key in ("weights", "biases")}
 
     def restore(self, saved: Mapping[str, Sequence[Tensor]]) -> None:
-        """Go on where `saved` was, in place, so that an optimiser keeps hold of it."""
+        """Restore in place, so that an optimiser keeps its references."""
         with torch.no_grad():
             for key in ("weights", "biases"):
                 for mine, its in zip(getattr(self, key), saved[key], strict=True):
@@ -121,7 +121,7 @@ class Actors:
         return cls(agents, Stack.drawn(len(agents), (state_width, *hidden, max(agents)), random))
 
     def start_at(self, actions: Sequence[float]) -> None:
-        """Say these, whatever the state is, almost. `actions`: an action row, within (0, 1)"""
+        """Give these actions, almost whatever the state is. `actions`: an action row, within (0, 1)"""
         row = torch.tensor(actions, dtype=torch.float64).clamp(0.01, 0.99)
         with torch.no_grad():
             self.stack.weights[-1].mul_(LAST_SCALE)
@@ -152,7 +152,7 @@ STATE_FORMAT = 1
 
 
 class Learner:
-    """Take in transitions with `add`, learn with `update`, hand out `policy_weights`."""
+    """Stores transitions (`add`), learns from them (`update`), exports the actors (`policy_weights`)."""
 
     def __init__(self, space: Space, settings: MaddpgSettings, seed: int) -> None:
         self.space, self.settings, self.seed = space, settings, seed
@@ -178,7 +178,7 @@ class Learner:
         ]
 
     def start_at(self, actions: tuple[float, ...]) -> None:
-        """Have the actors say this action row at first; before the first update only."""
+        """Initialise the actors to this action row; before the first update only."""
         assert self.updates == 0, "actors that have learned do not start again"
         self.actors.start_at(actions)
         self.aim(actions)
@@ -189,7 +189,7 @@ class Learner:
         self._aim = torch.tensor(actions, dtype=torch.float32).clamp(0.01, 0.99)
 
     def add(self, new: Transitions) -> None:
-        """Take in transitions; once there are enough to learn from, freeze the z-scores on them."""
+        """Store transitions; once there are enough to learn from, freeze the z-scores on them."""
         self.replay.add(new)
         if self.normaliser is None and self.replay.added >= self.settings.learn_from:
             self._freeze()
@@ -285,7 +285,7 @@ class Learner:
         self.target_critics = self.critics.copy()
 
     def state(self) -> bytes:
-        """All that is needed to go on as if nothing had happened."""
+        """All that is needed to resume bit by bit."""
         replay = self.replay.saved()
         arrays = {name: torch.from_numpy(values) for name, values in replay["arrays"].items()}
         normaliser = None if self.normaliser is None else self.normaliser.saved()
@@ -305,7 +305,7 @@ class Learner:
                 "plain": json.dumps(plain),
                 "aim": self._aim,
                 "stacks": {name: stack.saved() for name, stack in self._stacks().items()},
-                "optimisers": [one.state_dict() for one in self._optimisers],
+                "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
                 "replay": arrays,
             },
             buffer,

@@ -112,7 +112,7 @@ class ScheduleTable:
         return min(found, key=lambda entry: entry.seconds)
 
     def put(self, entries: Mapping[BlockKey, ScheduleEntry]) -> bool:
-        """Take in what was found elsewhere, where it is cheaper; whether any was."""
+        """Adopt entries found elsewhere that are cheaper; whether there was one."""
         better = {
             key: entry
             for key, entry in entries.items()
@@ -133,7 +133,7 @@ class ScheduleTable:
         return dict(found)
 
     def asked_elsewhere(self, asked: Mapping[tuple[Member, ...], int]) -> None:
-        """Count what another table was asked for: what is needed most is needed anywhere."""
+        """Add another table's counts of how often blocks were asked for."""
         self._used.update(asked)
 
     def most_used(self, count: int) -> list[tuple[Member, ...]]:
@@ -146,7 +146,7 @@ class ScheduleTable:
         return Book({key: self.entries[key].schedule for key in keys})
 
     def saved(self) -> dict[str, Any]:
-        """For JSON; what is new since `taken_new` is not told apart."""
+        """A JSON value; does not mark what is new since `taken_new`."""
         return {
             "entries": [
                 [digest, batch, to_string(entry.schedule), entry.seconds, entry.searched]

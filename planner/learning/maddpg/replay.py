@@ -56,7 +56,7 @@ def step_figures(window: Window, service_s: Sequence[float]) -> StepFigures:
         known_s = fsum(one.latencies_s) / len(one.latencies_s) if one.latencies_s else 0.0
         latency_s.append(max(known_s, window.seconds * waiting / max(one.submitted, 1)))
     work = [variance([tasks * one_s for tasks, one_s in zip(row, service_s, strict=True)]) for row in queued]
-    completed = sum(one.ended.completed for one in window.models)
+    completed = sum(model.ended.completed for model in window.models)
     return StepFigures(
         utilisation=window.utilisation,
         throughput_per_s=completed / window.seconds,
@@ -140,7 +140,7 @@ class Replay:
         return min(self.added, self.capacity)
 
     def add(self, new: Transitions) -> None:
-        """Take in; the oldest leave."""
+        """Append transitions; the oldest leave a full buffer."""
         if not self._arrays:
             self._arrays = {
                 name: np.zeros((self.capacity, *getattr(new, name).shape[1:]), getattr(new, name).dtype)

@@ -43,7 +43,7 @@ LOST_MOST: Final = 2
 
 
 class Workers(Protocol):
-    """Takes as much work as there is room for, and hands back results in the order in which they come."""
+    """Runs work, and returns results in the order in which they come."""
 
     @property
     def room(self) -> int:
@@ -51,7 +51,7 @@ class Workers(Protocol):
         ...
 
     def give(self, work: Work) -> None:
-        """Begin, or remember to begin."""
+        """Begin a piece of work, or queue it."""
         ...
 
     def take(self) -> tuple[Work, WorkResult | None]:
@@ -83,7 +83,7 @@ class LocalWorker:
 
 
 class PooledWorkers:
-    """The processes of a pool, on this machine or on Ray's."""
+    """The processes of a pool, on this machine or on a Ray cluster."""
 
     def __init__(self, course: TrainingCourse, pool: SearchPool) -> None:
         self._course, self._pool = course, pool
@@ -117,7 +117,7 @@ class PooledWorkers:
         return work, done
 
     def _known(self, work: Work) -> Mapping[BlockKey, ScheduleEntry]:
-        """Schedules of the plan that is to be evaluated, as good as anyone found them."""
+        """The best known schedules of the plan that is to be evaluated."""
         if not isinstance(work, Evaluate) or work.weights is not None:
             return {}
         course = self._course
@@ -163,14 +163,14 @@ def train(
     spent_s: float = 0.0,
     save: Callable[[bytes], None] = lambda state: None,
     pool: SearchPool | None = None,
-    told: Callable[[TrainingCourse], None] = lambda course: None,
+    on_result: Callable[[TrainingCourse], None] = lambda course: None,
 ) -> MaddpgResult:
     """Train to the end, or for about `budget_s` by `clock`, or until Ctrl-C; the best so far counts.
 
     `state` is what `save` was given after a validation of an earlier run: that run goes on. It took
     `spent_s`, which are within the budget, too. Episodes and evaluations run on the workers of `pool`, or
-    here, one after another; `told` is called after each. Here, or with one worker, equal seeds give equal
-    results within the budget on the same machine, interrupted or not.
+    here, one after another; `on_result` is called after each. Here, or with one worker, equal seeds give
+    equal results within the budget on the same machine, interrupted or not.
 
     Raises:
         DecodeError: `state` is none, or of another problem.
@@ -200,14 +200,14 @@ def train(
             progress = course.take(work, done)
             if isinstance(work, Evaluate):
                 took_s.append(clock() - given_s[work.number])
-            told(course)
+            on_result(course)
             if progress is not None:
                 on_progress(progress)
                 if not course.stopped:  # else the next run, which may have more time, would be over, too
                     save(course.state())
         except KeyboardInterrupt:
             if ended == "interrupted":
-                raise  # a second time, while the best so far is looked at for the last time
+                raise  # a second time, during the last evaluation of the best so far
             ended = "interrupted"
             course.abandon()
             course.stop()
@@ -252,7 +252,7 @@ def _trained(course: TrainingCourse, train_s: float, ended: str) -> MaddpgResult
 
 
 def provenance_of(course: TrainingCourse, ended: str) -> dict[str, Any]:
-    """What a checkpoint says of where it comes from."""
+    """The provenance of a checkpoint, as JSON takes it."""
     problem = course.problem
     return {
         "settings": course.settings.plain(),

@@ -40,7 +40,7 @@ from stageloom.shared.policy.queues import PolicySample, deviations, progress_bi
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStep:
-    """What came of an action row."""
+    """The result of an action row."""
 
     executed: tuple[float, ...]  # what was run, or what was asked for where it was not [action_width]
     figures: tuple[float, ...]  # raw [FIGURES_BEFORE_LATENCY + W]; zeros where nothing ran
@@ -77,7 +77,7 @@ class Environment:
         return state_of(self._problem.space, self._samples)
 
     def step(self, actions: Sequence[float]) -> EnvironmentStep:
-        """Carry out an action row for `MaddpgSettings.step_s`."""
+        """Run the plan of an action row for `MaddpgSettings.step_s`."""
         space, settings = self._problem.space, self._settings
         asked = combine_blocks(space, actions[space.num_models :])
         if asked.excess and settings.superblocks is Superblocks.PAPER:
@@ -169,7 +169,7 @@ Work: TypeAlias = Collect | Evaluate
 
 @dataclass(frozen=True, kw_only=True)
 class WorkResult:
-    """What came of a piece of work."""
+    """The result of a piece of work."""
 
     found: Transitions | Worth
     schedules: Mapping[BlockKey, ScheduleEntry]  # that the worker's table lacked before
@@ -236,7 +236,7 @@ def _figures(problem: Problem, settings: MaddpgSettings, steps: Sequence[Environ
 
 
 def task_of(problem: Problem, settings: MaddpgSettings, table: ScheduleTable) -> bytes:
-    """What all work of a run has in common; equal bytes find the problem that an actor has kept.
+    """What all work of a run has in common; a process keeps the problem of equal bytes.
 
     `table` is where its own begins: a run that goes on goes on with the schedules that it had.
     """
@@ -244,7 +244,7 @@ def task_of(problem: Problem, settings: MaddpgSettings, table: ScheduleTable) ->
 
 
 def rollout(task: bytes, work: Work, schedules: Mapping[BlockKey, ScheduleEntry]) -> WorkResult:
-    """Do it; `schedules` are some that the learner has found or was told of."""
+    """Run work in a process of its own; `schedules` are some that the learner knows."""
     problem, settings, table = _kept(task)
     table.put(schedules)
     return replace(run(problem, table, settings, work), asked=table.taken_asked())

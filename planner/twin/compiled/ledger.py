@@ -46,7 +46,7 @@ def drop_first(w: World, model: int) -> None:
 
 @jit
 def submit(w: World, model: int, task: int, now: float) -> None:
-    """Take in a task, or refuse it; the ring has a place beyond the queue's bound."""
+    """Queue a task, or refuse it; the ring has a place beyond the queue's bound."""
     clock = w.clock[0]
     launcher = w.models[model]
     row = w.queues[model, (launcher.head + launcher.queued) % w.queues.shape[1]]

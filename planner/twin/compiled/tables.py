@@ -189,7 +189,7 @@ def _tracks(
 
 
 def _listed(links: list[_Row], model: BoundModel, block: int) -> _Row:
-    """Append which slots a block frees, reads and holds, and say where."""
+    """Append the slots that a block frees, reads and holds; returns where they begin."""
     row: _Row = {}
     lists = _slots_of(model.slot_readers, block)
     for name, found in zip(("freed", "held", "read"), (*lists, model.slot_reads[block]), strict=True):
@@ -209,7 +209,7 @@ def _slots_of(last: tuple[int, ...], block: int) -> tuple[tuple[int, ...], tuple
 def _combined(
     bound: BoundPlan, slots: list[_Row], slot_of: dict[Member, int]
 ) -> tuple[list[_Row], list[_Row], list[_Row], int]:
-    """Combined blocks, their members downstream first, and pairs; tells each slot where it belongs."""
+    """Combined blocks, their members downstream first, and pairs; enters in each slot where it belongs."""
     combined: list[_Row] = []
     members: list[_Row] = []
     pairs: list[_Row] = []

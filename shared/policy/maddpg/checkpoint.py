@@ -86,7 +86,10 @@ def decode(raw: bytes) -> MaddpgCheckpoint:
 
 
 def _space_to_list(space: Space) -> list[Any]:
-    models = [[digest_to_raw(one.artifact), list(one.cuts), one.replicas, one.batch] for one in space.models]
+    models = [
+        [digest_to_raw(model.artifact), list(model.cuts), model.replicas, model.batch]
+        for model in space.models
+    ]
     scale = space.deviation_scale.hex()
     return [
         space.device_class,
@@ -104,7 +107,7 @@ def _space_from_list(row: Any) -> Space:
         raise ValueError(f"{len(models)} models")
     space = Space(
         device_class=_text(device_class),
-        models=tuple(_model(*one) for one in models),
+        models=tuple(_model(*model) for model in models),
         members_max=_count(members_max),
         samples=_count(samples),
         interval_map=IntervalMap(interval_map),

@@ -99,7 +99,7 @@ def decide(
     loads: Sequence[Load],
     lanes: int = 1,
 ) -> Decision:
-    """What the policy says of what it sees.
+    """The policy's decision for these samples.
 
     Raises:
         InputError: a sample is of other blocks than the space's.
@@ -125,7 +125,7 @@ def loads_of(plan: Plan, loads: Sequence[Load]) -> tuple[Load, ...]:
 
 
 def require_own(space: Space, plan: Plan, device_class: str) -> None:
-    """A policy has a say only over what it was trained for.
+    """Check that the policy was trained for such a plan on this device class.
 
     Raises:
         InputError: it was trained for something else; the error names the first difference.

@@ -130,7 +130,7 @@ class Space:
         return tuple(found)
 
     def refusal(self, plan: Plan, device_class: str) -> str:
-        """Why a policy of this space has no say in such a plan; empty where it has."""
+        """Why a policy of this space does not fit such a plan; empty where it does."""
         if device_class != self.device_class:
             return f"it was trained for the device class {self.device_class!r}, not {device_class!r}"
         if len(plan.models) != self.num_models:

@@ -165,10 +165,10 @@ def test_ctrl_c_during_the_last_look_keeps_the_best_and_a_second_one_does_not_wa
 
         return told
 
-    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(1))
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, on_result=pressed(1))
     assert found.ended == "interrupted" and found.plan_worth.throughput_per_s > 0.0
     with pytest.raises(KeyboardInterrupt):
-        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(2))
+        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, on_result=pressed(2))
 
 
 def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet() -> None:
@@ -196,7 +196,7 @@ def test_the_last_look_sees_the_schedules_that_were_searched_longer(monkeypatch:
     def told(course: TrainingCourse) -> None:
         happened.extend(name for name in course.fresh if name not in happened)
 
-    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, told=told)
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_result=told)
     assert found.ended == "done"
     assert happened == ["polished", "fresh plan", "fresh policy"]
 
