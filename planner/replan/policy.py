@@ -38,7 +38,7 @@ class ReplanSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class ReplanNote:
     """What is kept about a plan that a re-plan pushed."""
 
     structure: Digest  # the plan but for its launch intervals

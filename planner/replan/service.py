@@ -20,7 +20,7 @@ from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.decide import ReplanDecision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe, recalibration, without_costs
-from stageloom.planner.replan.policy import How, Note, Observation, Policy, Proposal
+from stageloom.planner.replan.policy import How, Observation, Policy, Proposal, ReplanNote
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
@@ -197,7 +197,7 @@ class Replanner:
             self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        note = Note(
+        note = ReplanNote(
             structure=proposal.plan.structure,
             how=proposal.how.value,
             predicted=decision.predicted,

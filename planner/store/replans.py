@@ -13,7 +13,7 @@ from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.store.calibrations import environment_changed
 from stageloom.planner.store.manyrows import run_on_rows
 from stageloom.planner.store.tables import (
@@ -212,7 +212,7 @@ def pushed(
     *,
     plan: str,
     digest: Digest,
-    note: Note,
+    note: ReplanNote,
     generation: tuple[int, int],
 ) -> None:
     """Note what a re-plan pushed."""

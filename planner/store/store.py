@@ -23,7 +23,7 @@ from stageloom.planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.replan.predict import PlanEvaluation
 from stageloom.planner.store import (
     checkpoints,
@@ -520,7 +520,14 @@ class Store(ReadStore):
         )
 
     def push_replan(
-        self, device: DeviceId, replan: int, plan: Plan, *, scheduler: str, above: tuple[int, int], note: Note
+        self,
+        device: DeviceId,
+        replan: int,
+        plan: Plan,
+        *,
+        scheduler: str,
+        above: tuple[int, int],
+        note: ReplanNote,
     ) -> Desired | None:
         """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
 

@@ -8,7 +8,7 @@ import pytest
 
 from stageloom.planner.costs.records import MeasurementOrigin as MeasuredOn
 from stageloom.planner.explain.block import Known, Source, explain_block
-from stageloom.planner.replan.policy import Note
+from stageloom.planner.replan.policy import ReplanNote
 from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
@@ -187,7 +187,9 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         taken,
         scheduler="ios",
         above=(1, 1),
-        note=Note(structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"),
+        note=ReplanNote(
+            structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"
+        ),
     )
     assert desired is not None
     rows = [

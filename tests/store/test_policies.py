@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.store import checkpoints
 from stageloom.planner.store.devices import set_state
 from stageloom.planner.store.store import Store
@@ -50,7 +50,7 @@ class Rig:
         )  # fmt: skip
         replan = self.store.record_alarm(NANO, alarm)
         assert replan is not None
-        note = Note(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
+        note = ReplanNote(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
         above = (desired.epoch, desired.generation)
         pushed = self.store.push_replan(NANO, replan, self.plan, scheduler="ios", above=above, note=note)
         assert pushed is not None

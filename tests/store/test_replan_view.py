@@ -8,7 +8,7 @@ import pytest
 from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -162,7 +162,7 @@ def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> 
     assert rig.store.record_alarm(NANO, alarm(1, rig.runs)) is None
     assert rig.store.record_alarm(NANO, alarm(2, rig.runs)) is None
     plan = paced(rig.runs, 5)
-    note = Note(structure=plan.structure, how="proven", predicted=0.5)
+    note = ReplanNote(structure=plan.structure, how="proven", predicted=0.5)
 
     def push(above: tuple[int, int]) -> object:
         return rig.store.push_replan(NANO, number, plan, scheduler="proven", above=above, note=note)

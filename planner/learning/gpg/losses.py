@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stageloom.planner.learning.gpg.lessons import BlockRows, Lesson, StateRows
-from stageloom.planner.learning.gpg.model import WIDTH, Batch, GpgModel
+from stageloom.planner.learning.gpg.model import WIDTH, GpgModel, StateBatch
 from stageloom.shared.policy.gpg.network import Floats
 
 
-def batch_of(parts: Sequence[tuple[BlockRows, StateRows]]) -> Batch:
+def batch_of(parts: Sequence[tuple[BlockRows, StateRows]]) -> StateBatch:
     """Levels of the same depth run together, whatever block they belong to."""
     ops_before = _before([block.graph.size for block, _ in parts])
     states_before = _before([len(states.rows) for _, states in parts])
@@ -39,7 +39,7 @@ def batch_of(parts: Sequence[tuple[BlockRows, StateRows]]) -> Batch:
                 _joined([level.parent + shift for level, shift in deep]),
             )
         )
-    return Batch(
+    return StateBatch(
         torch.from_numpy(np.concatenate([block.rows for block, _ in parts])),
         levels,
         _joined([states.leaf_state + shift for (_, states), shift in zip(parts, states_before, strict=True)]),

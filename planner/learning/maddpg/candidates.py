@@ -21,7 +21,7 @@ from stageloom.shared.policy.plain import Load
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RatedPlan:
     """A plan by its action row, with its worth when it was evaluated."""
 
     actions: tuple[float, ...]
@@ -35,7 +35,7 @@ class Candidates:
     space: Space
     loads: Sequence[Load]
     lanes: int = 1
-    best: Candidate | None = None
+    best: RatedPlan | None = None
     _seen: set[str] = field(default_factory=set)
 
     def judged(self, actions: tuple[float, ...], worth: Worth) -> bool:
@@ -43,7 +43,7 @@ class Candidates:
         self._seen.add(self._key(actions))
         if self.best is not None and not better(worth, self.best.worth):
             return False
-        self.best = Candidate(actions, worth)
+        self.best = RatedPlan(actions, worth)
         return True
 
     def promising(self, kept: Transitions, rewards: Floats, count: int) -> Iterator[tuple[float, ...]]:
@@ -70,7 +70,7 @@ class Candidates:
         self._seen = set(saved["seen"])
         if saved["best"] is not None:
             actions, worth = saved["best"]
-            self.best = Candidate(tuple(actions), Worth(**worth))
+            self.best = RatedPlan(tuple(actions), Worth(**worth))
 
     def _key(self, actions: Sequence[float]) -> str:
         """Equal for rows that stand for about the same plan: intervals within a twentieth of their range."""

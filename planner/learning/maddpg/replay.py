@@ -29,22 +29,11 @@ _LEAST_SPREAD = 1e-6
 _LEAST_LATENCY_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """Raw figures of one step."""
+def step_figures(window: Window, service_s: Sequence[float]) -> tuple[float, ...]:
+    """The raw figures of a window: utilisation, throughput per second, variance of queued work over the
+    queues (s^2, mean over the glances), latency in seconds per model. [FIGURES_BEFORE_LATENCY + W]
 
-    utilisation: float
-    throughput_per_s: float
-    variance: float  # of queued work over the queues, in s^2, mean over the window's instants
-    latency_s: tuple[float, ...]  # per model [W]
-
-    def row(self) -> list[float]:
-        """As it is kept. [FIGURES_BEFORE_LATENCY + W]"""
-        return [self.utilisation, self.throughput_per_s, self.variance, *self.latency_s]
-
-
-def step_figures(window: Window, service_s: Sequence[float]) -> StepFigures:
-    """The figures of a window. `service_s`: device seconds of a task, per model; 1 counts tasks.
+    `service_s`: device seconds of a task, per model; 1 counts tasks.
 
     A model's latency is the mean of its completed tasks, or what Little's law makes of those that wait,
     whichever is longer: a queue that is never served must not look fast.
@@ -57,12 +46,7 @@ def step_figures(window: Window, service_s: Sequence[float]) -> StepFigures:
         latency_s.append(max(known_s, window.seconds * waiting / max(one.submitted, 1)))
     work = [variance([tasks * one_s for tasks, one_s in zip(row, service_s, strict=True)]) for row in queued]
     completed = sum(model.ended.completed for model in window.models)
-    return StepFigures(
-        utilisation=window.utilisation,
-        throughput_per_s=completed / window.seconds,
-        variance=fsum(work) / len(work),
-        latency_s=tuple(latency_s),
-    )
+    return window.utilisation, completed / window.seconds, fsum(work) / len(work), *latency_s
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,7 @@ class Environment:
         self._samples = samples_of(window.glances, self._problem.service_s)
         executed = (*actions[: space.num_models], *asked.executed)
         figures = step_figures(window, self._problem.service_s)
-        return EnvironmentStep(
-            executed, tuple(figures.row()), asked.excess / space.bins, True, window, self.state
-        )
+        return EnvironmentStep(executed, figures, asked.excess / space.bins, True, window, self.state)
 
 
 def bound_plan(problem: Problem, table: ScheduleTable, actions: Sequence[float]) -> BoundPlan:
