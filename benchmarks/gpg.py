@@ -40,9 +40,8 @@ from typing import Any, Final
 from benchmarks import zoo
 from benchmarks.allocation import imported
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.planner.learning.gpg.blocks import Drawing, MemberOf, analytic_costs
-from stageloom.planner.learning.gpg.settings import Reward, Settings
-from stageloom.planner.learning.gpg.train import Trained, train
+from stageloom.planner.learning.gpg.lessons import Drawing, MemberOf, analytic_costs
+from stageloom.planner.learning.gpg.trainer import GpgResult, GpgSettings, Reward, train
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.blocks import CombinedGraph, combine, split
 from stageloom.shared.graph import Graph
@@ -61,11 +60,11 @@ from stageloom.shared.search.stages import Stages
 
 HELD_OUT: Final = ("googlenet", "nasnet_large")
 DEVICE: Final = "a100"
-CONTENTION: Final = 0.1  # the middle of those that trainings draw (stageloom.planner.learning.gpg.blocks)
+CONTENTION: Final = 0.1  # the middle of those that trainings draw (stageloom.planner.learning.gpg.lessons)
 LEAST_OPERATORS: Final = 5  # smaller blocks leave nothing to choose
 BEAM_EXPANSIONS: Final = (1_000, 4_000, 16_000, 64_000, 256_000, 1_024_000)
-MAIN: Final = Settings(imitation_steps=400, episodes=300)
-ALONE: Final = Settings(imitation_steps=0, episodes=300)
+MAIN: Final = GpgSettings(imitation_steps=400, episodes=300)
+ALONE: Final = GpgSettings(imitation_steps=0, episodes=300)
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class Size:
     four: int = 6
     exact: int = 1_500_000  # pairs of a state and an ending
     beam: int = 400_000
-    settings: Settings = MAIN
-    alone: Settings = ALONE  # without imitation
+    settings: GpgSettings = MAIN
+    alone: GpgSettings = ALONE  # without imitation
 
 
 QUICK: Final = Size(
@@ -255,7 +254,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], list[d
     return figures, table
 
 
-def trained(models: Mapping[str, Graph], settings: Settings, limit_s: float) -> Trained:
+def trained(models: Mapping[str, Graph], settings: GpgSettings, limit_s: float) -> GpgResult:
     """In a process of its own."""
     drawing = Drawing({graph.digest: graph for graph in models.values()}, analytic_costs)
     names = {graph.digest: name for name, graph in models.items()}

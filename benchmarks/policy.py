@@ -21,13 +21,12 @@ import numpy as np
 
 from benchmarks.report import Report, arguments, emit, progress
 from stageloom.shared.digest import digest_of
-from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.gpg.network import Floats
 from stageloom.shared.policy.maddpg.decide import decide
-from stageloom.shared.policy.maddpg.features import state_of
-from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 from stageloom.shared.policy.maddpg.space import ModelSpace, Space
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 
 BLOCKS = {"inception_v3": 13, "resnet50": 5, "squeezenet": 12}
 """Blocks of TOP's table II."""
@@ -61,10 +60,10 @@ def drawn(where: Space, random: np.random.Generator) -> MaddpgNetwork:
     return MaddpgNetwork(arrays, where.agents)
 
 
-def samples(where: Space, random: Random) -> tuple[Sample, ...]:
+def samples(where: Space, random: Random) -> tuple[PolicySample, ...]:
     """What a trigger's ring may hold: some blocks busy, queues of some tenths of a second."""
     return tuple(
-        Sample(
+        PolicySample(
             tuple(tuple(int(random.random() < 0.3) for _ in range(one.blocks)) for one in where.models),
             tuple(random.gauss(0.0, 0.2) for _ in where.models),
         )
@@ -100,10 +99,10 @@ def measure(repeats: int) -> Report:
     )
     progress("timing")
 
-    def forward(one: Sequence[Sample]) -> object:
+    def forward(one: Sequence[PolicySample]) -> object:
         return network.actions(state_of(where, one))
 
-    def whole(one: Sequence[Sample]) -> object:
+    def whole(one: Sequence[PolicySample]) -> object:
         return decide(where, network, one, LOADS)
 
     figures: dict[str, float] = {"largest_difference": difference}
@@ -117,7 +116,9 @@ def measure(repeats: int) -> Report:
 
 
 def _timed(
-    works: Sequence[Callable[[Sequence[Sample]], object]], seen: Sequence[Sequence[Sample]], repeats: int
+    works: Sequence[Callable[[Sequence[PolicySample]], object]],
+    seen: Sequence[Sequence[PolicySample]],
+    repeats: int,
 ) -> list[list[float]]:
     """Milliseconds of each call, after a tenth of them to warm up."""
     taken: list[list[float]] = [[] for _ in works]

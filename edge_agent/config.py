@@ -10,7 +10,7 @@ from stageloom.edge_agent.ingest.channel import default_home
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
-from stageloom.shared.policy.queues import Measure
+from stageloom.shared.policy.queues import QueueMeasure
 
 SETTINGS_NAME = "agent.json"
 _MAX_SETTINGS_BYTES = 1 << 20
@@ -94,7 +94,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trace_window_s: Seconds = 0.1  # how long such a window is
     alarms: bool = True  # watch the queues: tell the planner when they diverge, re-plan where it allows that
     alarm_interval_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1  # how often the queues are looked at
-    alarm_measure: Measure = Measure.WORK  # queues count in seconds of work, or in tasks as in TOP
+    alarm_measure: QueueMeasure = QueueMeasure.WORK  # queues count in seconds of work, or in tasks as in TOP
     alarm_threshold: Annotated[float, Meta(gt=0.0, le=1e15)] | None = (
         None  # of the variance; none: by deadlines
     )

@@ -18,12 +18,12 @@ from random import Random
 import numpy as np
 
 from benchmarks.demo.story import POLICIES
-from stageloom.shared.policy.gpg.features import Floats
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode
-from stageloom.shared.policy.maddpg.combining import combine_blocks
-from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.gpg.network import Floats
+from stageloom.shared.policy.maddpg.actions import combine_blocks
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode
+from stageloom.shared.policy.maddpg.network import state_of
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.text import counted
 
 STATES = 2000
@@ -40,12 +40,12 @@ class Answers:
     launch_most: Floats  # [W]
 
 
-def random_state(space: Space, random: Random) -> tuple[Sample, ...]:
+def random_state(space: Space, random: Random) -> tuple[PolicySample, ...]:
     """One state's samples."""
     low, high = np.log(SCALES_S)
     scale_s = float(np.exp(random.uniform(low, high)))
     return tuple(
-        Sample(
+        PolicySample(
             tuple(tuple(random.randrange(2) for _ in range(model.blocks)) for model in space.models),
             tuple(random.gauss(0.0, scale_s) for _ in space.models),
         )
@@ -53,7 +53,7 @@ def random_state(space: Space, random: Random) -> tuple[Sample, ...]:
     )
 
 
-def answers(policy: Checkpoint, states: int = STATES, seed: int = 0) -> Answers:
+def answers(policy: MaddpgCheckpoint, states: int = STATES, seed: int = 0) -> Answers:
     """Ask the policy about that many states."""
     space, random = policy.space, Random(seed)
     rows = [

@@ -16,20 +16,20 @@ from pathlib import Path
 
 from benchmarks import zoo
 from benchmarks.demo.story import FIRST, MODELS, POLICIES, WEIGHTS
-from stageloom.planner.learning.maddpg.course import Progress
+from stageloom.planner.learning.maddpg.course import TrainingProgress
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.settings import Settings
-from stageloom.planner.learning.maddpg.train import Trained, train
-from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.train import MaddpgResult, train
 from stageloom.planner.twin.arrivals import Poisson
 from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.plan import QueuePlan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import Limits
@@ -37,7 +37,7 @@ from stageloom.shared.search.interface import Limits
 DEVICE = POLICIES / "cpu_2_cores.toml"
 LOAD = 1.1  # of the capacity: what a burst is like, which is when the policy is asked
 MEMBERS_MAX = 3  # H: all models
-SETTINGS = Settings(actors=(64, 32), transitions=1200)
+SETTINGS = MaddpgSettings(actors=(64, 32), transitions=1200)
 QUEUE = QueuePlan(max_tasks=4096)  # deep enough that a queue that grows is seen to grow
 
 
@@ -85,10 +85,10 @@ def problem_of(device: DeviceFile, models: list[ModelChoice]) -> Problem:
     )
 
 
-def trained(width: float, seed: int, budget_s: float) -> tuple[bytes, Trained]:
+def trained(width: float, seed: int, budget_s: float) -> tuple[bytes, MaddpgResult]:
     """The checkpoint, with where it is from, and the training."""
 
-    def told(progress: Progress) -> None:
+    def told(progress: TrainingProgress) -> None:
         policy, best = progress.policy.throughput_per_s, progress.best.throughput_per_s
         print(
             f"{progress.transitions} transitions: policy {policy:.2f}/s, best plan {best:.2f}/s", flush=True
@@ -104,7 +104,9 @@ def trained(width: float, seed: int, budget_s: float) -> tuple[bytes, Trained]:
         "load": LOAD,
         "train_s": round(done.train_s, 1),
     }
-    return encode(Checkpoint(found.space, found.network, found.book, {**found.provenance, **about})), done
+    return encode(
+        MaddpgCheckpoint(found.space, found.network, found.book, {**found.provenance, **about})
+    ), done
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from benchmarks.learning.pair import QUEUE, Effort, run_pair, run_untrained
 from benchmarks.learning.verdict import verdict
 from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.digest import digest_of
@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.workload or (["paper"] if options.quick else list(NAMES))
     effort = Effort(budget_s=options.budget)
     if options.quick:
-        effort = Effort(seeds=(1,), budget_s=min(options.budget, 30.0), settings=Settings(transitions=300))
+        effort = Effort(
+            seeds=(1,), budget_s=min(options.budget, 30.0), settings=MaddpgSettings(transitions=300)
+        )
     report = Report("learning")
     with _state(options.state) as folder:
         graphs = _graphs(folder)

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stageloom.planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
-from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.schedules import ScheduleTable
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.learning.maddpg.problem import Problem, ScheduleTable
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.train import polish
+from stageloom.planner.learning.maddpg.work import Environment, bound_plan, clipped_row
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.tournament.score import Score, better, figures_of, score_of
@@ -82,10 +81,10 @@ def seeds_worth(problem: Problem, course: EvaluationSettings) -> dict[str, Score
     """
     table = problem.table()
     found = {}
-    for seed in seeds(problem.space):
-        polish(problem, table, seed.actions)
-        bound = bound_plan(problem, table, seed.actions)
-        found[seed.name] = evaluate(bound, problem.make_device, course, problem.service_s)
+    for name, actions in seeds(problem.space).items():
+        polish(problem, table, actions)
+        bound = bound_plan(problem, table, actions)
+        found[name] = evaluate(bound, problem.make_device, course, problem.service_s)
     return found
 
 
@@ -97,7 +96,7 @@ def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
 def judged_policy(
     problem: Problem,
     table: ScheduleTable,
-    settings: Settings,
+    settings: MaddpgSettings,
     networks: Sequence[MaddpgNetwork],
     course: EvaluationSettings,
 ) -> Score:

@@ -20,15 +20,15 @@ from benchmarks.learning.contestants import (
 from benchmarks.learning.training import trained
 from benchmarks.learning.verdict import LEARNED_PLAN, SEED
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
-from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.settings import Settings
-from stageloom.planner.learning.maddpg.train import Trained
-from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.train import MaddpgResult
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.tournament.score import Score, better, surely_better
 from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
@@ -51,7 +51,7 @@ class Effort:
 
     seeds: tuple[int, ...] = (1, 2, 3)
     budget_s: float = 600.0  # of all trainings of the pair together
-    settings: Settings = field(default_factory=Settings)
+    settings: MaddpgSettings = field(default_factory=MaddpgSettings)
 
 
 def problem_of(
@@ -115,9 +115,9 @@ def chosen_problem(
     for structure in structures(rival, models):
         problem = problem_of(device, workload, models, structure)
         table = problem.table()
-        for seed in seeds(problem.space):
+        for actions in seeds(problem.space).values():
             worth = evaluate(
-                bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
+                bound_plan(problem, table, actions), problem.make_device, course, problem.service_s
             )
             if best is None or better(worth, best[0]):
                 best = worth, problem
@@ -224,8 +224,8 @@ def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
 
 def _policies(
     problem: Problem,
-    found: Sequence[Trained],
-    settings: Settings,
+    found: Sequence[MaddpgResult],
+    settings: MaddpgSettings,
     choice: EvaluationSettings,
     fresh: EvaluationSettings,
 ) -> tuple[Score, Score]:
@@ -239,7 +239,7 @@ def _policies(
 
 
 def _learned(
-    problem: Problem, one: Trained, choice: EvaluationSettings, fresh: EvaluationSettings
+    problem: Problem, one: MaddpgResult, choice: EvaluationSettings, fresh: EvaluationSettings
 ) -> Contestant:
     return Contestant(
         planner=LEARNED_PLAN,
@@ -278,7 +278,7 @@ def _over(one: Score, other: Score) -> float:
     return round(one.throughput_per_s / other.throughput_per_s, 4)
 
 
-def _training(one: Trained) -> dict[str, Any]:
+def _training(one: MaddpgResult) -> dict[str, Any]:
     return {
         "train_s": round(one.train_s, 1),
         "transitions": one.transitions,

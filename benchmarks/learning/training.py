@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.settings import Settings
-from stageloom.planner.learning.maddpg.train import Trained, train
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.train import MaddpgResult, train
 from stageloom.shared.errors import UnavailableError
 
 _LEAST_LEFT_S = 20.0
@@ -17,13 +17,13 @@ _LEAST_LEFT_S = 20.0
 
 def trained(
     problem: Problem,
-    settings: Settings,
+    settings: MaddpgSettings,
     seeds: Sequence[int],
     *,
     budget_s: float,
     folder: Path,
     told: Callable[[str], None],
-) -> list[Trained]:
+) -> list[MaddpgResult]:
     """One training per seed, all at once, within about `budget_s` of this machine's time together.
 
     The folder keeps each training's state and result: called again it goes on where it was.

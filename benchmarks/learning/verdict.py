@@ -13,7 +13,7 @@ LEARNED_PLAN: Final = "maddpg's best plan"
 
 SEED: Final = "seed"
 """Rows of unlearned candidates; a training starts with the best
-(`stageloom.planner.learning.maddpg.seeds`)."""
+(`stageloom.planner.learning.maddpg.candidates`)."""
 
 Row = Mapping[str, Any]
 

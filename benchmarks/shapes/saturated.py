@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.seeds import seeds
-from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId
@@ -81,13 +81,13 @@ def best_combination(problem: Problem, course: EvaluationSettings) -> tuple[str,
     """The best of the ways to combine blocks that need no learning, each with its schedules searched."""
     table = problem.table()
     best: tuple[str, Plan, Score] | None = None
-    for seed in seeds(problem.space):
-        if not seed.name.endswith("fast"):
+    for name, actions in seeds(problem.space).items():
+        if not name.endswith("fast"):
             continue  # launches are never held back under an overload
-        bound = bound_plan(problem, table, seed.actions)
+        bound = bound_plan(problem, table, actions)
         worth = evaluate(bound, problem.make_device, course, problem.service_s)
         if best is None or better(worth, best[2]):
-            best = seed.name.partition(",")[0], bound.plan, worth
+            best = name.partition(",")[0], bound.plan, worth
     assert best is not None
     return best
 

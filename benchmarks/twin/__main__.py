@@ -38,7 +38,7 @@ from stageloom.planner.twin.calibrate import Calibrated, calibrate
 from stageloom.planner.twin.device_file import cpu_device, load_device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import Device, Window
+from stageloom.planner.twin.window import TargetDevice, Window
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.importer.api import artifact_path, import_model
@@ -204,15 +204,15 @@ def speed(report: Report, *, quick: bool) -> None:
     report.add({"times_real_time": max(medians)})
 
 
-def twins() -> dict[str, Callable[..., Device]]:
+def twins() -> dict[str, Callable[..., TargetDevice]]:
     """The twins that this installation has: the compiled one needs numba."""
-    found: dict[str, Callable[..., Device]] = {"reference": Twin}
+    found: dict[str, Callable[..., TargetDevice]] = {"reference": Twin}
     if find_spec("numba") is not None and find_spec("stageloom.planner.twin.compiled") is not None:
         found["compiled"] = import_module("stageloom.planner.twin.compiled.twin").CompiledTwin
     return found
 
 
-def _simulate(twin: Device, bound: BoundPlan, seconds: float) -> float:
+def _simulate(twin: TargetDevice, bound: BoundPlan, seconds: float) -> float:
     """Simulated seconds per second."""
     twin.deploy(bound)
     began_s = time.perf_counter()

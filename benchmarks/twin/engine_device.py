@@ -1,4 +1,4 @@
-"""An engine in this process as a `stageloom.planner.twin.window.Device`, loaded by seeded arrivals in real
+"""An engine in this process as a `stageloom.planner.twin.window.TargetDevice`, under seeded arrivals in real
 time."""
 
 import time

@@ -10,7 +10,7 @@ from benchmarks.twin.engine_device import EngineDevice, StepSpan
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.planner.twin.arrivals import Periodic, Process
-from stageloom.planner.twin.calibrate import Beside, Measured, Operators, StepSample
+from stageloom.planner.twin.calibrate import DeviceMeasurements, Operators, OverlapSample, StepSample
 from stageloom.planner.twin.window import Window
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
@@ -183,7 +183,7 @@ class Collected:
             if mine and model.latencies_s:
                 self.extra_s.append(median(model.latencies_s) - median(mine))
 
-    def measured(self, cores: int, source: str) -> Measured:
+    def measured(self, cores: int, source: str) -> DeviceMeasurements:
         """All of it: of what changed from round to round its median, since other work comes and goes."""
         samples = [
             StepSample(self.bounds[name], *program, median(fmean(taken) for taken in rounds))
@@ -199,11 +199,13 @@ class Collected:
         ]
         step_s = median(self.gaps_s) if self.gaps_s else 0.0
         task_s = max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0
-        return Measured(
+        return DeviceMeasurements(
             operators=self.operators,
             steps=samples,
             beside=[
-                Beside(median(taken for taken, _ in found), median(alone for _, alone in found), 1.0 / cores)
+                OverlapSample(
+                    median(taken for taken, _ in found), median(alone for _, alone in found), 1.0 / cores
+                )
                 for found in self.beside.values()
             ],
             spreads=spreads,

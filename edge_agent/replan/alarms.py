@@ -15,9 +15,8 @@ from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.messages.control import AlarmSample, ModelLoad
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
-from stageloom.shared.policy.samples import progress_bits
-from stageloom.shared.policy.trigger import Firing, Observation, Trigger, TriggerConfig
+from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, QueueState, progress_bits
+from stageloom.shared.policy.trigger import DeviceSnapshot, Firing, Trigger, TriggerConfig
 
 _ARRIVALS_S: Final = 2.0
 """Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""
@@ -33,14 +32,14 @@ _BLOCKS: Final = 62  # what a mask holds
 class AlarmSettings:
     """What the agent's settings say of the trigger."""
 
-    measure: Measure = Measure.WORK
+    measure: QueueMeasure = QueueMeasure.WORK
     threshold: float | None = None  # s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks
     cooldown_s: float = 10.0
 
     def trigger(self, tightest_s: float | None) -> TriggerConfig:
         """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
         config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
-        variance = TOP_THRESHOLD if self.measure is Measure.TASKS else config.variance
+        variance = TOP_THRESHOLD if self.measure is QueueMeasure.TASKS else config.variance
         return replace(
             config,
             measure=self.measure,
@@ -129,7 +128,7 @@ class Alarms:
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
             self.trigger.configure(self.settings.trigger(tightest_s))
-        observed = Observation(
+        observed = DeviceSnapshot(
             queues=tuple(
                 QueueState(tasks=q.queued, service_s=self._service(q.name), oldest_age_s=q.oldest_age_s)
                 for q in seen.queues

@@ -20,10 +20,10 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import TOLERANCE
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 
 if TYPE_CHECKING:
-    from stageloom.shared.policy.maddpg.checkpoint import Checkpoint
+    from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PolicyDesk:
     def __init__(self, graph: Callable[[Digest], Graph | None], device_class: Callable[[], str]) -> None:
         self._graph = graph
         self._device_class = device_class
-        self._found: Checkpoint | None = None
+        self._found: MaddpgCheckpoint | None = None
 
     def load(self, path: Path, digest: Digest | None = None) -> PolicyStatus:
         """Take the policy in a file, if it is one and, where `digest` is given, the one meant."""
@@ -96,7 +96,7 @@ class PolicyDesk:
             return PolicyAnswer(refused=f"it cannot be asked: {type(error).__name__}: {error}")
         return PolicyAnswer() if not differs(made, before) else PolicyAnswer(runnable(made, running))
 
-    def _replanned(self, found: "Checkpoint", fired: Fired, before: Plan) -> Plan:
+    def _replanned(self, found: "MaddpgCheckpoint", fired: Fired, before: Plan) -> Plan:
         from stageloom.shared.policy.maddpg.decide import replanned, require_own
 
         device_class = self._device_class()
@@ -121,7 +121,7 @@ def differs(made: Plan, before: Plan) -> bool:
     )
 
 
-def in_order(fired: Fired, models: Sequence[str]) -> tuple[Sample, ...]:
+def in_order(fired: Fired, models: Sequence[str]) -> tuple[PolicySample, ...]:
     """The samples with their models in a plan's order; they come in the order of the loads.
 
     None of them where a model of the plan was not seen: a policy takes what is missing as idle.

@@ -13,7 +13,7 @@ import msgspec
 from stageloom.planner.admin.search import Searches, record, scheduler_key, search_job, unsure_of
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.dispatch.admin import Answer
-from stageloom.planner.replan.predict import Verdict, considered, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of, predict
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.devices import (
     add_token,
@@ -240,9 +240,9 @@ class AdminHandler:
         if request.optimistic:  # for what it asks to be measured, not for what it finds
             return admin.PlanReply(plan=info, search_s=search_s)
         graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
-        row = considered(
+        row = evaluation_of(
             plan,
-            Verdict.FOUND,
+            EvaluationVerdict.FOUND,
             scheduler=scheduler_key(request),
             how="operator",
             prediction=predict(plan, graphs, job.costs, ()),

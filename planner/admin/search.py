@@ -10,7 +10,7 @@ from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import device_costs, trained_policy
 from stageloom.planner.costs.records import found_schedules
-from stageloom.planner.replan.predict import Considered
+from stageloom.planner.replan.predict import PlanEvaluation
 from stageloom.planner.store.costs import calibration_of, keep_schedules
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.models import named_models
@@ -199,7 +199,7 @@ def record(
     scheduler: str,
     plan: Plan,
     graphs: Mapping[Digest, Graph],
-    rows: Iterable[Considered],
+    rows: Iterable[PlanEvaluation],
 ) -> None:
     """Keep the plan's schedules under the device's costs, and a row per plan that was considered."""
     device_class = ""

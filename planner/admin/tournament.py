@@ -12,7 +12,7 @@ import msgspec
 
 from stageloom.planner.admin.search import record, scheduler_key, search_job
 from stageloom.planner.cluster.interface import search
-from stageloom.planner.replan.predict import Considered, Verdict, considered, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation, evaluation_of, predict
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import newest_telemetry
@@ -115,16 +115,20 @@ def _considered(
     result: TournamentResult,
     graphs: Mapping[Digest, Graph],
     costs: CostTable,
-) -> list[Considered]:
+) -> list[PlanEvaluation]:
     """A row per plan that was evaluated, in the order of time; the winner's in any case, and last."""
     evaluated, winner = result.tournament.evaluated, result.outcome.candidate
     led = {improvement.candidate for improvement in result.tournament.curve}
     rows = []
     for number in (*(number for number in evaluated if number != winner), winner):
         plan = result.plans[number]
-        row = considered(
+        row = evaluation_of(
             plan,
-            Verdict.FOUND if number == winner else Verdict.LED if number in led else Verdict.LOST,
+            EvaluationVerdict.FOUND
+            if number == winner
+            else EvaluationVerdict.LED
+            if number in led
+            else EvaluationVerdict.LOST,
             scheduler=candidates[number].name,
             how="contest",
             prediction=predict(plan, graphs, costs, ()),

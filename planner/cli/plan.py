@@ -328,9 +328,11 @@ def _trial(trials: list[TrialInfo], generation: int | None, device: str) -> Tria
 
 def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
     from stageloom.planner.costs.measured import device_costs
-    from stageloom.planner.replan.compare import block_pairs, drift, predicted_ratio
+    from stageloom.planner.replan.compare import block_pairs, drift
+    from stageloom.planner.replan.predict import predict
     from stageloom.planner.store.costs import calibration_of
     from stageloom.planner.store.plans import plan_info
+    from stageloom.planner.store.telemetry import newest_telemetry
 
     candidate = decode_plan(store.read(plan_info, trial.candidate).wire)
     control = _known(store, trial.control)
@@ -353,11 +355,11 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
         "predicted_ratio": None,
     }
     if control is not None:
-        left, right = predicted_ratio(control, candidate, graphs, costs)
+        left, right = predict(control, graphs, costs, ()), predict(candidate, graphs, costs, ())
         said["blocks"] = block_pairs(control, candidate)
         said["predicted_control_busy"], said["predicted_candidate_busy"] = left.busy, right.busy
         said["predicted_ratio"] = left.busy / right.busy if right.busy > 0.0 else None
-    rows = store.newest_telemetry(trial.device, [RowKind.STEP_TRACE], _TRACES_US)
+    rows = store.read(newest_telemetry, trial.device, [RowKind.STEP_TRACE], _TRACES_US)[0]
     traces = [row.data for row in rows if isinstance(row.data, StepTrace)]
     said["drift"] = drift(candidate, graphs, costs, traces)
     return said

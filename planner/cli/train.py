@@ -26,11 +26,11 @@ from stageloom.planner.cli.training_view import TrainingView, figures, rivals_wo
 from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
-    from stageloom.planner.learning.gpg.blocks import CostsOf
+    from stageloom.planner.learning.gpg.lessons import CostsOf
     from stageloom.planner.learning.gpg.trainer import Trainer
-    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.settings import MaddpgSettings
     from stageloom.planner.learning.maddpg.stored import StoredProblem, Wanted
-    from stageloom.planner.learning.maddpg.train import Trained
+    from stageloom.planner.learning.maddpg.train import MaddpgResult
     from stageloom.planner.store.database import Database
     from stageloom.planner.store.store import ReadStore
     from stageloom.shared.graph import Graph
@@ -136,10 +136,9 @@ def gpg(
     stageloom train gpg --output training
     stageloom plan create --device D --model resnet50 --scheduler gpg
     """
-    from stageloom.planner.learning.gpg.blocks import Drawing
-    from stageloom.planner.learning.gpg.curves import rows, to_json, to_svg
-    from stageloom.planner.learning.gpg.settings import Settings
-    from stageloom.planner.learning.gpg.train import train as run
+    from stageloom.planner.learning.gpg.lessons import Drawing
+    from stageloom.planner.learning.gpg.trainer import GpgSettings, rows, to_json, to_svg
+    from stageloom.planner.learning.gpg.trainer import train as run
     from stageloom.planner.store.policies import store_policy
     from stageloom.shared.policy.gpg.checkpoint import decode
 
@@ -153,10 +152,10 @@ def gpg(
             output.mkdir(parents=True, exist_ok=True)
         found = run(
             Drawing(graphs, costs, members_max),
-            Settings(seed=seed, imitation_steps=imitation_steps, episodes=episodes),
+            GpgSettings(seed=seed, imitation_steps=imitation_steps, episodes=episodes),
             names=names,
             costs=device_class or "analytic",
-            told=_Bar(),
+            on_step=_Bar(),
             time_limit_s=budget_s,
             state=output / "run.pt" if output is not None else None,
         )
@@ -198,7 +197,7 @@ def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest,
 def _costs(store: "ReadStore", device: str, artifacts: "list[Digest]") -> "tuple[CostsOf, str]":
     """The cost model, and the device class that it is of; no class for estimates."""
     from stageloom.planner.costs.measured import device_costs
-    from stageloom.planner.learning.gpg.blocks import analytic_costs
+    from stageloom.planner.learning.gpg.lessons import analytic_costs
     from stageloom.planner.store.devices import device_info
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.plan import ExecutorOptions
@@ -264,7 +263,7 @@ def maddpg(
     stageloom train maddpg --device shop-7 --model resnet50 --model squeezenet:replicas=2 \\
         --rate resnet50=30 --rate squeezenet=60 --twin nano --workers 4
     """
-    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.settings import MaddpgSettings
     from stageloom.planner.learning.maddpg.stored import Wanted, stored_problem
     from stageloom.shared.ids import DeviceId
 
@@ -277,7 +276,7 @@ def maddpg(
         last_s=last,
         members_max=members_max,
     )
-    settings = Settings.of_length(transitions)
+    settings = MaddpgSettings.of_length(transitions)
     with reading(data_dir, database_url) as store:
         found = stored_problem(store, wanted)
         run = _Run(wanted, found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
@@ -301,7 +300,7 @@ class _Run:
         self,
         wanted: "Wanted",
         found: "StoredProblem",
-        settings: "Settings",
+        settings: "MaddpgSettings",
         seed: int,
         budget_s: float,
         workers: int,
@@ -323,25 +322,23 @@ class _Run:
             "seed": seed,
         }
 
-    def train(self) -> "Trained":
+    def train(self) -> "MaddpgResult":
         """Begin, or go on; to the end, the budget's or Ctrl-C's."""
         from stageloom.planner.cluster.search_pool import AnytimePool
-        from stageloom.planner.learning.maddpg import kept_run
-        from stageloom.planner.learning.maddpg.train import train
+        from stageloom.planner.learning.maddpg.train import load_run, save_run, train
 
         kept = None
         if self._output is not None:
             self._output.mkdir(parents=True, exist_ok=True)
-            kept = kept_run.load(self._output, self.about)
-        spent_s = kept.spent_s if kept else 0.0
+            kept = load_run(self._output, self.about)
+        spent_s = kept[0] if kept else 0.0
         if kept:
             progress(f"going on after {spent_s:.0f} s of training")
         began_s = time.monotonic()
 
         def save(state: bytes) -> None:
             if self._output is not None:
-                run = kept_run.KeptRun(spent_s + time.monotonic() - began_s, state)
-                kept_run.save(self._output, self.about, run)
+                save_run(self._output, self.about, spent_s + time.monotonic() - began_s, state)
 
         address = "" if self._ray_address == LOCAL else self._ray_address
         pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, idle_s=None)
@@ -354,18 +351,18 @@ class _Run:
                 self._seed,
                 clock=time.monotonic,
                 budget_s=self._budget_s,
-                state=kept.state if kept else None,
+                state=kept[1] if kept else None,
                 spent_s=spent_s,
                 save=save,
                 pool=pool,
-                told=view,
+                on_result=view,
             )
         finally:
             view.close()
             pool.close()
 
 
-def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
+def _keep(database: "Database", trained: "MaddpgResult") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
     from stageloom.planner.cli.policy import keep_policy
     from stageloom.planner.store.plans import keep_plan
@@ -374,7 +371,7 @@ def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     return digest, database.change(keep_plan, trained.plan, "maddpg")
 
 
-def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
+def _write(output: Path, trained: "MaddpgResult", found: "StoredProblem") -> None:
     import json as json_text
 
     from stageloom.planner.twin.device_file import device_toml
@@ -386,7 +383,7 @@ def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
 
 
 def _tell(
-    device: str, digest: str, plan: str, trained: "Trained", found: "StoredProblem", *, json: bool
+    device: str, digest: str, plan: str, trained: "MaddpgResult", found: "StoredProblem", *, json: bool
 ) -> None:
     rows = {
         **rivals_worth(trained.seeds_worth),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stageloom.planner.cli.output import progress
 
 if TYPE_CHECKING:
-    from stageloom.planner.learning.maddpg.course import Course
+    from stageloom.planner.learning.maddpg.course import TrainingCourse
     from stageloom.planner.tournament.score import Score
 
 _BAR: Final = 20
@@ -41,7 +41,7 @@ def figures(worth: "Score") -> str:
     )
 
 
-def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list[str]:
+def lines(course: "TrainingCourse", spent_s: float, budget_s: float, where: str) -> list[str]:
     """The lines to draw: progress, scores beside the rivals', and curves."""
     total = course.settings.transitions
     share = max(course.transitions / total, spent_s / budget_s)
@@ -90,7 +90,7 @@ class TrainingView:
             self._live = Live(console=Console(stderr=True), auto_refresh=False)
             self._live.start()
 
-    def __call__(self, course: "Course") -> None:
+    def __call__(self, course: "TrainingCourse") -> None:
         """Show the course; the trainer calls this after every piece of work."""
         now_s = time.monotonic()
         if self._live is None:
@@ -102,7 +102,7 @@ class TrainingView:
             self._drawn_s = now_s
             self.draw(course)
 
-    def draw(self, course: "Course") -> None:
+    def draw(self, course: "TrainingCourse") -> None:
         from rich.text import Text
 
         shown = lines(course, time.monotonic() - self._began_s, self._budget_s, self._where)
@@ -113,7 +113,7 @@ class TrainingView:
         if self._live is not None:
             self._live.stop()
 
-    def _line(self, course: "Course") -> None:
+    def _line(self, course: "TrainingCourse") -> None:
         newest = course.history[-1]
         progress(
             f"{newest.transitions} of {course.settings.transitions} transitions: "

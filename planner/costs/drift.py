@@ -1,4 +1,4 @@
-"""Planned against measured: whether a device still takes what its costs say, and what they are if not. Pure.
+"""Planned against measured: whether a device drifted from its costs, its new ones, and what to measure. Pure.
 
 Two comparisons, each of like with like:
 
@@ -10,8 +10,7 @@ Two comparisons, each of like with like:
 
 A block whose stages can be compared is, by stages; another one by steps. Only plans with one lane are looked
 at: what lanes cost each other is load, not drift.
-
-Which parts of a plan are worth measuring: those with stages that nobody is sure of. Pure."""
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,13 +79,13 @@ class Drift:
     @property
     def ratio(self) -> float:
         """Measured over planned seconds of all their steps; 1 without any."""
-        planned_s = sum(one.steps * one.planned_s for one in self.blocks)
-        return sum(one.steps * one.measured_s for one in self.blocks) / planned_s if planned_s else 1.0
+        planned_s = sum(block.steps * block.planned_s for block in self.blocks)
+        return sum(block.steps * block.measured_s for block in self.blocks) / planned_s if planned_s else 1.0
 
     def beyond(self, threshold: float = THRESHOLD) -> bool:
         """Whether all steps together, or those of a block that counts, are off by more."""
-        busy_s = sum(one.steps * one.measured_s for one in self.blocks)
-        counting = [one for one in self.blocks if one.steps * one.measured_s >= LEAST_SHARE * busy_s]
+        busy_s = sum(block.steps * block.measured_s for block in self.blocks)
+        counting = [block for block in self.blocks if block.steps * block.measured_s >= LEAST_SHARE * busy_s]
         return any(off(ratio) > threshold for ratio in (self.ratio, *(one.ratio for one in counting)))
 
 
@@ -157,7 +156,7 @@ def traced_stages(bound: BoundPlan, index: int, traces: Iterable[StepTrace]) -> 
     times: dict[int, list[float]] = {}
     for trace in traces:
         if trace.whole and (trace.plan, trace.combined_block) == (bound.plan.digest[:PLAN_CHARS], index):
-            spans = stage_spans(items, [(one.item, one.begin_us, one.end_us) for one in trace.groups])
+            spans = stage_spans(items, [(group.item, group.begin_us, group.end_us) for group in trace.groups])
             for first, (begin_us, end_us) in (spans or {}).items():
                 times.setdefault(first, []).append((end_us - begin_us) * 1e-6)
     found = []
@@ -202,8 +201,8 @@ def renewal(
     An operator is taken to have changed as its stage has, where that was measured before and is seen now;
     else as its block; else as everything together.
     """
-    ratios = {one.combined_block: one.ratio for one in drift.blocks}
-    weights = {one.combined_block: float(one.steps) for one in drift.blocks}
+    ratios = {block.combined_block: block.ratio for block in drift.blocks}
+    weights = {block.combined_block: float(block.steps) for block in drift.blocks}
     told: dict[Operator, list[tuple[float, float]]] = {}
     stages: list[MeasuredStage] = []
     unseen = []
@@ -216,18 +215,20 @@ def renewal(
         )
         batch = max(bound.models[m.model].plan.batch for m in combined.members)
         factors = {
-            op: one.seconds / known.one_stage_s(one.stage)
-            for one in seen
-            if known.is_measured(one.stage) and known.one_stage_s(one.stage) > 0.0 and one.seconds > 0.0
-            for op in one.stage.operators
+            op: stage.seconds / known.one_stage_s(stage.stage)
+            for stage in seen
+            if known.is_measured(stage.stage) and known.one_stage_s(stage.stage) > 0.0 and stage.seconds > 0.0
+            for op in stage.stage.operators
         }
         for op in range(combined.graph.size):
             artifact = members[combined.graph.member_of[op]][0]
             entry = (weights.get(block, 1.0), factors.get(op, whole))
             told.setdefault((artifact, combined.graph.model_op(op)), []).append(entry)
         stages += [
-            MeasuredStage(members, batch, one.stage.groups, one.seconds, one.stage.merge, one.samples, now_us)
-            for one in seen
+            MeasuredStage(
+                members, batch, stage.stage.groups, stage.seconds, stage.stage.merge, stage.samples, now_us
+            )
+            for stage in seen
         ]
         if not seen and isinstance(combined.plan.schedule, StageSchedule):
             unseen.append(block)
@@ -241,14 +242,14 @@ def renewal(
 
 def _staged(known: StageCosts, seen: Sequence[TracedStage]) -> tuple[float, float] | None:
     """(planned, measured) seconds of all stages; None unless each was measured before and is seen now."""
-    if not seen or not all(known.is_measured(one.stage) for one in seen):
+    if not seen or not all(known.is_measured(stage.stage) for stage in seen):
         return None
-    planned_s = sum(known.one_stage_s(one.stage) for one in seen)
-    return (planned_s, sum(one.seconds for one in seen)) if planned_s > 0.0 else None
+    planned_s = sum(known.one_stage_s(stage.stage) for stage in seen)
+    return (planned_s, sum(stage.seconds for stage in seen)) if planned_s > 0.0 else None
 
 
 def _enough(seen: Sequence[TracedStage]) -> Sequence[TracedStage]:
-    return seen if all(one.samples >= LEAST_TRACES for one in seen) else ()
+    return seen if all(stage.samples >= LEAST_TRACES for stage in seen) else ()
 
 
 def _span(bound: BoundPlan, model: int, block: int) -> tuple[int, int]:

@@ -79,7 +79,8 @@ def _learned(
     rates: DeviceRates,
     graph_of: Callable[[Digest], Graph],
 ) -> tuple[DeviceRates, Interference]:
-    """The model that these stages make, and the rates with what it says of streams. The first is the key."""
+    """The interference model fitted to these stages, and the rates with its figures for streams. The first
+    teacher is the cache key."""
     taught: list[Sample] = []
     for device_class, stages in teachers:
         for batch in sorted({stage.batch for stage in stages}):

@@ -48,7 +48,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class MeasurementOrigin:
     """One measurement: its time is the device's clock, microseconds since 1970."""
 
     runs: int

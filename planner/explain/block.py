@@ -9,7 +9,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Final
 
-from stageloom.planner.costs.records import FoundBy, Origin
+from stageloom.planner.costs.records import FoundBy, MeasurementOrigin
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
@@ -97,8 +97,8 @@ class BlockExplained:
 class BlockEvidence:
     """What the store knows of one combined block."""
 
-    operators: Sequence[Origin | None]  # per operator of the combined graph [num_ops]
-    stages: Mapping[str, Origin]
+    operators: Sequence[MeasurementOrigin | None]  # per operator of the combined graph [num_ops]
+    stages: Mapping[str, MeasurementOrigin]
     found: Sequence[FoundBy]
     step_us: float | None
 
@@ -200,7 +200,7 @@ def _streams(
     return lines
 
 
-def _oldest(origins: Sequence[Origin]) -> dict[str, Any]:
+def _oldest(origins: Sequence[MeasurementOrigin]) -> dict[str, Any]:
     """The fields of a line that tell of its measurements; without any it is an estimate."""
     return {
         "measured_at_us": min((one.measured_at_us for one in origins), default=None),

@@ -7,7 +7,7 @@ from typing import Final
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import BlockEvidence, BlockExplained, explain_block
-from stageloom.planner.replan.predict import Considered, Verdict, predict, serves
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation, predict, serves
 from stageloom.planner.store.costs import calibration_of, operator_origins, schedules_of, stage_origins
 from stageloom.planner.store.devices import device_info, device_infos
 from stageloom.planner.store.generations import device_of_plan, generation_history
@@ -58,7 +58,7 @@ class Other:
     name: str
     this: bool
     times: int  # it was looked at
-    last: Considered
+    last: PlanEvaluation
     at_us: int
     now_ms: float | None
     steps_ms: float | None
@@ -215,7 +215,7 @@ def _decided(
     left: set[Digest] = set()
     if replan is not None:
         rows = [row.considered for row in looked_at if row.replan == replan.replan]
-        left = {row.plan for row in rows if row.verdict is not Verdict.TAKEN} - {plan}
+        left = {row.plan for row in rows if row.verdict is not EvaluationVerdict.TAKEN} - {plan}
     return Decided(
         generation=entry,
         replan=replan,

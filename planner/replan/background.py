@@ -1,7 +1,7 @@
-"""Better schedules for combined blocks, looked for while nobody waits, and kept for the next proposal.
+"""Searches in the background for better schedules of combined blocks, kept for the next proposal.
 
-One search at a time, and none while anybody waits for another: `foreground` is the pool for those. What had
-begun by then is begun again afterwards.
+One search at a time, and none while a caller waits for a search in `foreground`: a background search that had
+begun by then is cancelled and begun again afterwards.
 """
 
 import logging
@@ -44,11 +44,10 @@ class ScheduleSearches:
         self._thread = threading.Thread(target=self._run, name="replan-schedules", daemon=True)
 
     def start(self) -> None:
-        """Begin to search."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what was not found by now is asked for by the next re-plan."""
+        """Stop; the next re-plan asks again for what was not found."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -59,7 +58,7 @@ class ScheduleSearches:
             self._thread.join()
 
     def want(self, costs_key: str, jobs: Sequence[BlockJob]) -> None:
-        """Search for these some time; what waits already is not searched for twice."""
+        """Queue searches for these; a queued search is not queued twice."""
         with self._changed:
             for job in jobs:
                 key = _key((costs_key, job))
@@ -69,7 +68,7 @@ class ScheduleSearches:
             self._changed.notify_all()
 
     def pause(self) -> None:
-        """Leave the pool to somebody who waits, until `resume`."""
+        """Leave the pool to a caller who waits, until `resume`."""
         with self._changed:
             self._pauses += 1
             running = self._running
@@ -77,7 +76,7 @@ class ScheduleSearches:
             running.cancel()
 
     def resume(self) -> None:
-        """One who waited does no longer."""
+        """Undo one `pause`."""
         with self._changed:
             self._pauses -= 1
             self._changed.notify_all()
@@ -99,7 +98,7 @@ class ScheduleSearches:
             self._ended(wanted)
 
     def _begin(self) -> tuple[_Wanted, "Future[StageSchedule]"] | None:
-        """The next search, as soon as one may run; None: there is to be none any more."""
+        """Wait until a search may run, and begin it; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or (self._waiting and not self._pauses))
             if self._stopping:
@@ -129,7 +128,7 @@ def _key(wanted: _Wanted) -> _Key:
 
 
 class _Foreground:
-    """The pool, for searches that somebody waits for."""
+    """The pool, for searches that a caller waits for."""
 
     def __init__(self, pool: SearchPool, behind: ScheduleSearches) -> None:
         self._pool = pool
@@ -137,16 +136,13 @@ class _Foreground:
 
     @property
     def workers(self) -> int:
-        """See `SearchPool`."""
         return self._pool.workers
 
     @property
     def where(self) -> str:
-        """See `SearchPool`."""
         return self._pool.where
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """See `SearchPool`."""
         self._behind.pause()
         try:
             future = self._pool.submit(function, *arguments)
@@ -157,5 +153,4 @@ class _Foreground:
         return future
 
     def close(self) -> None:
-        """See `SearchPool`."""
         self._pool.close()

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.costs.drift import traced_stages
-from stageloom.planner.replan.predict import Prediction, block_costs, predict
+from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import StepTrace
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
@@ -56,21 +55,10 @@ def block_pairs(control: Plan, candidate: Plan) -> list[BlockPair]:
     ]
 
 
-def predicted_ratio(
-    control: Plan,
-    candidate: Plan,
-    graphs: Mapping[Digest, Graph],
-    costs: CostTable,
-    loads: Sequence[Load] = (),
-) -> tuple[Prediction, Prediction]:
-    """The predicted busy device seconds per second of both, as `stageloom.planner.replan.predict`."""
-    return predict(control, graphs, costs, loads), predict(candidate, graphs, costs, loads)
-
-
 def drift(
     plan: Plan, graphs: Mapping[Digest, Graph], costs: CostTable, traces: Sequence[StepTrace]
 ) -> list[StageDrift]:
-    """Per stage of a plan, from sampled whole steps; stages that run as one are told by the first of them."""
+    """Per stage of a plan, from sampled whole steps; stages that run as one are numbered by the first."""
     bound = bind(plan, graphs)
     found = []
     for index, block in enumerate(plan.combined):
@@ -79,8 +67,8 @@ def drift(
         known = block_costs(bound, index, costs)
         seen = traced_stages(bound, index, traces)
         found += [
-            StageDrift(index, one.first, known.one_stage_s(one.stage), one.seconds, one.samples)
-            for one in seen
+            StageDrift(index, stage.first, known.one_stage_s(stage.stage), stage.seconds, stage.samples)
+            for stage in seen
         ]
         if not seen:
             stages = enumerate(block.schedule.stages)

@@ -1,8 +1,8 @@
 """Which proposal to push, if any. Pure.
 
 Ranked by predicted cost, against the incumbent's. A proven plan is ahead by as much as a trial would ask it
-to gain: it need not be tried again. A plan that holds stages nobody measured may be pushed although the
-formula sees no gain in it: the formula is unsure, the trial is not. A measured one must gain.
+to gain: it need not be tried again. A plan with unmeasured stages may be pushed although the
+formula predicts no gain: the formula is unsure, the trial is not. A measured one must gain.
 """
 
 from collections import Counter
@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stageloom.planner.replan.policy import How, Observation, Proposal
-from stageloom.planner.replan.predict import Considered, Prediction, Verdict, considered, predict
+from stageloom.planner.replan.predict import (
+    CostPrediction,
+    EvaluationVerdict,
+    PlanEvaluation,
+    evaluation_of,
+    predict,
+)
 from stageloom.shared.errors import PlanError
 from stageloom.shared.messages.admin import Proposer
 
@@ -21,46 +27,46 @@ SAME: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReplanDecision:
     """What to push; `proposal` None: nothing, for `reason`. `predicted` is cost over the incumbent's.
 
-    `considered` has every proposal that there was, the incumbent's equals included.
+    `evaluation_of` has every proposal that there was, the incumbent's equals included.
     """
 
     proposal: Proposal | None
     predicted: float | None
     reason: str
-    considered: tuple[Considered, ...] = ()
+    evaluations: tuple[PlanEvaluation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
     proposal: Proposal
-    considered: Considered
+    evaluation: PlanEvaluation
     rank: float = 0.0  # of those that are `BEHIND` until one is taken
 
 
-def decide(seen: Observation, proposals: Iterable[Proposal]) -> Decision:
+def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
     """The best proposal that differs from the incumbent, or why there is none."""
     judged = _judged(seen, proposals)
-    ranked = [one for one in judged if one.considered.verdict is Verdict.BEHIND]
+    ranked = [judgement for judgement in judged if judgement.evaluation.verdict is EvaluationVerdict.BEHIND]
     if not ranked:
-        found = tuple(one.considered for one in judged)
-        return Decision(None, None, _why_none(found), found)
+        found = tuple(judgement.evaluation for judgement in judged)
+        return ReplanDecision(None, None, _why_none(found), found)
     best = min(ranked, key=lambda one: one.rank)
-    taken = replace(best.considered, verdict=Verdict.TAKEN)
-    return Decision(
+    taken = replace(best.evaluation, verdict=EvaluationVerdict.TAKEN)
+    return ReplanDecision(
         best.proposal,
         taken.predicted,
         f"{best.proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
-        tuple(taken if one is best else one.considered for one in judged),
+        tuple(taken if judgement is best else judgement.evaluation for judgement in judged),
     )
 
 
-def without_search(seen: Observation, proposals: Iterable[Proposal]) -> Decision | None:
+def without_search(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision | None:
     """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included.
 
-    Where the trained policy alone is asked, its plan: it is why nobody has to search.
+    Where the trained policy alone is asked, its plan: then no search is needed.
     """
     decision = decide(seen, proposals)
     if decision.proposal is not None and (
@@ -79,14 +85,14 @@ def _judged(seen: Observation, proposals: Iterable[Proposal]) -> list[_Judged]:
     return [_one(seen, base, proposal) for proposal in proposals]
 
 
-def _one(seen: Observation, base: Prediction, proposal: Proposal) -> _Judged:
+def _one(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judged:
     """A proposal by itself; one that may be pushed is `BEHIND` here."""
     plan, incumbent = proposal.plan, seen.incumbent.structure
     other = plan.structure != incumbent
 
-    def judged(verdict: Verdict, found: Prediction | None = None, rank: float = 0.0) -> _Judged:
+    def judged(verdict: EvaluationVerdict, found: CostPrediction | None = None, rank: float = 0.0) -> _Judged:
         over = None if found is None else found.busy / base.busy if base.busy > 0.0 else 1.0
-        row = considered(
+        row = evaluation_of(
             plan,
             verdict,
             scheduler=proposal.scheduler,
@@ -97,20 +103,20 @@ def _one(seen: Observation, base: Prediction, proposal: Proposal) -> _Judged:
         return _Judged(proposal, row, rank)
 
     if plan.digest == seen.incumbent.digest:
-        return judged(Verdict.SAME, base)
+        return judged(EvaluationVerdict.SAME, base)
     barred = any(plan.digest == one or (other and plan.structure == tried) for one, tried in seen.barred)
     try:
         found = predict(plan, seen.graphs, seen.costs, seen.loads)
     except PlanError:
-        return judged(Verdict.BARRED if barred else Verdict.ILLEGAL)
+        return judged(EvaluationVerdict.BARRED if barred else EvaluationVerdict.ILLEGAL)
     if barred:
-        return judged(Verdict.BARRED, found)
+        return judged(EvaluationVerdict.BARRED, found)
     predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
-    asked = _is_asked_alone(seen, proposal)  # whoever asks for it wants it tried: a trial can do no harm
+    asked = _is_asked_alone(seen, proposal)  # an operator asked for it to be tried; a trial does no harm
     if other and not asked and predicted > _most(proposal, found.measured and base.measured):
-        return judged(Verdict.WORSE, found)
+        return judged(EvaluationVerdict.WORSE, found)
     ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0
-    return judged(Verdict.BEHIND, found, predicted - ahead)
+    return judged(EvaluationVerdict.BEHIND, found, predicted - ahead)
 
 
 def _most(proposal: Proposal, measured: bool) -> float:
@@ -120,7 +126,7 @@ def _most(proposal: Proposal, measured: bool) -> float:
     return 1.0 + UNSURE
 
 
-def _why_none(found: Iterable[Considered]) -> str:
+def _why_none(found: Iterable[PlanEvaluation]) -> str:
     counts = Counter(one.verdict for one in found)
-    parts = [f"{counts[one]} {one.sentence}" for one in Verdict if counts[one]]
+    parts = [f"{counts[one]} {one.sentence}" for one in EvaluationVerdict if counts[one]]
     return "no plan to try: " + (", ".join(parts) if parts else "nothing was proposed")

@@ -26,10 +26,10 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.legality import violations
 from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.plan import CombinedBlock, Member, Plan
-from stageloom.shared.policy.maddpg.book import BlockKey, Book
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
+from stageloom.shared.policy.maddpg.decide import BlockKey, Book
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.samples import Sample, progress_bits
+from stageloom.shared.policy.queues import PolicySample, progress_bits
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.block_job import BlockJob
@@ -39,7 +39,7 @@ from stageloom.shared.search.job import SearchJob
 from stageloom.shared.stage_string import parse
 
 if TYPE_CHECKING:
-    from stageloom.shared.policy.maddpg.checkpoint import Checkpoint
+    from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
 
 
 SCHEDULER: Final = "maddpg"
@@ -47,7 +47,7 @@ SEARCHED: Final = "beam r=3 s=8"
 """What schedules that were searched for are kept under."""
 
 SEARCH_S: Final = 20.0
-"""For one combined block, while nobody waits."""
+"""For one combined block, in the background."""
 
 _AT_ONCE: Final = Budget(expansions=200)
 
@@ -56,7 +56,7 @@ _AT_ONCE: Final = Budget(expansions=200)
 class Learned:
     """What the trained policy wants to run, or `why` it has no say, empty where there is none.
 
-    `missing`: combined blocks that nobody has a schedule of, with those that a small beam made at once.
+    `missing`: combined blocks without a known schedule, with the one that a small beam made at once.
     """
 
     plan: Plan | None
@@ -76,7 +76,6 @@ class LearnedPolicy:
         self._last: tuple[Observation, Learned] | None = None
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """See `Policy`."""
         found = self._learned(seen).plan
         if found is None:
             return self._plain.at_once(seen)
@@ -84,12 +83,10 @@ class LearnedPolicy:
         return [proposal] if _alone(seen) else [*self._plain.at_once(seen), proposal]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
-        """See `Policy`."""
         asked_alone = _alone(seen) and self._learned(seen).plan is not None
         return () if asked_alone else self._plain.searches(seen)
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
-        """See `Policy`."""
         return self._plain.after(seen, found)
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
@@ -110,11 +107,10 @@ class LearnedPolicy:
         return f"policy {digest_bytes([seen.learned])[:12]} proposed {found.plan.digest[:12]}"
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
-        """See `Policy`."""
         return self._learned(seen).missing
 
     def _learned(self, seen: Observation) -> Learned:
-        """Asked more than once of an observation, worked out once: somebody waits for the answer."""
+        """The result for an observation, worked out once though it is asked for several times."""
         last = self._last
         if last is None or last[0] is not seen:
             last = self._last = seen, _asked(seen)
@@ -135,7 +131,7 @@ def _asked(seen: Observation) -> Learned:
 
 
 def learned(seen: Observation) -> Learned:
-    """What the trained policy says of an observation."""
+    """The trained policy's plan for an observation."""
     if not seen.learned:
         return Learned(None)
     from stageloom.shared.policy.maddpg.decide import require_own  # numpy, which no start needs
@@ -148,19 +144,19 @@ def learned(seen: Observation) -> Learned:
         return Learned(None, str(error))
 
 
-def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
+def _plan(policy: "MaddpgCheckpoint", seen: Observation) -> Learned:
     from stageloom.shared.policy.maddpg.decide import decide, loads_of, plan_of
 
     plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
     decision = decide(policy.space, policy.network, _samples(seen), loads, plan.lanes)
-    shelf = _Shelf(policy, seen)
-    combined = [CombinedBlock(members, shelf.schedule(members)) for members in decision.combination.combined]
+    cache = _ScheduleCache(policy, seen)
+    combined = [CombinedBlock(members, cache.schedule(members)) for members in decision.combination.combined]
     made = plan_of(plan, decision, combined)
     bind(made, seen.graphs)
-    return Learned(made, missing=tuple(shelf.missing.values()))
+    return Learned(made, missing=tuple(cache.missing.values()))
 
 
-def _samples(seen: Observation) -> list[Sample]:
+def _samples(seen: Observation) -> list[PolicySample]:
     """The alarm's, which are in the order of its loads, with their models in the plan's order.
 
     None of them where a model of the plan was not seen: a policy takes what is missing as idle.
@@ -168,7 +164,7 @@ def _samples(seen: Observation) -> list[Sample]:
     Raises:
         InputError: a sample is not of the loads' models.
     """
-    if any(not len(one.progress) == len(one.deviations) == len(seen.loads) for one in seen.samples):
+    if any(not len(sample.progress) == len(sample.deviations) == len(seen.loads) for sample in seen.samples):
         raise InputError("a sample shows other models than the alarm's loads", remedy="update the agent")
     places = {load.model: at for at, load in enumerate(seen.loads)}
     models = seen.incumbent.models
@@ -176,19 +172,19 @@ def _samples(seen: Observation) -> list[Sample]:
         return []
     order = [(places[model.name], model.num_blocks) for model in models]
     return [
-        Sample(
-            tuple(progress_bits((one.progress[at],), blocks) for at, blocks in order),
-            tuple(one.deviations[at] for at, _ in order),
+        PolicySample(
+            tuple(progress_bits((sample.progress[at],), blocks) for at, blocks in order),
+            tuple(sample.deviations[at] for at, _ in order),
         )
-        for one in seen.samples
+        for sample in seen.samples
     ]
 
 
-class _Shelf:
+class _ScheduleCache:
     """Schedules by what they are of: the policy's, and those that were found for the device since."""
 
-    def __init__(self, policy: "Checkpoint", seen: Observation) -> None:
-        from stageloom.shared.policy.maddpg.book import Blocks
+    def __init__(self, policy: "MaddpgCheckpoint", seen: Observation) -> None:
+        from stageloom.shared.policy.maddpg.decide import Blocks
 
         self.missing: dict[tuple[Digest, int], BlockJob] = {}
         self._book = policy.book.schedules
@@ -225,7 +221,7 @@ class _Shelf:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Schedule | None:
-    """None: it is none. One bad row must not cost the device its plan."""
+    """None for text that is no schedule: one bad row must not cost the device its plan."""
     try:
         return parse(text)
     except StageloomError:
@@ -233,7 +229,7 @@ def _parsed(text: str) -> Schedule | None:
 
 
 @lru_cache(maxsize=4)
-def _decoded(raw: bytes) -> "Checkpoint":
+def _decoded(raw: bytes) -> "MaddpgCheckpoint":
     from stageloom.shared.policy.maddpg.checkpoint import decode
 
     return decode(raw)
@@ -243,7 +239,7 @@ MOST_COMBINED: Final = 200_000
 """Combined blocks whose schedules are looked for under other artifacts: some seconds."""
 
 
-def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) -> Checkpoint:
+def adopted(found: MaddpgCheckpoint, device_class: str, here: Mapping[Digest, Graph]) -> MaddpgCheckpoint:
     """The policy for a device class of this planner. `here`: the artifacts that the planner has.
 
     Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were; its
@@ -266,11 +262,11 @@ def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) 
         "artifacts": [model.artifact for model in found.space.models],
     }
     about = {**found.provenance, **_artifacts_of(found, space, here), "adopted": before}
-    return Checkpoint(space, found.network, book, about)
+    return MaddpgCheckpoint(space, found.network, book, about)
 
 
-def _artifacts_of(found: Checkpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
-    """What the provenance says of artifacts, of those that are here: it can be adopted elsewhere in turn."""
+def _artifacts_of(found: MaddpgCheckpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
+    """The provenance's artifacts, as they are here, so that the policy can be adopted elsewhere in turn."""
     pairs = zip(found.space.models, space.models, strict=True)
     now = {before.artifact: after.artifact for before, after in pairs}
     names = found.provenance.get("models", {})
@@ -311,5 +307,5 @@ def _keys(space: Space, known: Space, here: Mapping[Digest, Graph]) -> Iterator[
             spans[index, block.index] = (model.artifact, block.start, block.stop)
     for size in range(1, space.members_max + 1):
         for members in combinations(space.members, size):
-            batch = max(space.models[one.model].batch for one in members)
-            yield combined_digest(spans[one.model, one.block] for one in members), batch
+            batch = max(space.models[member.model].batch for member in members)
+            yield combined_digest(spans[member.model, member.block] for member in members), batch

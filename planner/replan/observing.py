@@ -190,7 +190,6 @@ class Recalibration:
 
     @property
     def text(self) -> str:
-        """For people."""
         then = "the costs of its class hold again" if self.renewal is None else "it has costs of its own"
         return f"its steps took {self.drift.ratio:.2f} of what was planned, so {then}"
 

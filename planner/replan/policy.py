@@ -34,12 +34,11 @@ class ReplanSettings:
     attach: bool = True  # send the trained policy that fits a pushed plan along, where the device may use it
 
     def fields(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class ReplanNote:
     """What is kept about a plan that a re-plan pushed."""
 
     structure: Digest  # the plan but for its launch intervals
@@ -118,7 +117,7 @@ class Policy(Protocol):
         ...
 
     def remark(self, seen: Observation) -> str:
-        """What the re-plan's record should say of the proposals besides; mostly empty."""
+        """A remark on the proposals for the re-plan's record; mostly empty."""
         ...
 
 
@@ -176,15 +175,12 @@ class PlainPolicy:
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
-        """None."""
         return ()
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
-        """None."""
         return None
 
     def remark(self, seen: Observation) -> str:
-        """Nothing."""
         return ""
 
 

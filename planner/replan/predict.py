@@ -24,7 +24,7 @@ from stageloom.shared.search.makespan import streams_s
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class CostPrediction:
     """`busy` device seconds per second; `measured` where every stage in it was measured."""
 
     busy: float
@@ -33,7 +33,7 @@ class Prediction:
 
 def predict(
     plan: Plan, graphs: Mapping[Digest, Graph], costs: CostTable, loads: Sequence[Load]
-) -> Prediction:
+) -> CostPrediction:
     """The cost of a legal plan. Models without arrivals count as if each had one task a second.
 
     Raises:
@@ -46,7 +46,7 @@ def predict(
         seconds, known = _block_busy(bound, index, costs, rates)
         busy += seconds
         measured = measured and known
-    return Prediction(busy, measured)
+    return CostPrediction(busy, measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
     return busy, measured
 
 
-class Verdict(str, Enum):
-    """What became of a plan that was looked at."""
+class EvaluationVerdict(str, Enum):
+    """What became of a plan that was evaluated."""
 
-    FOUND = "found"  # an operator's search: whoever asked for it decides
+    FOUND = "found"  # an operator's search: the operator decides
     LED = "led"  # the best so far of a contest, until another one was
     LOST = "lost"  # in a contest, to the best so far
     TAKEN = "taken"
@@ -143,25 +143,24 @@ class Verdict(str, Enum):
 
     @property
     def sentence(self) -> str:
-        """For people."""
         return _SENTENCES[self]
 
 
 _SENTENCES = {
-    Verdict.FOUND: "found by a search",
-    Verdict.LED: "was the best so far of a contest",
-    Verdict.LOST: "lost to the best so far of a contest",
-    Verdict.TAKEN: "taken",
-    Verdict.BEHIND: "another one was predicted to cost less",
-    Verdict.SAME: "equal to the plan that runs",
-    Verdict.BARRED: "did not gain here lately",
-    Verdict.WORSE: "predicted to cost no less",
-    Verdict.ILLEGAL: "not legal any more",
+    EvaluationVerdict.FOUND: "found by a search",
+    EvaluationVerdict.LED: "was the best so far of a contest",
+    EvaluationVerdict.LOST: "lost to the best so far of a contest",
+    EvaluationVerdict.TAKEN: "taken",
+    EvaluationVerdict.BEHIND: "another one was predicted to cost less",
+    EvaluationVerdict.SAME: "equal to the plan that runs",
+    EvaluationVerdict.BARRED: "did not gain here lately",
+    EvaluationVerdict.WORSE: "predicted to cost no less",
+    EvaluationVerdict.ILLEGAL: "not legal any more",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Considered:
+class PlanEvaluation:
     """A plan, and what became of it.
 
     `busy`: predicted busy device seconds per second, at the arrivals of that moment, or at one task of each
@@ -174,7 +173,7 @@ class Considered:
     serves: Digest
     scheduler: str
     how: str
-    verdict: Verdict
+    verdict: EvaluationVerdict
     blocks: int
     members_max: int
     busy: float | None
@@ -186,18 +185,18 @@ class Considered:
     p99_s: float | None = None
 
 
-def considered(
+def evaluation_of(
     plan: Plan,
-    verdict: Verdict,
+    verdict: EvaluationVerdict,
     *,
     scheduler: str,
     how: str,
-    prediction: Prediction | None = None,
+    prediction: CostPrediction | None = None,
     predicted: float | None = None,
     search_s: float | None = None,
-) -> Considered:
+) -> PlanEvaluation:
     """The row of a plan."""
-    return Considered(
+    return PlanEvaluation(
         plan=plan.digest,
         serves=serves(plan),
         scheduler=scheduler,

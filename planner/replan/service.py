@@ -16,10 +16,10 @@ from stageloom.planner.admin.handler import FleetLink
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import FoundSchedule, found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
-from stageloom.planner.replan.decide import Decision, decide, without_search
+from stageloom.planner.replan.decide import ReplanDecision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe, recalibration, without_costs
-from stageloom.planner.replan.policy import How, Note, Observation, Policy, Proposal
+from stageloom.planner.replan.policy import How, Observation, Policy, Proposal, ReplanNote
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
@@ -73,7 +73,7 @@ class Replanner:
         self._stopping = threading.Event()
         self._schedules = ScheduleSearches(pool, self._keep_schedule)
         self.pool = self._schedules.foreground
-        """For searches that somebody waits for."""
+        """For searches that a caller waits for; background searches pause meanwhile."""
         self._slow = ThreadPoolExecutor(_SLOW, thread_name_prefix="replan-search")
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
 
@@ -118,7 +118,7 @@ class Replanner:
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        # Whoever drifted has other costs by now, which another plan may suit better than what was proven.
+        # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
         decision = None if drifted else without_search(seen, self._policy.at_once(seen))
         if decision is not None:
@@ -136,14 +136,14 @@ class Replanner:
         proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
         remarks = (drifted, self._policy.remark(seen))
-        self._carry_out(seen, replan, decision, "; ".join(one for one in remarks if one))
+        self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
         for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
             plans = [plan for job, plan in found if job.scheduler == scheduler]
             schedules = [one for plan in plans for one in found_schedules(plan, seen.graphs)]
             self._store.write(keep_schedules, seen.costs_key, scheduler, schedules)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
-        """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
+        """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""
         names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
@@ -152,9 +152,9 @@ class Replanner:
         self._wait_while(lambda: bool(self._store.read(open_requests, requests)))
 
     def _recalibrate(self, device: DeviceId, replan: int) -> str:
-        """Renew the costs of a device that has drifted from them; what the re-plan's record should say of it.
+        """Renew the costs of a device that has drifted; returns a remark for the re-plan's record.
 
-        Of parts of its plan that telemetry tells nothing of it is asked for a profile.
+        The device is asked for a profile of the parts of its plan that telemetry does not cover.
         """
         found = recalibration(self._store, device, replan, self._clock.wall_us())
         if found is None:
@@ -183,7 +183,7 @@ class Replanner:
         return found.text
 
     def _wait_while(self, asked: Callable[[], bool]) -> None:
-        """Until a device has answered, or for as long as a busy one is waited for."""
+        """Until a device has answered, or `profile_wait_s` is over."""
         give_up_s = self._clock.monotonic_s() + self._profile_wait_s
         while asked() and self._clock.monotonic_s() < give_up_s:
             if self._stopping.wait(_POLL_S):
@@ -199,14 +199,14 @@ class Replanner:
         plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
         return [(job, plan) for job, plan in plans if plan is not None]
 
-    def _carry_out(self, seen: Observation, replan: int, decision: Decision, remark: str) -> None:
+    def _carry_out(self, seen: Observation, replan: int, decision: ReplanDecision, remark: str) -> None:
         self._schedules.want(seen.costs_key, self._policy.missing(seen))
         proposal = decision.proposal
         if proposal is None:
             self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        note = Note(
+        note = ReplanNote(
             structure=proposal.plan.structure,
             how=proposal.how.value,
             predicted=decision.predicted,
@@ -237,11 +237,11 @@ class Replanner:
         )
         self._keep_considered(seen, replan, decision)
 
-    def _keep_considered(self, seen: Observation, replan: int, decision: Decision) -> None:
+    def _keep_considered(self, seen: Observation, replan: int, decision: ReplanDecision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""
         self._store.write(
             keep_considered,
-            decision.considered,
+            decision.evaluations,
             device_class=seen.environment,
             device=seen.device,
             replan=replan,

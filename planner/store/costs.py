@@ -14,7 +14,13 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.costs.records import Calibration, FoundBy, FoundSchedule, OperatorCost, Origin
+from stageloom.planner.costs.records import (
+    Calibration,
+    FoundBy,
+    FoundSchedule,
+    MeasurementOrigin,
+    OperatorCost,
+)
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import add_event, known_device
 from stageloom.planner.store.tables import CalibrationRow, OperatorCostRow, ScheduleRow, StageCostRow
@@ -137,7 +143,9 @@ def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) 
     return found
 
 
-def operator_origins(session: Session, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:
+def operator_origins(
+    session: Session, device_class: str, artifact: Digest, batch: int
+) -> dict[int, MeasurementOrigin]:
     """Per measured operator of an artifact where its time comes from."""
     rows = session.scalars(
         select(OperatorCostRow).where(
@@ -147,13 +155,14 @@ def operator_origins(session: Session, device_class: str, artifact: Digest, batc
         )
     )
     return {
-        row.operator: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows
+        row.operator: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
+        for row in rows
     }
 
 
 def stage_origins(
     session: Session, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
-) -> dict[str, Origin]:
+) -> dict[str, MeasurementOrigin]:
     """Per measured stage of a combined block, by its stage string, where its time comes from."""
     rows = session.scalars(
         select(StageCostRow).where(
@@ -163,7 +172,10 @@ def stage_origins(
             StageCostRow.batch == batch,
         )
     )
-    return {row.stage: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows}
+    return {
+        row.stage: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
+        for row in rows
+    }
 
 
 def schedules_of(session: Session, device_class: str, combined_block: Digest, batch: int) -> list[FoundBy]:

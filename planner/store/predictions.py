@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.replan.predict import Considered, Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.tables import ConsideredPlanRow, PredictionRow
 from stageloom.shared.ids import DeviceId, Digest
@@ -72,7 +72,7 @@ def newest_predictions(
 class KeptConsidered:
     """A plan that was looked at: when, for which device class, and in which re-plan if it was one."""
 
-    considered: Considered
+    considered: PlanEvaluation
     at_us: int
     replan: int | None
     device: DeviceId | None
@@ -81,7 +81,7 @@ class KeptConsidered:
 
 def keep_considered(
     session: Session,
-    plans: Iterable[Considered],
+    plans: Iterable[PlanEvaluation],
     *,
     device_class: str,
     device: DeviceId | None = None,
@@ -110,12 +110,12 @@ def considered_plans(
     )
     return [
         KeptConsidered(
-            Considered(
+            PlanEvaluation(
                 plan=Digest(row.digest),
                 serves=Digest(row.serves),
                 scheduler=row.scheduler,
                 how=row.how,
-                verdict=Verdict(row.verdict),
+                verdict=EvaluationVerdict(row.verdict),
                 blocks=row.blocks,
                 members_max=row.members_max,
                 busy=row.busy,

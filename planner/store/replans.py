@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
@@ -231,7 +231,7 @@ def push_replan(
     *,
     scheduler: str,
     above: tuple[int, int],
-    note: Note,
+    note: ReplanNote,
 ) -> Desired | None:
     """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
 

@@ -335,7 +335,7 @@ class TrialRow(Table):
 
 
 class ConsideredPlanRow(Table):
-    """A plan that a search found or a re-plan looked at: `stageloom.planner.replan.predict.Considered`.
+    """A plan that a search found or a re-plan looked at: `stageloom.planner.replan.predict.PlanEvaluation`.
 
     The plan itself is among `plans` only if it was kept. `replan` is empty for an operator's search.
     """

@@ -17,7 +17,7 @@ from stageloom.planner.tournament.score import Score, SeedFigures, figures_of, s
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import Device, MakeDevice
+from stageloom.planner.twin.window import MakeDevice, TargetDevice
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
@@ -55,7 +55,7 @@ def evaluate(
 
 
 def _figures(
-    bound: BoundPlan, device: Device, settings: EvaluationSettings, service_s: Sequence[float]
+    bound: BoundPlan, device: TargetDevice, settings: EvaluationSettings, service_s: Sequence[float]
 ) -> SeedFigures:
     device.deploy(bound)
     device.run(settings.warm_up_s)
@@ -88,12 +88,12 @@ class Scenario:
                 log.info("simulated by the reference twin: %s", error)
         return evaluate(bound, self._reference, settings, self.service_s)
 
-    def _compiled(self, seed: int) -> Device:
+    def _compiled(self, seed: int) -> TargetDevice:
         from stageloom.planner.twin.compiled.twin import CompiledTwin
 
         return CompiledTwin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
-    def _reference(self, seed: int) -> Device:
+    def _reference(self, seed: int) -> TargetDevice:
         from stageloom.planner.twin.reference import Twin
 
         return Twin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)

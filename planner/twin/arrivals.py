@@ -47,7 +47,6 @@ class Periodic:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return self.rate_per_s
 
 
@@ -62,7 +61,6 @@ class Poisson:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return self.rate_per_s
 
 
@@ -116,7 +114,7 @@ class Recorded:
         return len(self.times_s) / length_s if length_s else 0.0
 
 
-class Span(NamedTuple):
+class CountedSpan(NamedTuple):
     """So many arrivals between two moments of a recording."""
 
     begin_s: float
@@ -126,12 +124,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """As many as were counted, each drawn anew within its span, where nobody knows when it was.
+    """As many as were counted, each drawn anew within its span, as the exact moment is not known.
 
     The recording lasts `length_s`; it is entered at `begin_s` and comes again and again.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[CountedSpan, ...]
     length_s: float
     begin_s: float = 0.0
 
@@ -144,7 +142,6 @@ class Counted:
 
     @property
     def mean_per_s(self) -> float:
-        """Arrivals a second."""
         return sum(span.arrived for span in self.spans) / self.length_s
 
 
@@ -211,7 +208,6 @@ class ArrivalStream:
 
 
 def arrivals(process: Process, until_s: float, rng: np.random.Generator) -> Times:
-    """All arrivals before `until_s`."""
     return ArrivalStream(process, rng).until(until_s)
 
 

@@ -16,8 +16,8 @@ a time) and operator times. Three fits follow, each on what the ones before left
 
        y = slowdown(interference) (alone + beside_s)
 
-   (`stageloom.planner.twin.lanes`): what short and long steps lose tells what is in proportion from what
-   is not.
+   (`stageloom.planner.twin.lanes`): short and long steps together separate what is in proportion from
+   what is not.
 
 Noise is the spread of single steps around their means, as quantiles.
 """
@@ -72,7 +72,7 @@ class StepSample(NamedTuple):
     seconds: float
 
 
-class Beside(NamedTuple):
+class OverlapSample(NamedTuple):
     """Steps that ran while another lane was busy all the time."""
 
     seconds: float  # mean
@@ -82,7 +82,7 @@ class Beside(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class DeviceMeasurements:
     """What a device measured. `source` says where and when, for the device file.
 
     None: it was not measured, and stays the device file's.
@@ -90,7 +90,7 @@ class Measured:
 
     operators: Operators
     steps: Sequence[StepSample]
-    beside: Sequence[Beside] = ()
+    beside: Sequence[OverlapSample] = ()
     spreads: Sequence[float] | None = None  # seconds of single steps over their means
     step_s: float | None = None  # between two steps of a lane that has work
     task_s: float | None = None
@@ -111,7 +111,7 @@ class Calibrated:
         return StepTimes(self.device, self.costs)
 
 
-def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
+def calibrate(base: DeviceFile, measured: DeviceMeasurements) -> Calibrated:
     """Fit `base`, which gives everything that was not measured.
 
     Raises:
@@ -149,7 +149,7 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
     return Calibrated(device, costs, _errors(StepTimes(device, costs), measured.steps))
 
 
-def _told_by(measured: Measured) -> list[str]:
+def _told_by(measured: DeviceMeasurements) -> list[str]:
     """The figures of a device file that were measured."""
     apart = {
         "step_s": measured.step_s is not None,
@@ -204,7 +204,7 @@ class _Items:
 
     def __init__(self, operators: Operators) -> None:
         self._operators = list(operators)
-        self._alone = [max(operators[one], _LEAST_S) for one in self._operators]
+        self._alone = [max(operators[operator], _LEAST_S) for operator in self._operators]
         self._at = {one: index for index, one in enumerate(self._operators)}
         models = list(dict.fromkeys(artifact for artifact, _ in self._operators))
         count = len(self._operators)
@@ -219,7 +219,6 @@ class _Items:
             self._rows.append(({column: 1.0}, 1.0))
 
     def add(self, items: Sequence[tuple[Digest, Graph, tuple[OpId, ...]]], seconds: float) -> None:
-        """One step."""
         weight = 1.0 / (SAMPLE_SPREAD * seconds)
         row: dict[int, float] = {self._item: weight * len(items)}
         for artifact, graph, ops in items:
@@ -294,36 +293,39 @@ def _fit_groups(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float,
     return float(contention), float(barrier_s)
 
 
-def _fit_lanes(beside: Sequence[Beside]) -> tuple[float, float] | None:
+def _fit_lanes(beside: Sequence[OverlapSample]) -> tuple[float, float] | None:
     """`lanes_interference` and `beside_s` under which steps beside others take what they took.
 
     Of the fixed seconds that are tried the one that leaves the smallest relative errors, with the median of
-    the interferences that then explain each step; None where nothing says anything of either.
+    the interferences that then explain each step; None where no sample depends on either.
     """
-    told = [one for one in beside if one.running > max(one.running * one.share, 1.0)]
+    told = [sample for sample in beside if sample.running > max(sample.running * sample.share, 1.0)]
     if not told:
         return None
-    most_s = max(max(one.seconds - one.alone_s, 0.0) / (one.running - 1) for one in told)
+    most_s = max(max(sample.seconds - sample.alone_s, 0.0) / (sample.running - 1) for sample in told)
     tried = [most_s * index / _BESIDE_STEPS for index in range(_BESIDE_STEPS + 1)]
-    return min(((_interference(told, one), one) for one in tried), key=lambda fit: _lanes_error(told, *fit))
+    return min(
+        ((_interference(told, trial_s), trial_s) for trial_s in tried),
+        key=lambda fit: _lanes_error(told, *fit),
+    )
 
 
-def _interference(beside: Sequence[Beside], beside_s: float) -> float:
+def _interference(beside: Sequence[OverlapSample], beside_s: float) -> float:
     found = []
-    for one in beside:
-        least = max(one.running * one.share, 1.0)
-        alone_s = one.alone_s + beside_s * (one.running - 1)
-        found.append((one.seconds / alone_s - least) / (one.running - least))
+    for sample in beside:
+        least = max(sample.running * sample.share, 1.0)
+        alone_s = sample.alone_s + beside_s * (sample.running - 1)
+        found.append((sample.seconds / alone_s - least) / (sample.running - least))
     return max(median(found), 0.0)
 
 
-def _lanes_error(beside: Sequence[Beside], interference: float, beside_s: float) -> float:
+def _lanes_error(beside: Sequence[OverlapSample], interference: float, beside_s: float) -> float:
     """Sum of squares, relative to what was measured; what is as good as exact counts as that."""
     total = 0.0
-    for one in beside:
-        slow = slowdown([one.share] * one.running, interference)
-        predicted_s = (one.alone_s + beside_s * (one.running - 1)) * slow
-        total += (predicted_s / one.seconds - 1.0) ** 2
+    for sample in beside:
+        slow = slowdown([sample.share] * sample.running, interference)
+        predicted_s = (sample.alone_s + beside_s * (sample.running - 1)) * slow
+        total += (predicted_s / sample.seconds - 1.0) ** 2
     return round(total, 12)
 
 

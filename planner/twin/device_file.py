@@ -29,7 +29,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFile:
-    """One device as the twin sees it. `sources` says of every other figure where it is from."""
+    """One device as the twin sees it. `sources` cites every other figure."""
 
     name: str
     title: str
@@ -161,7 +161,9 @@ def parse_device(text: str, where: str) -> DeviceFile:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where} is no TOML: {error}") from error
     sources = found.get("sources", {})
-    if not isinstance(sources, dict) or not all(isinstance(one, str) and one for one in sources.values()):
+    if not isinstance(sources, dict) or not all(
+        isinstance(source, str) and source for source in sources.values()
+    ):
         raise InputError(f"{where}: [sources] is no table of texts")
     figures = {name: value for name, value in found.items() if name not in _TEXTS}
     if unknown := sorted(figures.keys() - set(FIGURES)):

@@ -6,7 +6,7 @@ u_1..u_k run, each of them advances at the rate 1 / s,
     s = least + c (k - least),    least = max(u_1 + ... + u_k, 1),
 
 so that what takes t seconds alone takes t s. `least` is processor sharing (Kleinrock 1967): a device that is
-not full slows nobody down, a full one is divided. c is the device's interference: 0, steps cost each other
+not full slows no step down, a full one is divided. c is the device's interference: 0, steps cost each other
 nothing while there is room; 1, they take as long as one after another; more, they are better kept apart. It
 is the formula of the groups of a stage (`stageloom.shared.search.costs`), one level up, so a plan is priced
 alike wherever it puts its parallelism.
@@ -150,13 +150,13 @@ class Lanes:
         passed_s = now - self._changed_s
         if passed_s > 0.0:
             done_s = passed_s / self._slow
-            for one in self._running.values():
-                one.left_s = max(one.left_s - done_s, 0.0)
+            for step in self._running.values():
+                step.left_s = max(step.left_s - done_s, 0.0)
         self._changed_s = now
 
     def _share_out(self) -> None:
         """Work out anew how fast the running steps are, and which ends first: the oldest of equals."""
-        shares = [one.share for one in self._running.values()]
+        shares = [step.share for step in self._running.values()]
         self._slow = slowdown(shares, self._interference)
         self._used_rate = min(added_up(shares), 1.0)
         first: tuple[float, int, int] = (math.inf, 0, -1)

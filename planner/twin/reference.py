@@ -5,18 +5,29 @@ issued steps begin when a device would (in order in their lane, after the steps 
 steps share the device (`stageloom.planner.twin.lanes`), and reports each end. Programs are ready as soon as
 the core asks for them, and nothing fails. At one instant steps end first, then tasks arrive, then time-outs
 pass, then the queues are sampled; equal events come in order of their number.
-"""
+
+Twins to train on: devices that a worker makes for itself, by seed."""
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from stageloom.planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.arrivals import ArrivalStream, Process, entered_anywhere
+from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.lanes import Lanes, added_up
 from stageloom.planner.twin.times import PlanTimes, StepTimes
-from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
+from stageloom.planner.twin.window import (
+    ModelWindow,
+    StepsWindow,
+    TargetDevice,
+    Window,
+    counts_between,
+    usual_samples,
+)
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
@@ -33,9 +44,10 @@ from stageloom.shared.engine.steps import (
 )
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import TaskId
+from stageloom.shared.search.costs import CostTable
 
 
-class Record:
+class WindowRecorder:
     """The window that has begun, and the tasks that have not ended."""
 
     def __init__(self) -> None:
@@ -57,7 +69,6 @@ class Record:
         self._busy_before_s, self._used_before_s = lanes.busy_s, lanes.used_s
 
     def arrived(self, task: Task, now: float) -> None:
-        """A task was submitted."""
         self._open[task.id] = (task.models, now)
         for name in task.models:
             self._submitted[name] = self._submitted.get(name, 0) + 1
@@ -70,14 +81,13 @@ class Record:
                 self._latencies_s.setdefault(name, []).append(now - arrived_s)
 
     def step(self, step: Step, names: Sequence[str], taken_s: float) -> None:
-        """A step ended."""
         for name in names:
             self._busy_s[name] = self._busy_s.get(name, 0.0) + taken_s / len(names)
         program = step.program
         self._steps.setdefault((program.plan, program.combined, program.mask), []).append(taken_s)
 
     def look(self, core: EngineCore, now: float) -> None:
-        """Note the queues."""
+        """ReplanNote the queues."""
         self._glances.append(core.sample(now))
 
     def end(self, core: EngineCore, now: float, lanes: Lanes, bound: BoundPlan) -> Window:
@@ -121,7 +131,7 @@ class Record:
 
 
 class Twin:
-    """A simulated device; satisfies `stageloom.planner.twin.window.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.window.TargetDevice`.
 
     `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
     to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give
@@ -148,7 +158,7 @@ class Twin:
         self._lanes = Lanes(times.device, seed)
         self._plans: dict[PlanKey, PlanTimes] = {}
         self._bound: BoundPlan | None = None
-        self._record = Record()
+        self._record = WindowRecorder()
         self._next_key = 0
         self._next_task = 0
 
@@ -170,7 +180,7 @@ class Twin:
         self._act(self._core.activate(key, self.now_s))
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Go on for `seconds`; see `Device.run`.
+        """Go on for `seconds`; see `TargetDevice.run`.
 
         Raises:
             PlanError: no plan was deployed.
@@ -219,7 +229,7 @@ class Twin:
     def _end_step(self) -> None:
         ended, taken_s = self._lanes.end_next()
         models = self._plans[ended.program.plan].bound.plan.models
-        self._record.step(ended, [models[one.member.model].name for one in ended.members], taken_s)
+        self._record.step(ended, [models[member.member.model].name for member in ended.members], taken_s)
         self._act(self._core.step_done(ended.id, self.now_s))
 
     def _submit(self, source: "_Source") -> None:
@@ -278,7 +288,6 @@ class _Source:
         self.next_s = self._waiting[0] if self._waiting else math.inf
 
     def take(self) -> None:
-        """The next one comes."""
         self._waiting.popleft()
         self.next_s = self._waiting[0] if self._waiting else math.inf
 
@@ -290,3 +299,34 @@ class _Source:
 
 def _next_s(source: _Source) -> float:
     return source.next_s
+
+
+@dataclass(frozen=True)
+class TwinDevices:
+    """Makes twins of one device; all of a process share what steps take.
+
+    Compiled ones by default, with every program ready at once: a plan is not judged by being new. The
+    reference twin is slower and, like an engine, runs a program's first steps member by member.
+    """
+
+    device: DeviceFile
+    costs: CostTable
+    arrivals: Mapping[str, Process]
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+    compiled: bool = True
+
+    @cached_property
+    def _times(self) -> StepTimes:
+        return StepTimes(self.device, self.costs)
+
+    def __call__(self, seed: int) -> TargetDevice:
+        """A twin with empty queues and the arrivals of a seed."""
+        arrivals = entered_anywhere(self.arrivals, seed)
+        if not self.compiled:
+            return Twin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s)
+        from stageloom.planner.twin.compiled.twin import CompiledTwin  # numba only where it is used
+
+        return CompiledTwin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s, prepared=True)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_times"}

@@ -9,7 +9,7 @@ from typing import Final
 
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
-from stageloom.planner.twin.arrivals import Counted, Span
+from stageloom.planner.twin.arrivals import Counted, CountedSpan
 from stageloom.planner.twin.window import (
     PLAN_CHARS,
     ModelWindow,
@@ -19,7 +19,7 @@ from stageloom.planner.twin.window import (
     add_histograms,
 )
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
+from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import (
@@ -48,10 +48,10 @@ def counted_arrivals(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Cou
         )
     begin_us = min(at_us - data.interval_us for at_us, data in mine)
     end_us = max(at_us for at_us, _ in mine)
-    spans: dict[str, list[Span]] = {name: [] for name in names}
+    spans: dict[str, list[CountedSpan]] = {name: [] for name in names}
     for at_us, data in mine:
         first_us, last_us = at_us - data.interval_us - begin_us, at_us - begin_us
-        spans[data.model].append(Span(first_us * 1e-6, last_us * 1e-6, data.submitted))
+        spans[data.model].append(CountedSpan(first_us * 1e-6, last_us * 1e-6, data.submitted))
     length_s = (end_us - begin_us) * 1e-6
     return {name: Counted(spans=tuple(found), length_s=length_s) for name, found in spans.items()}
 
@@ -95,8 +95,8 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
             histograms.setdefault(row.data.model, []).append(row.data)
     if not covered_us:
         return None
-    steps = [one.data for one in inside if isinstance(one.data, StepTimings)]
-    mine = [one for one in steps if one.plan == plan.digest[:PLAN_CHARS]]
+    steps = [row.data for row in inside if isinstance(row.data, StepTimings)]
+    mine = [step for step in steps if step.plan == plan.digest[:PLAN_CHARS]]
     busy_s = _busy_s(mine, plan)
     glances = _glances(inside)
     last = {queue.name: queue.queued for queue in glances[-1].queues} if glances else {}
@@ -104,7 +104,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
         ModelWindow(
             name=name,
             submitted=sum(one.submitted for one in found),
-            ended=add_counts([_counts(one) for one in found]),
+            ended=add_counts(found),
             queued=last.get(name, 0),
             busy_s=busy_s.get(name, 0.0),
             histogram=add_histograms(histograms[name]) if histograms.get(name) else None,
@@ -115,7 +115,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
         plan=plan.digest,
         began_s=begin_us * 1e-6,
         seconds=covered_us * 1e-6,
-        busy_s=sum(one.sum_us for one in mine) * 1e-6,
+        busy_s=sum(step.sum_us for step in mine) * 1e-6,
         used_s=None,
         models=models,
         steps=_steps(mine),
@@ -133,26 +133,16 @@ def _cut(rows: Sequence[Row], begin_us: int, end_us: int) -> Iterator[int]:
             yield row.at_us
 
 
-def _counts(row: TaskCounters) -> Counts:
-    return Counts(
-        completed=row.completed,
-        refused=row.refused,
-        failed=row.failed,
-        cancelled=row.cancelled,
-        expired=row.expired,
-    )
-
-
 def _busy_s(steps: Sequence[StepTimings], plan: Plan) -> dict[str, float]:
     """Per model its part of the steps: a step's time is shared equally by the members that ran in it."""
     found: dict[str, float] = {}
-    for one in steps:
-        if one.combined_block >= len(plan.combined):
+    for step in steps:
+        if step.combined_block >= len(plan.combined):
             continue
-        members = plan.combined[one.combined_block].members
-        names = [plan.models[m.model].name for at, m in enumerate(members) if one.mask >> at & 1]
+        members = plan.combined[step.combined_block].members
+        names = [plan.models[m.model].name for at, m in enumerate(members) if step.mask >> at & 1]
         for name in names:
-            found[name] = found.get(name, 0.0) + one.sum_us * 1e-6 / len(names)
+            found[name] = found.get(name, 0.0) + step.sum_us * 1e-6 / len(names)
     return found
 
 
@@ -197,7 +187,7 @@ def figures(window: Window) -> dict[str, float]:
         "p50_ms": 1e3 * window.latency_s(0.5),
         "p99_ms": 1e3 * window.p99_s,
         "mean_latency_ms": 1e3 * window.mean_latency_s,
-        "steps_running": sum(one.sum_s for one in window.steps) / window.seconds,
+        "steps_running": sum(step.sum_s for step in window.steps) / window.seconds,
         "queue_variance_s2": window.queue_variance(),
     }
     if window.used_s is not None:
@@ -271,7 +261,7 @@ class AgentDevice:
         runs = active_spans(rows, bound.plan.digest)
         self._push(bound)
         self._bound = bound
-        if runs and runs[-1][1] == self._reached_us:  # already, so that it need not say so again
+        if runs and runs[-1][1] == self._reached_us:  # it runs already, and sends no new row of it
             return
         self._bound, waited_s = None, 0.0
         while not (spans := self._active(bound)):
@@ -286,7 +276,8 @@ class AgentDevice:
         self._bound = bound
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Wait so long, then say what the device has sent of it; it samples its queues when it does.
+        """Wait so long, then return the window of what the device sent; it chooses when it samples its
+        queues.
 
         Raises:
             UnavailableError: no plan was deployed, or the device sent nothing of it in time.

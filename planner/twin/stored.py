@@ -16,7 +16,7 @@ from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
-from stageloom.planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
+from stageloom.planner.twin.calibrate import Calibrated, DeviceMeasurements, StepSample, calibrate
 from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import PLAN_CHARS
@@ -84,12 +84,12 @@ def stored_times(
             taught_by=held.taught_by,
         )
 
-    costs = costs_of([(one.artifact, one.batch) for one in bound.plan.models])
+    costs = costs_of([(model.artifact, model.batch) for model in bound.plan.models])
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
     if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
-        at_one = costs_of([(one.artifact, 1) for one in bound.plan.models])
+        at_one = costs_of([(model.artifact, 1) for model in bound.plan.models])
     fitted = _fitted(store, device, known, at_one, bound, held.steps_since_us)
     if fitted is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
@@ -110,12 +110,12 @@ def _fitted(
     since_us: int,
 ) -> Calibrated | None:
     samples = served_steps(store, device, bound, since_us)
-    complete = [one for one in samples if _measured(costs, one)]
+    complete = [sample for sample in samples if _measured(costs, sample)]
     if not complete:
         return None
     source = f"steps that {device} served"
     try:
-        return calibrate(base, Measured(operators=costs.measured_s, steps=complete, source=source))
+        return calibrate(base, DeviceMeasurements(operators=costs.measured_s, steps=complete, source=source))
     except InputError:  # nothing but parallel groups was served: the costs as they are must do
         return None
 

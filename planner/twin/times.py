@@ -14,7 +14,7 @@ the sum of its stages and `step_s`. Its share is the work of its operators over 
 seconds for which an operator would need the whole device: its roofline on a GPU, its threads over the cores
 on a CPU.
 
-Operators take what `CostTable.operator_s` says of the batch bucket. A stage that was measured whole, with all
+Operators take `CostTable.operator_s` of the batch bucket. A stage that was measured whole, with all
 members at their largest batch, takes what was measured; others what the model of the device class predicts,
 where stages have taught it anything (`stageloom.shared.search.interference`), scaled by batch as their
 operators are.
@@ -178,7 +178,7 @@ class BlockTimes:
 
     @cached_property
     def _learned(self) -> StageCosts | None:
-        """What the model of the device class says of this block's stages; None where it knows nothing."""
+        """What the device class's interference model predicts for this block's stages; None without one."""
         costs = self._times.costs
         if costs.interference is None or not costs.interference.samples:
             return None
@@ -278,7 +278,6 @@ class BlockTimes:
         return launch_list_s(items, costs)
 
     def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
-        """An item alone."""
         device, costs = self._times.device, self._times.costs
         total_s = sum(seconds[op] for op in item.ops)
         artifact, graph, ops = self.model_ops(item)

@@ -1,4 +1,4 @@
-"""What a device does: `Device`, which runs plans, and `Window`, what happened between two instants.
+"""What a device does: `TargetDevice`, which runs plans, and `Window`, what happened between two instants.
 
 A window is the same value of a twin, an engine and an agent. Its parts are the engine's own (`Counts`,
 `QueueSnapshot`) where those exist; `rows` gives the telemetry that an agent would have sent of it.
@@ -22,7 +22,10 @@ from stageloom.shared.messages.telemetry import (
     histogram_of,
     quantile_us,
 )
-from stageloom.shared.policy.queues import Measure, variance
+from stageloom.shared.policy.queues import QueueMeasure, variance
+
+ENDINGS: Final = ("completed", "refused", "cancelled", "expired", "failed")
+"""Ways in which a task ends, in the order of `TaskCounters`."""
 
 PLAN_CHARS: Final = 16
 """Of a plan's digest, by which rows of steps name it."""
@@ -101,7 +104,6 @@ class Window:
 
     @property
     def throughput_per_s(self) -> float:
-        """Completed tasks a second."""
         return self.completed / self.seconds
 
     @property
@@ -125,14 +127,14 @@ class Window:
         histograms = [model.histogram for model in self.models if model.histogram is not None]
         if histograms:
             return quantile_us(histograms, fraction) * 1e-6
-        return _quantile([one for model in self.models for one in model.latencies_s], fraction)
+        return _quantile([latency_s for model in self.models for latency_s in model.latencies_s], fraction)
 
     @property
     def p99_s(self) -> float:
         """The latency that one task in a hundred exceeds; 0 without a completed task."""
         return self.latency_s(0.99)
 
-    def queue_variance(self, measure: Measure = Measure.WORK) -> float:
+    def queue_variance(self, measure: QueueMeasure = QueueMeasure.WORK) -> float:
         """Variance over the queues (`stageloom.shared.policy.queues`), mean over the glances; 0 without any.
 
         Queued work counts with each model's `service_s` in this window, or the others' mean without one.
@@ -142,8 +144,8 @@ class Window:
         found = [variance(self._counted(glance, measure)) for glance in self.glances]
         return math.fsum(found) / len(found)
 
-    def _counted(self, glance: QueueSnapshot, measure: Measure) -> list[float]:
-        if measure is Measure.TASKS:
+    def _counted(self, glance: QueueSnapshot, measure: QueueMeasure) -> list[float]:
+        if measure is QueueMeasure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
         service_s = self._services_s()
         return [queue.queued * service_s.get(queue.name, 0.0) for queue in glance.queues]
@@ -155,7 +157,7 @@ class Window:
         return {model.name: model.service_s or mean_s for model in self.models}
 
     def rows(self) -> list[RowData]:
-        """What an agent's telemetry says of it; the queues as they were at the last glance."""
+        """The telemetry rows that an agent would send of it; queues as at the last glance."""
         rows: list[RowData] = []
         for model in self.models:
             ended = model.ended
@@ -164,17 +166,15 @@ class Window:
                     model.name,
                     round(self.seconds * 1e6),
                     model.submitted,
-                    ended.completed,
-                    ended.refused,
-                    ended.cancelled,
-                    ended.expired,
-                    ended.failed,
+                    *(getattr(ended, name) for name in ENDINGS),
                 )
             )
             if model.histogram is not None:
                 rows.append(model.histogram)
             elif model.latencies_s:
-                rows.append(histogram_of(model.name, [round(one * 1e6) for one in model.latencies_s]))
+                rows.append(
+                    histogram_of(model.name, [round(latency_s * 1e6) for latency_s in model.latencies_s])
+                )
         service_s = self._services_s()
         for queue in self.glances[-1].queues if self.glances else ():
             work_us = round(queue.queued * service_s.get(queue.name, 0.0) * 1e6)
@@ -182,13 +182,13 @@ class Window:
         rows += [
             StepTimings(
                 self.plan[:PLAN_CHARS],
-                one.combined,
-                one.mask,
-                one.count,
-                round(one.sum_s * 1e6),
-                round(one.max_s * 1e6),
+                step.combined,
+                step.mask,
+                step.count,
+                round(step.sum_s * 1e6),
+                round(step.max_s * 1e6),
             )
-            for one in self.steps
+            for step in self.steps
         ]
         used = None if self.used_s is None else 100.0 * self.used_s / self.seconds
         rows.append(Utilisation("gpu_load", used, "percent"))
@@ -234,7 +234,7 @@ def _join_models(parts: Sequence[ModelWindow]) -> ModelWindow:
         ended=add_counts([part.ended for part in parts]),
         queued=parts[-1].queued,
         busy_s=sum(part.busy_s for part in parts),
-        latencies_s=tuple(one for part in parts for one in part.latencies_s),
+        latencies_s=tuple(latency_s for part in parts for latency_s in part.latencies_s),
         histogram=add_histograms(histograms) if histograms else None,
     )
 
@@ -257,24 +257,12 @@ def _join_steps(steps: Sequence[StepsWindow]) -> tuple[StepsWindow, ...]:
 
 def counts_between(before: Counts, after: Counts) -> Counts:
     """What was counted between two instants."""
-    return Counts(
-        completed=after.completed - before.completed,
-        refused=after.refused - before.refused,
-        failed=after.failed - before.failed,
-        cancelled=after.cancelled - before.cancelled,
-        expired=after.expired - before.expired,
-    )
+    return Counts(**{name: getattr(after, name) - getattr(before, name) for name in ENDINGS})
 
 
-def add_counts(counts: Sequence[Counts]) -> Counts:
-    """All together."""
-    return Counts(
-        completed=sum(one.completed for one in counts),
-        refused=sum(one.refused for one in counts),
-        failed=sum(one.failed for one in counts),
-        cancelled=sum(one.cancelled for one in counts),
-        expired=sum(one.expired for one in counts),
-    )
+def add_counts(counts: Sequence[Counts | TaskCounters]) -> Counts:
+    """The sum of engine counts, or of telemetry's rows."""
+    return Counts(**{name: sum(getattr(part, name) for part in counts) for name in ENDINGS})
 
 
 def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
@@ -291,23 +279,23 @@ def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
             counts[bucket] = counts.get(bucket, 0) + count
     return LatencyHistogram(
         histograms[0].model,
-        sum(one.count for one in histograms),
-        sum(one.sum_us for one in histograms),
-        max(one.max_us for one in histograms),
+        sum(histogram.count for histogram in histograms),
+        sum(histogram.sum_us for histogram in histograms),
+        max(histogram.max_us for histogram in histograms),
         tuple(sorted(counts.items())),
     )
 
 
 SAMPLE_EVERY_S: Final = 0.1
-"""As often as an agent looks at its queues."""
+"""As often as an agent samples its queues."""
 
 
 def usual_samples(seconds: float) -> list[float]:
-    """When a device looks at its queues in a window of so many seconds where nobody says when."""
+    """When a device samples its queues in a window of so many seconds, unless told otherwise."""
     return [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
 
 
-class Device(Protocol):
+class TargetDevice(Protocol):
     """Something that runs plans. What is queued and in flight is carried over between calls."""
 
     def deploy(self, bound: BoundPlan) -> None:
@@ -319,7 +307,7 @@ class Device(Protocol):
         ...
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """Go on for a while and say what happened.
+        """Run for a while; returns what happened.
 
         `sample_at_s`: when to look at the queues, ascending, counted from now; None: every 0.1 s. A device
         that cannot choose looks when it does.
@@ -327,5 +315,5 @@ class Device(Protocol):
         ...
 
 
-MakeDevice: TypeAlias = Callable[[int], Device]
+MakeDevice: TypeAlias = Callable[[int], TargetDevice]
 """A fresh device, with empty queues and the arrivals of a seed. Picklable, as workers make their own."""

@@ -1,5 +1,5 @@
 """Policies: when to re-plan, and what a policy sees when it is asked. Pure; both sides use it.
 
-`queues` measures how far queues have diverged, `samples` keeps the ring that a policy reads, `trigger` says
-when, `plain` is the policy that has learned nothing.
+`queues` measures how far queues have diverged and keeps the samples that a policy reads, `trigger` says when
+to re-plan, `plain` is the policy that has learned nothing.
 """

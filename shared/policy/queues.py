@@ -1,11 +1,16 @@
-"""How far the queues of a device have diverged (TOP, section IV: variance of the number of queued tasks).
+"""What a trigger and a policy see of a device's queues: how far they have diverged, and the newest samples.
 
-Deviation from the paper: a queue counts with its *queued work*, length times measured service time, in
-seconds. Ten tasks of a heavy model and ten of a light one are not the same backlog. The paper's task counts
-remain as `Measure.TASKS`.
+TOP measures the variance of the number of queued tasks (section IV) and stacks n samples of progress and
+deviation (equation 1). Deviations from the paper:
+
+- A queue counts with its *queued work*, length times measured service time, in seconds. Ten tasks of a heavy
+  model and ten of a light one are not the same backlog. The paper's counts remain as `QueueMeasure.TASKS`.
+- The paper samples n times after the trigger; here the ring fills all the time, so the samples are there when
+  the trigger fires and show what led to it.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +24,7 @@ DEADLINE_WITHOUT_ONE_S: Final = 1.0
 """Stands for the tightest deadline where no task has one."""
 
 
-class Measure(str, Enum):
+class QueueMeasure(str, Enum):
     """What a queue counts with."""
 
     WORK = "work"  # seconds
@@ -40,9 +45,9 @@ class QueueState:
             raise ValueError(f"no state of a queue: {self}")
 
 
-def values(queues: Iterable[QueueState], measure: Measure) -> list[float]:
+def values(queues: Iterable[QueueState], measure: QueueMeasure) -> list[float]:
     """What every queue counts with: seconds of work, or tasks. [num_queues]"""
-    if measure is Measure.TASKS:
+    if measure is QueueMeasure.TASKS:
         return [float(queue.tasks) for queue in queues]
     return [queue.tasks * queue.service_s for queue in queues]
 
@@ -73,7 +78,7 @@ def tightest_s(deadlines_s: Iterable[float]) -> float:
 
 
 def variance_threshold_s2(deadlines_s: Iterable[float]) -> float:
-    """T for `Measure.WORK`: the square of a quarter of the tightest deadline, (0.25 s)^2 without one."""
+    """T for `QueueMeasure.WORK`: the square of a quarter of the tightest deadline, (0.25 s)^2 without one."""
     return (tightest_s(deadlines_s) / 4) ** 2
 
 
@@ -83,3 +88,53 @@ def age_threshold_s(deadlines_s: Iterable[float]) -> float:
     From that age on a task is overdue in step choice too.
     """
     return tightest_s(deadlines_s) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySample:
+    """One instant."""
+
+    progress: tuple[tuple[int, ...], ...]  # per model and block 1 where an instance is, else 0 [W][B_w]
+    deviation: tuple[float, ...]  # per queue, seconds of work or tasks [W]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.progress))
+
+
+def progress_bits(masks: Sequence[int], blocks: int) -> tuple[int, ...]:
+    """One model's progress from its replicas' masks: 1 where any has an instance. [blocks]"""
+    union = 0
+    for mask in masks:
+        union |= mask
+    return tuple(union >> block & 1 for block in range(blocks))
+
+
+class SampleRing:
+    """The newest samples, all of one shape: a plan that cuts a model elsewhere starts the ring anew.
+
+    Raises:
+        ValueError: room for less than one sample.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        if length < 1:
+            raise ValueError(f"a ring of {length} samples")
+        self.length = length
+        self._samples: deque[PolicySample] = deque(maxlen=length)
+
+    def push(self, sample: PolicySample) -> None:
+        """Append one sample; the oldest leaves a full ring."""
+        if self._samples and self._samples[-1].shape != sample.shape:
+            self._samples.clear()
+        self._samples.append(sample)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as a policy reads."""
+        return len(self._samples) == self.length
+
+    @property
+    def samples(self) -> tuple[PolicySample, ...]:
+        """Oldest first."""
+        return tuple(self._samples)

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stageloom.shared.policy.queues import (
-    Measure,
+    PolicySample,
+    QueueMeasure,
     QueueState,
+    SampleRing,
     age_threshold_s,
     deviations,
     values,
     variance,
     variance_threshold_s2,
 )
-from stageloom.shared.policy.samples import Sample, SampleRing
 
 
 class Cause(str, Enum):
@@ -36,7 +37,7 @@ class Cause(str, Enum):
 class TriggerConfig:
     """The defaults are those for tasks without a deadline; `with_deadlines` makes those for others."""
 
-    measure: Measure = Measure.WORK
+    measure: QueueMeasure = QueueMeasure.WORK
     variance: float = field(default_factory=lambda: variance_threshold_s2(()))  # T, s^2 or tasks^2
     oldest_age_s: float = field(default_factory=lambda: age_threshold_s(()))
     drift: float = 1.25  # measured over planned latency, or planned over measured
@@ -59,7 +60,7 @@ class TriggerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class DeviceSnapshot:
     """One instant of a device."""
 
     queues: tuple[QueueState, ...]  # per model [W]
@@ -76,7 +77,7 @@ class Firing:
     value: float  # s^2 or tasks^2; s; a ratio of at least 1; 1 for a power mode
     threshold: float  # 0 for a power mode
     at_s: float
-    samples: tuple[Sample, ...]  # what a policy reads, oldest first [n]
+    samples: tuple[PolicySample, ...]  # what a policy reads, oldest first [n]
     detail: str = ""
 
 
@@ -102,13 +103,13 @@ class _Level:
         self._fired_s = -math.inf
 
     def due(self, value: float, now: float, retry_s: float) -> bool:
-        """Take in a value; whether it should fire."""
+        """Record a value; whether the level should fire."""
         if value < self.low or now - self._fired_s >= retry_s:
             self._armed = True
         return self._armed and value > self.threshold
 
     def fired(self, now: float) -> None:
-        """A re-plan was asked for while this value was above its threshold."""
+        """Disarm: a re-plan was requested while the value was above its threshold."""
         self._armed = False
         self._fired_s = now
 
@@ -139,8 +140,8 @@ class Trigger:
         for cause, (threshold, low) in _thresholds(config).items():
             self._levels[cause].threshold, self._levels[cause].low = threshold, low
 
-    def observe(self, seen: Observation, now: float, *, held: bool = False) -> Firing | None:
-        """Take in one instant; a firing if a re-plan is due.
+    def observe(self, seen: DeviceSnapshot, now: float, *, held: bool = False) -> Firing | None:
+        """Record one instant; a firing if a re-plan is due.
 
         While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
         turn, and is judged by what is seen once the hold has ended.
@@ -151,7 +152,7 @@ class Trigger:
         if not 0.0 < seen.drift < math.inf:
             raise ValueError(f"no drift of {seen.drift}")
         counted = values(seen.queues, self.config.measure)
-        self.ring.push(Sample(seen.progress, deviations(counted)))
+        self.ring.push(PolicySample(seen.progress, deviations(counted)))
         if self._power_mode is None:
             self._power_mode = seen.power_mode
         current = {

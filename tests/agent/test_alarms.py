@@ -11,7 +11,7 @@ from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import decode_plan
-from stageloom.shared.policy.queues import TOP_THRESHOLD, Measure
+from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure
 from stageloom.shared.policy.trigger import Cause
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
@@ -110,8 +110,8 @@ def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
 
 
 def test_settings_choose_measure_threshold_and_cool_down() -> None:
-    tasks = AlarmSettings(measure=Measure.TASKS).trigger(0.2)
-    assert (tasks.measure, tasks.variance) == (Measure.TASKS, TOP_THRESHOLD)
+    tasks = AlarmSettings(measure=QueueMeasure.TASKS).trigger(0.2)
+    assert (tasks.measure, tasks.variance) == (QueueMeasure.TASKS, TOP_THRESHOLD)
     given = AlarmSettings(threshold=7.0, cooldown_s=3.0).trigger(None)
     assert (given.variance, given.cooldown_s) == (7.0, 3.0)
 
@@ -135,10 +135,10 @@ def running() -> RunnablePlan:
 
 def fired(**loads: tuple[float, float, int]) -> Fired:
     from stageloom.shared.policy.plain import Load
-    from stageloom.shared.policy.samples import Sample
+    from stageloom.shared.policy.queues import PolicySample
     from stageloom.shared.policy.trigger import Firing
 
-    samples = (Sample(((1, 0), (1,), (0,)), (0.5, -0.25, -0.25)),) * 10
+    samples = (PolicySample(((1, 0), (1,), (0,)), (0.5, -0.25, -0.25)),) * 10
     firing = Firing(cause=Cause.VARIANCE, value=0.5, threshold=0.1, at_s=1.0, samples=samples)
     return Fired(
         firing=firing,

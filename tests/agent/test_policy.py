@@ -17,11 +17,11 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import Plan, decode_plan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
-from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.actions import actions_of
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.policy.trigger import Cause, Firing
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.policy.maddpg.cases import saying
@@ -37,13 +37,13 @@ PLAN = compose(
 )
 SPACE = Space.of(PLAN, "toy")
 TOGETHER = ((SPACE.members[0], SPACE.members[3]), (SPACE.members[1],), (SPACE.members[2], SPACE.members[4]))
-POLICY = encode(Checkpoint(SPACE, saying(SPACE, (0.5, 0.5, *actions_of(SPACE, TOGETHER)))))
+POLICY = encode(MaddpgCheckpoint(SPACE, saying(SPACE, (0.5, 0.5, *actions_of(SPACE, TOGETHER)))))
 RUNNING = RunnablePlan(PlanRef(PLAN.digest, Origin.PLANNER), PLAN.wire, ())
 
 
 def fired(queued: int = 50) -> Fired:
     """The device tells of `right` first."""
-    samples = (Sample(((0, 1), (1, 0, 0)), (-0.1, 0.1)),) * 10
+    samples = (PolicySample(((0, 1), (1, 0, 0)), (-0.1, 0.1)),) * 10
     firing = Firing(cause=Cause.VARIANCE, value=1.0, threshold=0.1, at_s=1.0, samples=samples)
     loads = (
         Load(model="right", arrivals_per_s=100.0, service_s=0.001, queued=queued),
@@ -70,7 +70,7 @@ def test_the_policys_plan_is_a_runnable_one_of_the_same_artifacts(tmp_path: Path
 
 def test_samples_are_put_into_the_plans_order_before_the_policy_reads_them() -> None:
     seen = in_order(fired(), ["left", "right"])
-    assert seen == (Sample(((1, 0, 0), (0, 1)), (0.1, -0.1)),) * 10
+    assert seen == (PolicySample(((1, 0, 0), (0, 1)), (0.1, -0.1)),) * 10
     assert in_order(fired(), ["left", "unseen"]) == ()
 
 

@@ -15,7 +15,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.search.compose import ModelChoice, compose
 
@@ -34,7 +34,7 @@ def imported(width: float, folder: Path) -> dict[Digest, Graph]:
     return found
 
 
-def require_fit(policy: Checkpoint, width: float, folder: Path) -> None:
+def require_fit(policy: MaddpgCheckpoint, width: float, folder: Path) -> None:
     """It would have its say in the demo's first plan, on any machine."""
     here = imported(width, folder)
     choices = [
@@ -84,6 +84,6 @@ def test_answers_are_counted_over_states_that_differ() -> None:
     assert len(set(drawn)) == 50
     draw = np.random.default_rng(0).normal
     arrays = {name: draw(size=kept.shape).astype(np.float32) for name, kept in policy.network.arrays.items()}
-    attentive = Checkpoint(space, MaddpgNetwork(arrays, space.agents))
+    attentive = MaddpgCheckpoint(space, MaddpgNetwork(arrays, space.agents))
     found = answers(attentive, states=200)
     assert found.combinations > 2 and found.commonest < 200

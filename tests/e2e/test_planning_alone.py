@@ -12,8 +12,8 @@ from stageloom.planner.store.policies import store_policy
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan, decode_plan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
-from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.actions import actions_of
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
@@ -34,7 +34,7 @@ def keep_policy(plan: Plan, home: Path) -> Digest:
     space = Space.of(plan, device_class())
     alone = actions_of(space, [(member,) for member in space.members])
     launcher = (0.001,) * space.num_models
-    body = encode(Checkpoint(space, saying(space, (*launcher, *alone))))
+    body = encode(MaddpgCheckpoint(space, saying(space, (*launcher, *alone))))
     provenance = {"models": {}, "settings": {}, "versions": {}, "validation_ratio": 1.0, "steps": 1}
     store = ReadStore.open(home)
     try:

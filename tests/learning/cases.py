@@ -2,7 +2,7 @@
 
 from random import Random
 
-from stageloom.planner.learning.gpg.blocks import Drawing, analytic_costs
+from stageloom.planner.learning.gpg.lessons import Drawing, analytic_costs
 from stageloom.planner.learning.gpg.model import GpgModel
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.attributes import Attributes

@@ -21,8 +21,7 @@ from stageloom.shared.policy.gpg.choose import (
     sampled,
     schedule_s,
 )
-from stageloom.shared.policy.gpg.features import Floats
-from stageloom.shared.policy.gpg.network import EncodedBlock
+from stageloom.shared.policy.gpg.network import EncodedBlock, Floats
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import Endings
 from stageloom.shared.search.gpg import gpg, network_of, packaged_checkpoint, policy_alone, policy_stages

@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from stageloom.planner.learning.gpg.batches import batch_of
 from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows
+from stageloom.planner.learning.gpg.losses import batch_of
 from stageloom.planner.learning.gpg.model import GpgModel
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.policy.gpg.features import (
+from stageloom.shared.policy.gpg.network import (
     OPERATOR_FEATURES,
     PAPER_FEATURES,
+    EncodedBlock,
     bit_rows,
+    levels,
     measures,
     operator_rows,
     state_rows,
 )
-from stageloom.shared.policy.gpg.network import EncodedBlock, levels
 from stageloom.shared.search.costs import StageCosts
 from tests.learning.cases import block, network
 from tests.search.graphs import CHAIN, DIAMOND, union

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.learning.maddpg.kept_run import FILE
+from stageloom.planner.learning.maddpg.train import FILE
 from stageloom.planner.store.devices import device_infos
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.policies import newest_policy
 from stageloom.planner.store.store import Store
 from tests.cluster.listening import descendants
 from tests.cluster.test_ray_processes import alive
-from tests.learning.test_train_maddpg_command import MODELS, RATES, command, template  # noqa: F401
+from tests.learning.test_train_maddpg_command import MODELS, RATES, command
 from tests.planner.processes import ROOT, PlannerProcess, environment, until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
@@ -81,7 +81,7 @@ def kept_transitions(out: Path) -> int:
 
 
 @pytest.fixture
-def home(template: Path, tmp_path: Path) -> Iterator[Path]:  # noqa: F811
+def home(template: Path, tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "home"
     home.mkdir()
     for file in template.rglob("*"):

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from stageloom.planner.learning.gpg.batches import batch_of
-from stageloom.planner.learning.gpg.curves import to_json, to_svg
 from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows, lesson
-from stageloom.planner.learning.gpg.losses import Episode, imitated, reinforced
+from stageloom.planner.learning.gpg.losses import Episode, batch_of, imitated, reinforced
 from stageloom.planner.learning.gpg.model import GpgModel
-from stageloom.planner.learning.gpg.settings import Reward, Settings
-from stageloom.planner.learning.gpg.train import Trained, train
-from stageloom.planner.learning.gpg.trainer import Trainer
+from stageloom.planner.learning.gpg.trainer import (
+    GpgResult,
+    GpgSettings,
+    Reward,
+    Trainer,
+    to_json,
+    to_svg,
+    train,
+)
 from stageloom.shared.errors import DecodeError, InputError
 from stageloom.shared.policy.gpg.checkpoint import decode, encode
 from stageloom.shared.search.gpg import policy_stages
@@ -23,7 +27,7 @@ from stageloom.shared.search.interface import Limits
 from stageloom.shared.search.ios import cheapest_by_state
 from tests.learning.cases import block, drawing, models
 
-FEW = Settings(
+FEW = GpgSettings(
     seed=5,
     imitation_steps=3,
     episodes=2,
@@ -36,7 +40,7 @@ FEW = Settings(
 NAMES = {digest: graph.name for digest, graph in models().items()}
 
 
-def run(settings: Settings = FEW, **more: object) -> Trained:
+def run(settings: GpgSettings = FEW, **more: object) -> GpgResult:
     return train(drawing(), settings, names=NAMES, costs="analytic", **more)  # type: ignore[arg-type]
 
 
@@ -55,7 +59,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> Non
         if trainer.step == 4:
             raise KeyboardInterrupt
 
-    broken = run(state=state, told=interrupt)
+    broken = run(state=state, on_step=interrupt)
     assert broken.ended == "interrupted" and decode(broken.checkpoint).provenance["steps"] == 4
     resumed = run(state=state)
     assert resumed.checkpoint == run().checkpoint

@@ -4,7 +4,7 @@ import pytest
 
 from stageloom.planner.cli.options import parse_duration
 from stageloom.planner.cli.training_view import bar, lines, sparkline
-from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.course import TrainingCourse
 from stageloom.planner.learning.maddpg.work import run
 from stageloom.shared.errors import InputError
 from tests.learning.maddpg.toy import SMALL, problem
@@ -25,7 +25,7 @@ def test_a_bar_is_never_more_than_full() -> None:
 
 def test_the_best_so_far_is_shown_beside_its_rivals_as_soon_as_it_is_known() -> None:
     where = problem()
-    course = Course(where, SMALL, seed=0)
+    course = TrainingCourse(where, SMALL, seed=0)
     assert len(lines(course, 0.0, 60.0, "1 worker")) == 1
     while (work := course.next_work()) is not None and len(course.history) < 2:
         course.take(work, run(where, course.table, SMALL, work))

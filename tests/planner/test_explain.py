@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.costs.records import Origin as MeasuredOn
+from stageloom.planner.costs.records import MeasurementOrigin as MeasuredOn
 from stageloom.planner.explain.block import BlockEvidence, Source, explain_block
-from stageloom.planner.replan.policy import Note
-from stageloom.planner.replan.predict import Verdict, considered
+from stageloom.planner.replan.policy import ReplanNote
+from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -193,12 +193,14 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         taken,
         scheduler="ios",
         above=(1, 1),
-        note=Note(structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"),
+        note=ReplanNote(
+            structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"
+        ),
     )
     assert desired is not None
     rows = [
-        considered(taken, Verdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
-        considered(left, Verdict.WORSE, scheduler="ios", how="search", predicted=1.1),
+        evaluation_of(taken, EvaluationVerdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
+        evaluation_of(left, EvaluationVerdict.WORSE, scheduler="ios", how="search", predicted=1.1),
     ]
     world.store.write(keep_considered, rows, device_class="cpu-2-core", device=NANO, replan=replan)
     said = world.explained(NANO)
@@ -217,10 +219,10 @@ def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and
     world: World,
 ) -> None:
     """The plan itself is among them, however dear; a contest leaves two dozen others."""
-    world.kept("greedy", Verdict.WORSE)
+    world.kept("greedy", EvaluationVerdict.WORSE)
     plan = world.plan("greedy")
     many = [
-        considered(replace(plan, lanes=n), Verdict.WORSE, scheduler="ios", how="contest")
+        evaluation_of(replace(plan, lanes=n), EvaluationVerdict.WORSE, scheduler="ios", how="contest")
         for n in range(2, 22)
     ]
     world.store.write(keep_considered, many, device_class="cpu-2-core", device=NANO)

@@ -10,7 +10,7 @@ from stageloom.planner.cli.app import execute
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.policies import fitting_policy, kept_policies
 from stageloom.shared.errors import ExitCode
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
 from stageloom.shared.policy.maddpg.space import Space
 from tests.planner.world import World
 from tests.policy.maddpg.cases import network
@@ -24,7 +24,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "home")
 
 
-def checkpoint(world: World) -> Checkpoint:
+def checkpoint(world: World) -> MaddpgCheckpoint:
     """A policy over the world's model, for another class; it tells its training's figures."""
     space = Space.of(world.plan("sequential"), TRAINED_FOR, samples=2)
     about = {
@@ -33,10 +33,10 @@ def checkpoint(world: World) -> Checkpoint:
         "policy": {"throughput_per_s": 50.0},
         "rivals": {"alone, fast": {"throughput_per_s": 40.0}},
     }
-    return Checkpoint(space, network(space), provenance=about)
+    return MaddpgCheckpoint(space, network(space), provenance=about)
 
 
-def written(folder: Path, found: Checkpoint) -> str:
+def written(folder: Path, found: MaddpgCheckpoint) -> str:
     file = folder / "maddpg.checkpoint"
     file.write_bytes(encode(found))
     return str(file)

@@ -26,7 +26,7 @@ from stageloom.shared.messages.telemetry import (
     TrialEnded,
 )
 from stageloom.shared.plan import decode_plan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
@@ -330,7 +330,7 @@ def test_an_adopted_policy_that_is_asked_alone_answers_at_once(rig: Rig, tmp_pat
     """
     first = decode_plan(rig.first.plan)
     space = Space.of(first, "twin", samples=2)
-    (tmp_path / "policy").write_bytes(encode(Checkpoint(space, saying(space, (0.5, 0.5)))))
+    (tmp_path / "policy").write_bytes(encode(MaddpgCheckpoint(space, saying(space, (0.5, 0.5)))))
     ok(rig.home, "policy", "import", str(tmp_path / "policy"), "--device", rig.device.name)
     asked = ("device", "replan", rig.device.name, "--json", "--proposer")
     assert json.loads(ok(rig.home, *asked, "learned"))["proposer"] == "learned"

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.replan.predict import Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict
 from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.store.store import ReadStore
 from tests.planner.processes import PlannerProcess, environment, ok
@@ -85,7 +85,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: Pl
     assert {
         (one.scheduler, one.judged_at_s, one.throughput_per_s, one.p99_s)
         for one in kept
-        if one.verdict in (Verdict.LED, Verdict.FOUND)
+        if one.verdict in (EvaluationVerdict.LED, EvaluationVerdict.FOUND)
     } >= {(one["name"], one["at_s"], one["throughput_per_s"], one["p99_s"]) for one in curve}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.replan.predict import Verdict, considered, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of, predict
 from stageloom.planner.store.costs import keep_schedules
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
@@ -59,14 +59,14 @@ class World:
         choice = ModelChoice(name="diamond", artifact=self.digest, graph=self.graph)
         return compose([choice], scheduler=scheduler)
 
-    def kept(self, scheduler: str, verdict: Verdict = Verdict.FOUND) -> Plan:
+    def kept(self, scheduler: str, verdict: EvaluationVerdict = EvaluationVerdict.FOUND) -> Plan:
         """A plan that an operator searched for the device's class."""
         plan = self.plan(scheduler)
         self.store.write(add_plan, scheduler, plan, scheduler)
         graphs = {self.digest: self.graph}
         self.store.write(keep_schedules, "cpu-2-core", scheduler, found_schedules(plan, graphs))
         prediction = predict(plan, graphs, CostTable(), ())
-        looked_at = considered(
+        looked_at = evaluation_of(
             plan, verdict, scheduler=scheduler, how="operator", prediction=prediction, search_s=0.5
         )
         self.store.write(keep_considered, [looked_at], device_class="cpu-2-core", device=NANO)

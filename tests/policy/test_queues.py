@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stageloom.shared.policy.queues import (
     TOP_THRESHOLD,
-    Measure,
+    QueueMeasure,
     QueueState,
     age_threshold_s,
     deviations,
@@ -67,8 +67,8 @@ def test_deviations_add_up_to_nothing(work: list[float]) -> None:
 def test_a_queue_counts_with_its_work_or_with_its_tasks_by_flag() -> None:
     """Ten tasks of 20 ms are as much work as a hundred of 2 ms, but not as many tasks."""
     queues = [QueueState(tasks=10, service_s=0.02), QueueState(tasks=100, service_s=0.002)]
-    assert variance(values(queues, Measure.WORK)) == pytest.approx(0.0)
-    assert variance(values(queues, Measure.TASKS)) == pytest.approx(45.0**2)
+    assert variance(values(queues, QueueMeasure.WORK)) == pytest.approx(0.0)
+    assert variance(values(queues, QueueMeasure.TASKS)) == pytest.approx(45.0**2)
 
 
 def test_thresholds_follow_the_tightest_deadline() -> None:

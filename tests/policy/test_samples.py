@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.shared.policy.samples import Sample, SampleRing, progress_bits
+from stageloom.shared.policy.queues import PolicySample, SampleRing, progress_bits
 
 
-def sample(number: int, blocks: tuple[int, ...] = (2, 1)) -> Sample:
-    return Sample(tuple((number % 2,) * count for count in blocks), tuple(float(number) for _ in blocks))
+def sample(number: int, blocks: tuple[int, ...] = (2, 1)) -> PolicySample:
+    return PolicySample(
+        tuple((number % 2,) * count for count in blocks), tuple(float(number) for _ in blocks)
+    )
 
 
 @given(st.integers(1, 12), st.integers(0, 40))

@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from stageloom.shared.policy.queues import Measure, QueueState
-from stageloom.shared.policy.trigger import Cause, Firing, Observation, Trigger, TriggerConfig
+from stageloom.shared.policy.queues import QueueMeasure, QueueState
+from stageloom.shared.policy.trigger import Cause, DeviceSnapshot, Firing, Trigger, TriggerConfig
 
 PACE_S = 0.1
 
 
-def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> Observation:
+def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> DeviceSnapshot:
     """Queues with so many seconds of work in tasks of a millisecond; the first one holds the oldest task."""
     queues = tuple(
         QueueState(tasks=round(work * 1000), service_s=0.001, oldest_age_s=0.0 if i else age_s)
         for i, work in enumerate(work_s)
     )
-    return Observation(queues=queues, progress=((1, 0),) * len(queues), **fields)  # type: ignore[arg-type]
+    return DeviceSnapshot(queues=queues, progress=((1, 0),) * len(queues), **fields)  # type: ignore[arg-type]
 
 
 CALM = seen(0.1, 0.1)
@@ -29,17 +29,17 @@ BETWEEN = seen(0.0, 0.45)  # 0.050625 s^2: below the threshold, above half of it
 class Watch:
     """Feeds a trigger at an even pace; it starts with a full ring."""
 
-    def __init__(self, config: TriggerConfig | None = None, first: Observation = CALM) -> None:
+    def __init__(self, config: TriggerConfig | None = None, first: DeviceSnapshot = CALM) -> None:
         self.trigger = Trigger(config)
         self.now = 0.0
         for _ in range(10):
             assert self.see(first) is None
 
-    def see(self, observation: Observation) -> Firing | None:
+    def see(self, observation: DeviceSnapshot) -> Firing | None:
         self.now += PACE_S
         return self.trigger.observe(observation, self.now)
 
-    def for_s(self, seconds: float, observation: Observation) -> list[Firing]:
+    def for_s(self, seconds: float, observation: DeviceSnapshot) -> list[Firing]:
         fired = [self.see(observation) for _ in range(round(seconds / PACE_S))]
         return [firing for firing in fired if firing is not None]
 
@@ -142,7 +142,7 @@ def test_one_replan_answers_everything_that_is_above_its_threshold() -> None:
 
 
 def test_tops_threshold_on_task_counts_is_a_matter_of_two_fields() -> None:
-    config = TriggerConfig(measure=Measure.TASKS, variance=2e5)
+    config = TriggerConfig(measure=QueueMeasure.TASKS, variance=2e5)
     firing = Watch(config).see(seen(0.0, 0.895))  # 0 and 895 tasks: 200256
     assert firing is not None
     assert (firing.value, firing.threshold) == (447.5**2, 2e5)
@@ -158,7 +158,7 @@ def test_thresholds_follow_the_deadlines() -> None:
 
 def test_another_cut_of_a_model_waits_for_a_full_ring_of_its_own() -> None:
     watch = Watch()
-    other = Observation(queues=DIVERGED.queues, progress=((1,), (0, 1)))
+    other = DeviceSnapshot(queues=DIVERGED.queues, progress=((1,), (0, 1)))
     fired = [watch.see(other) for _ in range(10)]
     assert fired[:9] == [None] * 9
     assert fired[9] is not None
@@ -214,7 +214,7 @@ def test_impossible_drift_is_refused(drift: float) -> None:
 def test_nothing_fires_while_held_and_the_state_after_the_hold_is_judged_anew() -> None:
     watch = Watch()
 
-    def held(observation: Observation) -> Firing | None:
+    def held(observation: DeviceSnapshot) -> Firing | None:
         watch.now += PACE_S
         return watch.trigger.observe(observation, watch.now, held=True)
 
@@ -236,4 +236,4 @@ def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> No
     firing = next(iter(watch.for_s(1.0, BETWEEN)))
     assert firing.threshold == pytest.approx(0.01), "a quarter of 0.4 s, squared"
     with pytest.raises(ValueError, match="measure"):
-        watch.trigger.configure(TriggerConfig(measure=Measure.TASKS))
+        watch.trigger.configure(TriggerConfig(measure=QueueMeasure.TASKS))

@@ -11,9 +11,8 @@ from stageloom.shared.digest import digest_bytes, digest_of
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.maddpg.book import Blocks, Book
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
-from stageloom.shared.policy.maddpg.decide import replanned
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
+from stageloom.shared.policy.maddpg.decide import Blocks, Book, replanned
 from stageloom.shared.policy.maddpg.space import ModelSpace, Space
 from tests.replan.test_decide import GRAPHS, LEFT, RIGHT
 from tests.replan.test_learned import CLASS, INCUMBENT, NETWORK, SPACE, observed, wanted
@@ -28,12 +27,12 @@ def book_of(plan: Plan) -> Book:
     return Book({blocks.key(one.members): one.schedule for one in plan.combined})
 
 
-def trained(space: Space = SPACE, **about: Any) -> Checkpoint:
+def trained(space: Space = SPACE, **about: Any) -> MaddpgCheckpoint:
     """A policy, with the schedules of what it says."""
-    return Checkpoint(space, NETWORK, book_of(wanted(Book())), about)
+    return MaddpgCheckpoint(space, NETWORK, book_of(wanted(Book())), about)
 
 
-def of_other_artifacts() -> Checkpoint:
+def of_other_artifacts() -> MaddpgCheckpoint:
     """The same policy as it would have been trained with other weights of the models."""
     graphs = {OTHER[artifact]: graph for artifact, graph in GRAPHS.items()}
     models = tuple(replace(model, artifact=OTHER[model.artifact]) for model in INCUMBENT.models)
@@ -44,7 +43,7 @@ def of_other_artifacts() -> Checkpoint:
         "models": {graph.name: artifact for artifact, graph in graphs.items()},
         "graphs": {artifact: graph.digest for artifact, graph in graphs.items()},
     }
-    return Checkpoint(space, NETWORK, book, about)
+    return MaddpgCheckpoint(space, NETWORK, book, about)
 
 
 def test_a_policy_adopted_for_a_device_class_has_a_say_there_and_tells_where_it_is_from() -> None:

@@ -9,7 +9,7 @@ from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
-from stageloom.planner.replan.predict import Verdict, keeps_up, predict, serves
+from stageloom.planner.replan.predict import EvaluationVerdict, keeps_up, predict, serves
 from stageloom.shared.ids import DeviceId, OpId
 from stageloom.shared.messages.telemetry import GroupSpan, StepTrace
 from stageloom.shared.plan import Plan
@@ -159,16 +159,16 @@ def test_every_proposal_is_told_with_what_became_of_it() -> None:
     proposals = [Proposal(one, How.SEARCH, "greedy") for one in (plan_of(), barred, best, behind)]
     decision = decide(now, proposals)
     assert decision.proposal is not None and decision.proposal.plan == best
-    told = {one.plan: one for one in decision.considered}
+    told = {one.plan: one for one in decision.evaluations}
     assert [told[one.plan.digest].verdict for one in proposals] == [
-        Verdict.SAME,
-        Verdict.BARRED,
-        Verdict.TAKEN,
-        Verdict.BEHIND,
+        EvaluationVerdict.SAME,
+        EvaluationVerdict.BARRED,
+        EvaluationVerdict.TAKEN,
+        EvaluationVerdict.BEHIND,
     ]
     assert told[best.digest].predicted == decision.predicted == told[behind.digest].predicted
     assert told[plan_of().digest].predicted == 1.0 and told[best.digest].scheduler == "greedy"
-    assert {one.serves for one in decision.considered} == {serves(wide)}
+    assert {one.serves for one in decision.evaluations} == {serves(wide)}
 
 
 def test_plans_over_the_same_models_serve_alike_whatever_else_differs() -> None:

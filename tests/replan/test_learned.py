@@ -7,17 +7,16 @@ import pytest
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.learned import LearnedPolicy
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, ReplanSettings
-from stageloom.planner.replan.predict import Verdict, predict
+from stageloom.planner.replan.predict import EvaluationVerdict, predict
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.legality import violations
 from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.messages.control import AlarmSample
 from stageloom.shared.plan import Member, Plan
-from stageloom.shared.policy.maddpg.book import Blocks, Book
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
-from stageloom.shared.policy.maddpg.decide import replanned
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
+from stageloom.shared.policy.maddpg.decide import Blocks, Book, replanned
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.block_job import run_block_search
@@ -50,12 +49,12 @@ def observed(learned: bytes) -> Observation:
 def wanted(book: Book) -> Plan:
     """What the forward pass says, by the code that the agent runs."""
     now = observed(b"")
-    samples = (Sample(((1, 0, 1), (0, 1)), (0.2, -0.2)), Sample(((0, 0, 0), (1, 0)), (0.5, -0.5)))
+    samples = (PolicySample(((1, 0, 1), (0, 1)), (0.2, -0.2)), PolicySample(((0, 0, 0), (1, 0)), (0.5, -0.5)))
     return replanned(SPACE, NETWORK, book, INCUMBENT, CLASS, GRAPHS, samples, now.loads)
 
 
 def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
-    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    now = observed(encode(MaddpgCheckpoint(SPACE, NETWORK)))
     plain, proposals = PlainPolicy().at_once(now), LearnedPolicy().at_once(now)
     assert list(proposals[:-1]) == list(plain)
     made, says = proposals[-1], wanted(Book())
@@ -69,7 +68,7 @@ def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
 
 def test_samples_are_read_in_the_order_of_the_loads_whatever_the_plans_is() -> None:
     """A device names queues in the order in which it first had them, among them some of models since gone."""
-    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    now = observed(encode(MaddpgCheckpoint(SPACE, NETWORK)))
     gone = replace(now.loads[0], model="gone")
     other = replace(
         now,
@@ -92,16 +91,16 @@ def test_its_schedules_come_by_digest_and_those_it_lacks_are_searched_for_at_onc
         blocks.key(members): block.schedule
         for members, block in zip(combined, wanted(Book()).combined, strict=True)
     }
-    brought = LearnedPolicy().at_once(observed(encode(Checkpoint(SPACE, NETWORK, Book(slow)))))[-1].plan
+    brought = LearnedPolicy().at_once(observed(encode(MaddpgCheckpoint(SPACE, NETWORK, Book(slow)))))[-1].plan
     assert brought == wanted(Book(slow))
-    searched = LearnedPolicy().at_once(observed(encode(Checkpoint(SPACE, NETWORK))))[-1].plan
+    searched = LearnedPolicy().at_once(observed(encode(MaddpgCheckpoint(SPACE, NETWORK))))[-1].plan
     assert stages(searched) < stages(brought)
 
 
 def test_a_schedule_of_the_store_is_taken_where_todays_costs_make_it_the_cheaper_one() -> None:
     """1. The policy's own run in order. 2. The store has others, and texts that are no schedule of them.
     3. They are cheaper where groups do not hinder each other, and dearer where the policy's were measured."""
-    trained = Checkpoint(SPACE, NETWORK)
+    trained = MaddpgCheckpoint(SPACE, NETWORK)
     book = {BLOCKS.key(b.members): b.schedule for b in wanted(Book()).combined}
     free = replace(observed(b"").costs, rates=DeviceRates(barrier_s=0.0, contention=0.0))
     searched = proposed(replace(observed(encode(trained)), costs=free))
@@ -131,7 +130,7 @@ def parts_of(members: tuple[Member, ...]) -> Members:
 
 def test_what_nobody_has_a_schedule_of_is_named_for_a_longer_search_which_finds_none_worse() -> None:
     found = LearnedPolicy()
-    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    now = observed(encode(MaddpgCheckpoint(SPACE, NETWORK)))
     plan = found.at_once(now)[-1].plan
     missing = {(job.combined_block, job.batch): job for job in found.missing(now)}
     assert missing.keys() == {BLOCKS.key(one.members) for one in plan.combined}
@@ -144,7 +143,7 @@ def test_what_nobody_has_a_schedule_of_is_named_for_a_longer_search_which_finds_
 
 
 def test_a_policy_goes_along_with_plans_that_it_was_trained_for_and_with_no_other() -> None:
-    policy, body = LearnedPolicy(), encode(Checkpoint(SPACE, NETWORK))
+    policy, body = LearnedPolicy(), encode(MaddpgCheckpoint(SPACE, NETWORK))
     now = observed(body)
     assert policy.fitting(now, INCUMBENT) == digest_bytes([body])
     whole = replace(INCUMBENT, models=tuple(replace(model, cuts=()) for model in INCUMBENT.models))
@@ -162,17 +161,21 @@ def stages(plan: Plan) -> int:
 
 
 def test_its_plan_is_ranked_like_any_other() -> None:
-    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    now = observed(encode(MaddpgCheckpoint(SPACE, NETWORK)))
     decision = decide(now, LearnedPolicy().at_once(now))
-    rows = {one.how: one for one in decision.considered}
+    rows = {one.how: one for one in decision.evaluations}
     assert rows["learned"].scheduler == "maddpg"
-    assert rows["learned"].verdict in (Verdict.TAKEN, Verdict.BEHIND, Verdict.WORSE)
+    assert rows["learned"].verdict in (
+        EvaluationVerdict.TAKEN,
+        EvaluationVerdict.BEHIND,
+        EvaluationVerdict.WORSE,
+    )
 
 
 @pytest.mark.parametrize(
     ("learned", "why"),
     [
-        (encode(Checkpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
+        (encode(MaddpgCheckpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
         (b"nothing", "not a checkpoint of maddpg"),
     ],
 )
@@ -183,7 +186,7 @@ def test_a_policy_that_does_not_fit_is_ignored_and_says_why(learned: bytes, why:
 
 
 def test_samples_of_other_models_than_the_loads_are_a_reason_too() -> None:
-    now = replace(observed(encode(Checkpoint(SPACE, NETWORK))), samples=(AlarmSample((1,), (0.0,)),))
+    now = replace(observed(encode(MaddpgCheckpoint(SPACE, NETWORK))), samples=(AlarmSample((1,), (0.0,)),))
     assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
     assert "a sample shows other models" in LearnedPolicy().remark(now)
 
@@ -198,10 +201,10 @@ def asked(learned: bytes, proposer: Proposer) -> Observation:
 
 def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expected_of_it() -> None:
     """What is predicted to cost more is not tried otherwise; the trial decides."""
-    (quick,) = LearnedPolicy().at_once(asked(encode(Checkpoint(SPACE, NETWORK)), Proposer.LEARNED))
+    (quick,) = LearnedPolicy().at_once(asked(encode(MaddpgCheckpoint(SPACE, NETWORK)), Proposer.LEARNED))
     blocks = Blocks(INCUMBENT.models, GRAPHS)
     book = Book({blocks.key(one.members): one.schedule for one in quick.plan.combined})
-    now = asked(encode(Checkpoint(SPACE, NETWORK, book)), Proposer.LEARNED)
+    now = asked(encode(MaddpgCheckpoint(SPACE, NETWORK, book)), Proposer.LEARNED)
     (made,) = LearnedPolicy().at_once(now)
     assert made.how is How.LEARNED and LearnedPolicy().searches(now) == ()
     slow = replace(now.costs, rates=replace(now.costs.rates, barrier_s=100.0))
@@ -210,15 +213,15 @@ def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expect
         assert decision is not None and decision.proposal == made
     assert decision is not None and decision.predicted is not None and decision.predicted > 2.0
     among_others = replace(now, costs=slow, settings=ReplanSettings())
-    rows = decide(among_others, LearnedPolicy().at_once(among_others)).considered
-    assert {one.verdict for one in rows if one.how == "learned"} == {Verdict.WORSE}
+    rows = decide(among_others, LearnedPolicy().at_once(among_others)).evaluations
+    assert {one.verdict for one in rows if one.how == "learned"} == {EvaluationVerdict.WORSE}
 
 
 @pytest.mark.parametrize(
     ("learned", "why"),
     [
         (b"", "there is no trained policy"),
-        (encode(Checkpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
+        (encode(MaddpgCheckpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
     ],
 )
 def test_asked_alone_and_without_a_say_the_others_answer_and_the_reason_is_said(
@@ -231,6 +234,6 @@ def test_asked_alone_and_without_a_say_the_others_answer_and_the_reason_is_said(
 
 
 def test_where_it_is_not_asked_it_says_nothing() -> None:
-    now = asked(encode(Checkpoint(SPACE, NETWORK)), Proposer.PLAIN)
+    now = asked(encode(MaddpgCheckpoint(SPACE, NETWORK)), Proposer.PLAIN)
     assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
     assert LearnedPolicy().remark(now) == ""

@@ -33,7 +33,7 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.admin import ReplanInfo
 from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
 from stageloom.shared.plan import Plan, decode_plan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.search.costs import CostTable, MemberOf, combined_digest
 from stageloom.shared.stage_string import parse
@@ -245,7 +245,7 @@ def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for
     3. A longer search is kept, under the costs that hold for the device. 4. The next proposal takes it up."""
     monkeypatch.setattr(learned, "SEARCH_S", 0.0)
     space = Space.of(world.first, CLASS)
-    world.policy(encode(Checkpoint(space, network(space))))
+    world.policy(encode(MaddpgCheckpoint(space, network(space))))
     world.device.serve(60)
     world.device.clock = 0.5
     alarm = world.device.serve(60)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
-from stageloom.planner.replan.predict import Considered, Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.store.costs import schedules_of
 from stageloom.planner.store.devices import add_token, enrol_device
 from stageloom.planner.store.models import named_models
@@ -70,14 +70,14 @@ def small_plan(store: Store, name: str = "relu") -> Plan:
     return compose([ModelChoice(name=name, artifact=info.digest, graph=graph)])
 
 
-def looked_at(text: str, **changes: Any) -> Considered:
+def looked_at(text: str, **changes: Any) -> PlanEvaluation:
     """A plan that a re-plan looked at, of the models that `text` stands for."""
-    made = Considered(
+    made = PlanEvaluation(
         plan=digest_bytes([text.encode(), b"plan"]),
         serves=digest_bytes([text.encode()]),
         scheduler="ios r=3",
         how="search",
-        verdict=Verdict.WORSE,
+        verdict=EvaluationVerdict.WORSE,
         blocks=4,
         members_max=2,
         busy=0.25,

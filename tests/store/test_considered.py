@@ -1,6 +1,6 @@
 """Plans that were looked at come back as they were kept, for those models and that device class."""
 
-from stageloom.planner.replan.predict import Verdict
+from stageloom.planner.replan.predict import EvaluationVerdict
 from stageloom.planner.store.predictions import considered_plans, keep_considered
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
@@ -11,11 +11,11 @@ def test_what_was_looked_at_comes_back_newest_first_for_its_models_and_class(
     store: Store, clock: ManualClock
 ) -> None:
     enrol(store)
-    first = looked_at("a", verdict=Verdict.TAKEN, search_s=0.5)
-    second = looked_at("a", busy=None, predicted=None, verdict=Verdict.ILLEGAL)
+    first = looked_at("a", verdict=EvaluationVerdict.TAKEN, search_s=0.5)
+    second = looked_at("a", busy=None, predicted=None, verdict=EvaluationVerdict.ILLEGAL)
     store.write(keep_considered, [first, second], device_class="cpu", device=NANO, replan=3)
     clock.advance(1.0)
-    anywhere = looked_at("a", how="operator", verdict=Verdict.FOUND)
+    anywhere = looked_at("a", how="operator", verdict=EvaluationVerdict.FOUND)
     store.write(keep_considered, [anywhere], device_class="")
     store.write(keep_considered, [looked_at("a")], device_class="gpu")
     store.write(keep_considered, [looked_at("b")], device_class="cpu")

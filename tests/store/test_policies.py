@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import revoke_device
 from stageloom.planner.store.generations import generation_history, set_states
@@ -55,7 +55,7 @@ class Rig:
         )  # fmt: skip
         replan = LinkStore(self.store).record_alarm(NANO, alarm)
         assert replan is not None
-        note = Note(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
+        note = ReplanNote(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
         above = (desired.epoch, desired.generation)
         pushed = self.store.write(
             push_replan, NANO, replan, self.plan, scheduler="ios", above=above, note=note

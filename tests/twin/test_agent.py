@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.twin.replay import AgentDevice
-from stageloom.planner.twin.window import Device
+from stageloom.planner.twin.window import TargetDevice
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import UnavailableError
@@ -55,7 +55,7 @@ def agent(tmp_path: Path, *, obeys: bool = True) -> tuple[AgentDevice, BoundPlan
 
 def test_an_agent_runs_a_plan_and_says_what_happened(tmp_path: Path) -> None:
     found, bound = agent(tmp_path)
-    device: Device = found
+    device: TargetDevice = found
     for _ in range(2):
         device.deploy(bound)  # the second time it runs already
         window = device.run(3.0)

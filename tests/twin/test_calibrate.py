@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stageloom.planner.twin.calibrate import (
-    Beside,
-    Measured,
+    DeviceMeasurements,
+    OverlapSample,
     StepSample,
     calibrate,
     least_squares,
@@ -106,7 +106,7 @@ CALIBRATED_ON = [
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_steps_of_plans_that_were_not_measured_are_predicted(noise: float) -> None:
-    measured = Measured(
+    measured = DeviceMeasurements(
         operators=operators(), steps=samples(CALIBRATED_ON, noise), step_s=0.0001, source="a test"
     )
     found = calibrate(cpu_device(2), measured)
@@ -121,11 +121,11 @@ def test_steps_of_plans_that_were_not_measured_are_predicted(noise: float) -> No
 
 
 def test_what_groups_cost_is_found_once_items_are() -> None:
-    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
+    measured = DeviceMeasurements(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
     device = calibrate(cpu_device(2), measured).device
     assert device.groups_interference == pytest.approx(0.3, abs=0.15)
     assert device.barrier_s == pytest.approx(0.0002, abs=0.0002)
-    sequential = Measured(operators=operators(), steps=samples(CALIBRATED_ON[:3]), source="a test")
+    sequential = DeviceMeasurements(operators=operators(), steps=samples(CALIBRATED_ON[:3]), source="a test")
     base = replace(cpu_device(2), groups_interference=0.77)
     assert calibrate(base, sequential).device.groups_interference == 0.77
 
@@ -133,20 +133,24 @@ def test_what_groups_cost_is_found_once_items_are() -> None:
 @pytest.mark.parametrize("interference", [0.0, 0.4, 1.3])
 def test_the_lanes_interference_is_what_explains_steps_beside_others(interference: float) -> None:
     beside = [
-        Beside(t * slowdown([share, share], interference), t, share)
+        OverlapSample(t * slowdown([share, share], interference), t, share)
         for t, share in ((0.01, 0.5), (0.02, 0.3), (0.005, 0.8))
     ]
-    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test")
+    measured = DeviceMeasurements(
+        operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test"
+    )
     assert calibrate(cpu_device(2), measured).device.lanes_interference == pytest.approx(interference)
 
 
 @pytest.mark.parametrize("interference", [0.0, 0.4])
 def test_what_short_and_long_steps_lose_tells_fixed_seconds_from_interference(interference: float) -> None:
     beside = [
-        Beside((t + 0.0003) * slowdown([0.5, 0.5], interference), t, 0.5)
+        OverlapSample((t + 0.0003) * slowdown([0.5, 0.5], interference), t, 0.5)
         for t in (0.0002, 0.0005, 0.002, 0.01)
     ]
-    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test")
+    measured = DeviceMeasurements(
+        operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test"
+    )
     device = calibrate(cpu_device(2), measured).device
     assert device.lanes_interference == pytest.approx(interference, abs=0.03)
     assert device.beside_s == pytest.approx(0.0003, rel=0.05)
@@ -171,7 +175,7 @@ def test_a_stall_of_one_step_in_a_thousand_is_drawn_as_seldom() -> None:
 
 
 def test_a_fitted_device_is_measured_and_its_file_says_where() -> None:
-    measured = Measured(
+    measured = DeviceMeasurements(
         operators=operators(),
         steps=samples(CALIBRATED_ON),
         spreads=[0.9 + 0.01 * one for one in range(60)],
@@ -196,7 +200,7 @@ def test_what_was_not_measured_stays_the_device_files() -> None:
         noise=((0.0, 0.9), (1.0, 1.1)),
         sources={**cpu_device(2).sources, "task_s": "a guess", "noise": "a guess"},
     )
-    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
+    measured = DeviceMeasurements(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
     device = calibrate(base, measured).device
     assert (device.step_s, device.task_s, device.noise) == (base.step_s, base.task_s, base.noise)
     for name in ("step_s", "task_s", "noise", "lanes_interference"):
@@ -207,8 +211,8 @@ def test_what_was_not_measured_stays_the_device_files() -> None:
 
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(InputError, match="no step was measured"):
-        calibrate(cpu_device(2), Measured(operators=operators(), steps=[], source="a test"))
-    unknown = Measured(operators={}, steps=samples(CALIBRATED_ON[:1]), source="a test")
+        calibrate(cpu_device(2), DeviceMeasurements(operators=operators(), steps=[], source="a test"))
+    unknown = DeviceMeasurements(operators={}, steps=samples(CALIBRATED_ON[:1]), source="a test")
     with pytest.raises(InputError, match="was not measured"):
         calibrate(cpu_device(2), unknown)
 

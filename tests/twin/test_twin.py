@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.learning.maddpg.environment import samples_of
+from stageloom.planner.learning.maddpg.work import samples_of
 from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
 from stageloom.planner.twin.reference import Twin
-from stageloom.planner.twin.window import Device, Window
+from stageloom.planner.twin.window import TargetDevice, Window
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.plan import QueuePlan, QueueRule
-from stageloom.shared.policy.queues import Measure
+from stageloom.shared.policy.queues import QueueMeasure
 from tests.engine.plans import chains, models_of, with_models
 from tests.twin.cases import device, measured
 
@@ -34,7 +34,7 @@ def conserves(window: Window) -> bool:
 
 def test_a_twin_is_a_device() -> None:
     bound = chains(1)
-    twin: Device = deployed(bound, {"a": 0.01}, {"a": Periodic(rate_per_s=10.0)})
+    twin: TargetDevice = deployed(bound, {"a": 0.01}, {"a": Periodic(rate_per_s=10.0)})
     assert twin.run(1.0).completed == 10
 
 
@@ -188,7 +188,7 @@ def test_the_queues_are_looked_at_when_asked() -> None:
         ((0, 0), (1,)),
     ]
     assert samples[-1].deviation == (-1.5, 1.5)
-    assert window.queue_variance(Measure.TASKS) == pytest.approx(1.5**2 / 4)
+    assert window.queue_variance(QueueMeasure.TASKS) == pytest.approx(1.5**2 / 4)
     assert window.queue_variance() == pytest.approx((1.5 * window.models[1].service_s) ** 2 / 4)
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES
+from stageloom.shared.policy.gpg.network import OPERATOR_FEATURES, STATE_FEATURES
 
 WIDTH: Final = 32
 HIDDEN: Final = 64
@@ -31,7 +31,7 @@ class Level(NamedTuple):
     parent: NDArray[np.int64]  # per edge an operator
 
 
-class Batch(NamedTuple):
+class StateBatch(NamedTuple):
     """States of several blocks, all operators and all states numbered through."""
 
     rows: Tensor  # [num_ops, OPERATOR_FEATURES]
@@ -55,7 +55,7 @@ class GpgModel(nn.Module):
         self.value = _layers(SEEN, VALUE, 1)
         self.critic = _layers(SEEN + 1, CRITIC, 1)
 
-    def embed(self, batch: Batch) -> Tensor:
+    def embed(self, batch: StateBatch) -> Tensor:
         """Equation 5. [num_ops, WIDTH]"""
         own = self.raw(batch.rows)
         found = torch.zeros_like(own)
@@ -67,7 +67,7 @@ class GpgModel(nn.Module):
             passed = passed.index_copy(0, ops, self.g1(new))
         return found
 
-    def see(self, batch: Batch) -> Tensor:
+    def see(self, batch: StateBatch) -> Tensor:
         """Equation 6, with the state's row beside it. [num_states, SEEN]"""
         terms = self.g2(self.embed(batch))
         empty = torch.zeros(len(batch.state_rows), WIDTH)

@@ -1,37 +1,81 @@
-"""The loop: lessons, then episodes, with a validation every so often; deterministic for a seed.
+"""Trains GPG: lessons, then episodes, with a validation every so often; resume, curves, the best as a
+checkpoint.
 
-Every step draws its own block and its own random numbers from the seed and the step's number, so a run that
-was interrupted goes on as if it had not been.
+Every step draws its own block and its own random numbers from the seed and the step's number, so equal seeds
+give equal policies on one machine, and an interrupted run goes on as if it had not been interrupted.
 """
 
 import copy
+import json
+import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.planner.learning.gpg.blocks import Drawing
-from stageloom.planner.learning.gpg.lessons import BlockRows, Lesson, StateRows, lesson
+from stageloom.planner.learning.gpg.lessons import BlockRows, Drawing, Lesson, StateRows, lesson
 from stageloom.planner.learning.gpg.losses import Episode, imitated, reinforced
 from stageloom.planner.learning.gpg.model import GpgModel
-from stageloom.planner.learning.gpg.settings import Reward, Settings
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.policy.gpg.checkpoint import GpgCheckpoint, encode
 from stageloom.shared.policy.gpg.choose import LookAhead, acted, best_ending, looked_ahead, ranked, schedule_s
 from stageloom.shared.policy.gpg.network import EncodedBlock, GpgNetwork
 from stageloom.shared.search.endings import GroupRule
 from stageloom.shared.search.interface import TOP_LIMITS
 from stageloom.shared.search.stages import Stages, Strategy
 
+
+class Reward(Enum):
+    """What a stage is worth."""
+
+    LATENCY = "latency"
+    """Minus its seconds over the block's seconds one operator after another; the sum is the schedule's."""
+
+    PAPER = "paper"
+    """TOP's exp(-milliseconds): more stages, more reward, so that it teaches the sequential schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpgSettings:
+    """Counted in steps, so that a seed gives the same policy."""
+
+    seed: int = 0
+    imitation_steps: int = 500  # one new block each; 0: no imitation
+    episodes: int = 300  # of reinforcement learning, one new block each
+    reward: Reward = Reward.LATENCY
+    gamma: float = 1.0  # TOP: 0.95
+    learning_rate: float = 1e-3  # TOP's; falls to a tenth of it
+    updates: int = 4  # of the networks, after each step
+    blocks_per_update: int = 12
+    kept_lessons: int = 300
+    replay: int = 2000  # TOP's: transitions kept
+    noise: float = 0.15  # of the action, standard deviation
+    look_ahead_share: float = 0.5  # of an episode's actions that the look-ahead takes, not the actor
+    target_rate: float = 0.02  # how fast the target networks follow
+    validation_blocks: int = 16
+    validate_every: int = 50
+    patience: int = 6  # validations without a better one before the end
+
+    @property
+    def steps(self) -> int:
+        return self.imitation_steps + self.episodes
+
+
 _QUICK = LookAhead(around=4, spread=8, improved=1, sweeps=1)
 _ACTOR_WEIGHT = 0.5  # beside the value, in the losses of what they share
 
 
 @dataclass
-class Progress:
+class Validation:
     """One validation, for the curves."""
 
     step: int
@@ -45,9 +89,9 @@ class Trainer:
     """All that a run needs to go on; `saved` and `restore` carry it over."""
 
     drawing: Drawing
-    settings: Settings
+    settings: GpgSettings
     step: int = 0
-    history: list[Progress] = field(default_factory=list)
+    history: list[Validation] = field(default_factory=list)
     best_ratio: float = float("inf")
     since_best: int = 0
 
@@ -76,7 +120,6 @@ class Trainer:
         return "imitation" if self.step < self.settings.imitation_steps else "reinforcement"
 
     def advance(self) -> None:
-        """One step."""
         random = self._random(self.step)
         if self.step < self.settings.imitation_steps:
             self._lessons.append(self._lesson(self.step))
@@ -96,11 +139,14 @@ class Trainer:
             "step": self.step,
             "model": self.model.state_dict(),
             "target": self.target.state_dict(),
-            "optimisers": [one.state_dict() for one in self._optimisers],
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "best": {name: torch.from_numpy(value) for name, value in self.best.arrays.items()},
             "best_ratio": self.best_ratio,
             "since_best": self.since_best,
-            "history": [[one.step, one.phase, one.ratio, one.losses] for one in self.history],
+            "history": [
+                [validation.step, validation.phase, validation.ratio, validation.losses]
+                for validation in self.history
+            ],
             "losses": self._losses,
             "episodes": [
                 [step, [str(mask) for mask in one.masks], one.action.tolist(), one.worth.tolist()]
@@ -117,7 +163,7 @@ class Trainer:
             one.load_state_dict(state)
         self.best = GpgNetwork({name: value.numpy() for name, value in saved["best"].items()})
         self.best_ratio, self.since_best = saved["best_ratio"], saved["since_best"]
-        self.history = [Progress(*row) for row in saved["history"]]
+        self.history = [Validation(*row) for row in saved["history"]]
         self._losses = list(saved["losses"])
         last = min(self.step, self.settings.imitation_steps)
         for step in range(max(last - self.settings.kept_lessons, 0), last):
@@ -231,7 +277,159 @@ class Trainer:
         names = sorted({name for row in self._losses for name in row})
         losses = {name: fmean([row[name] for row in self._losses if name in row]) for name in names}
         self._losses.clear()
-        self.history.append(Progress(self.step, self.phase, ratio, losses))
+        self.history.append(Validation(self.step, self.phase, ratio, losses))
         self.since_best += 1
         if ratio < self.best_ratio:
             self.best_ratio, self.since_best, self.best = ratio, 0, network
+
+
+@dataclass(frozen=True)
+class GpgResult:
+    """What a run leaves."""
+
+    checkpoint: bytes
+    history: tuple[Validation, ...]
+    train_s: float
+    steps: int
+    ended: str  # "done", "no better for a while", "time", "interrupted"
+
+
+def train(
+    drawing: Drawing,
+    settings: GpgSettings,
+    *,
+    names: Mapping[Digest, str],
+    costs: str,
+    on_step: Callable[[Trainer], None] = lambda trainer: None,
+    time_limit_s: float | None = None,
+    state: Path | None = None,
+) -> GpgResult:
+    """Train until done, the time is up, or Ctrl-C, and keep the best policy of all validations.
+
+    `names` are the models by digest and `costs` the cost model, both for the record. `state` is where the run
+    is kept after every validation; one that is there goes on. Within the time limit a seed gives the same
+    policy on the same machine, interrupted or not.
+
+    Raises:
+        InputError: `state` is of a run with other settings or models.
+    """
+    torch.set_num_threads(1)  # the matrices are small: a second thread costs more than it brings
+    began_s = time.monotonic()
+    trainer = Trainer(drawing, settings)
+    about = {"settings": _plain(settings), "models": sorted(drawing.models), "costs": costs}
+    if state is not None and state.exists():
+        _restore(trainer, state, about)
+    ended = "done"
+    validated = len(trainer.history)
+    try:
+        while not trainer.done:
+            trainer.advance()
+            on_step(trainer)
+            if state is not None and len(trainer.history) > validated:
+                validated = len(trainer.history)
+                _save(trainer, state, about)
+            if time_limit_s is not None and time.monotonic() - began_s > time_limit_s:
+                ended = "time"
+                break
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    if not trainer.history:
+        trainer.validate()
+    if ended == "done" and trainer.step < settings.steps:
+        ended = "no better for a while"
+    train_s = time.monotonic() - began_s
+    provenance = {
+        **about,
+        "models": dict(sorted(names.items())),
+        "steps": trainer.step,
+        "validation_ratio": trainer.best_ratio,
+        "ended": ended,
+        "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},
+    }
+    raw = encode(GpgCheckpoint(trainer.best, provenance))
+    return GpgResult(raw, tuple(trainer.history), train_s, trainer.step, ended)
+
+
+def _plain(settings: GpgSettings) -> dict[str, Any]:
+    return {**asdict(settings), "reward": settings.reward.value}
+
+
+def _save(trainer: Trainer, path: Path, about: Mapping[str, Any]) -> None:
+    """Whole or not at all: a run that is killed while it writes goes on from the last validation."""
+    part = path.with_name(path.name + ".part")
+    torch.save({"about": dict(about), **trainer.saved()}, part)
+    part.replace(path)
+
+
+def _restore(trainer: Trainer, path: Path, about: Mapping[str, Any]) -> None:
+    try:
+        saved = torch.load(path, weights_only=True)
+        if saved["about"] != about:
+            raise InputError(
+                f"{path} is a run with other settings or models", remedy="name another file, or delete it"
+            )
+        trainer.restore(saved)
+    except InputError:
+        raise
+    except Exception as error:  # torch raises what its unpickler meets
+        raise InputError(
+            f"{path} is no training run: {str(error)[:120]}", remedy="name another file, or delete it"
+        ) from error
+
+
+_WIDTH: Final = 640
+_HEIGHT: Final = 300
+_MARGIN: Final = 48
+
+
+def rows(history: Sequence[Validation]) -> list[dict[str, Any]]:
+    """A flat object per validation."""
+    return [
+        {
+            "step": validation.step,
+            "phase": validation.phase,
+            "ratio": validation.ratio,
+            **{f"loss_{k}": v for k, v in validation.losses.items()},
+        }
+        for validation in history
+    ]
+
+
+def to_json(history: Sequence[Validation]) -> str:
+    """All validations as a JSON list."""
+    return json.dumps(rows(history), indent=1)
+
+
+def to_svg(history: Sequence[Validation]) -> str:
+    """The validation's ratio to sequential over the steps; a dashed line where reinforcement begins."""
+    steps = [validation.step for validation in history]
+    ratios = [validation.ratio for validation in history]
+    low, high = min(ratios), max(ratios)
+    last, room = max(*steps, 1), max(high - low, 1e-9)
+
+    def at(step: float, ratio: float) -> str:
+        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * step / last
+        y = _MARGIN + (_HEIGHT - 2 * _MARGIN) * (high - ratio) / room
+        return f"{x:.1f},{y:.1f}"
+
+    line = " ".join(at(step, ratio) for step, ratio in zip(steps, ratios, strict=True))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<text x="{_MARGIN}" y="24">cost over sequential, validation blocks (best {low:.4f})</text>',
+        f'<polyline points="{line}" fill="none" stroke="#1f6feb" stroke-width="2"/>',
+        f'<text x="6" y="{_MARGIN + 4}">{high:.3f}</text>',
+        f'<text x="6" y="{_HEIGHT - _MARGIN + 4}">{low:.3f}</text>',
+        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 16}" text-anchor="end">{last} steps</text>',
+    ]
+    turn = next((validation.step for validation in history if validation.phase == "reinforcement"), 0)
+    if turn and history[0].phase == "imitation":
+        before = max(validation.step for validation in history if validation.phase == "imitation")
+        top, bottom = at(before, high), at(before, low)
+        x = top.split(",")[0]
+        parts.append(
+            f'<line x1="{x}" x2="{x}" y1="{top.split(",")[1]}" y2="{bottom.split(",")[1]}" stroke="#888" '
+            'stroke-dasharray="4"/>'
+        )
+    return "\n".join([*parts, "</svg>", ""])

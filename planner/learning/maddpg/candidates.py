@@ -1,22 +1,28 @@
-"""The best plan so far: anytime, and judged on arrivals that it was not met on. Pure."""
+"""Plans as action rows: those that seed a training, and the best plan so far. Pure.
 
-from collections.abc import Iterator, Sequence
+An untrained policy meets nothing but noise; seeds show the critics what whole classes of plans are worth. The
+best plan is known at any time, and judged on arrivals that it was not met on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from stageloom.planner.learning.maddpg.replay import Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.replay import Floats, Transitions
 from stageloom.planner.tournament.score import Score, better
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.actions import actions_of
 from stageloom.shared.policy.maddpg.decide import Decision, read_actions
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan by its action row, with what it was worth when it was looked at."""
+class RatedPlan:
+    """A plan by its action row, with its worth when it was evaluated."""
 
     actions: tuple[float, ...]
     worth: Score
@@ -24,12 +30,12 @@ class Candidate:
 
 @dataclass
 class Candidates:
-    """Plans that were looked at."""
+    """Plans that were evaluated, and the best of them."""
 
     space: Space
     loads: Sequence[Load]
     lanes: int = 1
-    best: Candidate | None = None
+    best: RatedPlan | None = None
     _seen: set[str] = field(default_factory=set)
 
     def judged(self, actions: tuple[float, ...], worth: Score) -> bool:
@@ -37,11 +43,11 @@ class Candidates:
         self._seen.add(self._key(actions))
         if self.best is not None and not better(worth, self.best.worth):
             return False
-        self.best = Candidate(actions, worth)
+        self.best = RatedPlan(actions, worth)
         return True
 
     def promising(self, kept: Transitions, rewards: Floats, count: int) -> Iterator[tuple[float, ...]]:
-        """Plans met in training that nobody looked at yet, those with the highest rewards first.
+        """Plans met in training and not yet evaluated, those with the highest rewards first.
 
         `rewards`: of agent 0 [transitions]. Each is handed out once.
         """
@@ -56,7 +62,6 @@ class Candidates:
                 yield actions
 
     def saved(self) -> dict[str, Any]:
-        """Plain values."""
         best = None if self.best is None else [list(self.best.actions), self.best.worth.plain()]
         return {"best": best, "seen": sorted(self._seen)}
 
@@ -65,7 +70,7 @@ class Candidates:
         self._seen = set(saved["seen"])
         if saved["best"] is not None:
             actions, worth = saved["best"]
-            self.best = Candidate(tuple(actions), Score(**worth))
+            self.best = RatedPlan(tuple(actions), Score(**worth))
 
     def _key(self, actions: Sequence[float]) -> str:
         """Equal for rows that stand for about the same plan: intervals within a twentieth of their range."""
@@ -73,3 +78,42 @@ class Candidates:
         paces = [round(20 * action) for action in actions[: self.space.num_models]]
         rows = [[tuple(member) for member in row] for row in decision.combination.combined]
         return f"{sorted(rows)} {paces}"
+
+
+Rows = list[tuple[Member, ...]]
+
+
+def seeds(space: Space) -> dict[str, tuple[float, ...]]:
+    """Action rows by name: every way to combine below, launched as fast as possible and as tasks arrive.
+
+    - alone: every block by itself (sequential);
+    - aligned: the i-th blocks of different models (POS; IOS's joint graphs);
+    - abreast: blocks as far through their models as each other, as many as H allows (all together);
+    - pipelined: neighbouring blocks of one model (its tasks in flight run side by side);
+    - replicas: one block of all replicas of a model (TOP's self-acceleration).
+    """
+    abreast = sorted(range(space.bins), key=space.bin_of_start.__getitem__)
+    ways: dict[str, Rows] = {
+        "alone": [(member,) for member in space.members],
+        "aligned": _parts(space, _grouped(space, lambda member: (member.block, member.replica))),
+        "abreast": _parts(space, [[space.members[place] for place in abreast]]),
+        "pipelined": _parts(space, _grouped(space, lambda member: (member.model, member.replica))),
+        "replicas": _parts(space, _grouped(space, lambda member: (member.model, member.block))),
+    }
+    names: dict[tuple[float, ...], str] = {}
+    for (name, rows), (pace, launch) in product(ways.items(), (("fast", 0.0), ("paced", 1.0))):
+        actions = (launch,) * space.num_models + actions_of(space, rows)
+        names.setdefault(actions, f"{name}, {pace}")
+    return {name: actions for actions, name in names.items()}
+
+
+def _grouped(space: Space, key: Callable[[Member], tuple[int, int]]) -> Iterable[list[Member]]:
+    groups: dict[tuple[int, int], list[Member]] = {}
+    for member in space.members:
+        groups.setdefault(key(member), []).append(member)
+    return groups.values()
+
+
+def _parts(space: Space, rows: Iterable[list[Member]]) -> Rows:
+    most = space.members_max
+    return [tuple(sorted(row[at : at + most])) for row in rows for at in range(0, len(row), most)]

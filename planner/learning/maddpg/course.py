@@ -12,7 +12,7 @@ another, equal seeds give equal courses, interrupted or not.
 1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
 2. They are run, some with noise on their actions, until there are enough transitions to learn from.
 3. Episodes of the policy with falling noise; after each one the learner's updates. Every so often the policy
-   is validated, and plans met on the way that promise most are looked at again.
+   is validated, and the most promising plans met on the way are evaluated.
 4. The best plan and the best policy are evaluated on arrivals that chose neither.
 """
 
@@ -25,14 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stageloom.planner.learning.maddpg.candidates import Candidates
+from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.replay import Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
-from stageloom.planner.learning.maddpg.seeds import Seed, seeds
-from stageloom.planner.learning.maddpg.settings import Settings, Start
-from stageloom.planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
+from stageloom.planner.learning.maddpg.replay import Floats, Transitions
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, WorkResult
 from stageloom.planner.tournament.score import Score, better
 from stageloom.shared.errors import DecodeError
 
@@ -43,7 +41,7 @@ _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class TrainingProgress:
     """One validation, for the curves; the best plan so far beside the policy."""
 
     transitions: int
@@ -53,7 +51,6 @@ class Progress:
     losses: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "transitions": self.transitions,
             "updates": self.updates,
@@ -63,17 +60,17 @@ class Progress:
         }
 
 
-class Course:
+class TrainingCourse:
     """One training; `state` and `restored` carry it over."""
 
-    def __init__(self, problem: Problem, settings: Settings, seed: int) -> None:
+    def __init__(self, problem: Problem, settings: MaddpgSettings, seed: int) -> None:
         self.problem, self.settings, self.seed = problem, settings, seed
         self.learner = Learner(problem.space, settings, seed)
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
-        self.seeds: tuple[Seed, ...] = seeds(problem.space)
+        self.seeds = seeds(problem.space)
         self.seeds_worth: dict[str, Score] = {}  # of the rivals' plans, by the seeds' names
-        self.history: list[Progress] = []
+        self.history: list[TrainingProgress] = []
         self.policy: Score | None = None  # of the best policy so far
         self.policy_weights: Weights = self.learner.policy_weights()
         self.fresh: dict[str, Score] = {}  # the best plan and policy on arrivals that chose neither
@@ -85,7 +82,7 @@ class Course:
         self._losses: dict[str, float] = {}
         self._stopped = False
         self._waiting: deque[Evaluate] = deque(
-            self._evaluation(f"{_PLAN}, {one.name}", row=one.actions) for one in self.seeds
+            self._evaluation(f"{_PLAN}, {name}", row=row) for name, row in self.seeds.items()
         )
         self._out: dict[int, Work] = {}
 
@@ -101,7 +98,7 @@ class Course:
 
     @property
     def settled(self) -> bool:
-        """Whether no more episodes come, and nothing is looked at any more that could be the best yet."""
+        """Whether no more episodes come, and no evaluation is open that could give a new best."""
         judging = (one for one in (*self._waiting, *self._out.values()) if isinstance(one, Evaluate))
         return self._stopped and all(one.name.startswith(_FRESH) for one in judging)
 
@@ -122,7 +119,7 @@ class Course:
         return {_FRESH + _PLAN, _FRESH + _POLICY} <= self.fresh.keys()
 
     def stop(self) -> None:
-        """No more episodes: what is left is the evaluation on fresh arrivals."""
+        """End the episodes; only the evaluation on fresh arrivals is left."""
         if self._stopped:
             return
         self._stopped = True
@@ -131,7 +128,7 @@ class Course:
             self._waiting.pop()
 
     def abandon(self) -> None:
-        """Whatever is being worked on is lost: Ctrl-C."""
+        """Give up all work that is out, as after Ctrl-C."""
         for work in list(self._out.values()):
             self.lost(work)
 
@@ -143,7 +140,7 @@ class Course:
         return work
 
     def lost(self, work: Work) -> None:
-        """Its result will never come."""
+        """Hand out again work whose result will never come."""
         if self._out.pop(work.number, None) is None:
             return
         if isinstance(work, Evaluate):
@@ -151,8 +148,8 @@ class Course:
         else:
             self._handed -= work.steps
 
-    def take(self, work: Work, done: Done) -> Progress | None:
-        """Learn from a result; a validation where it was one. A result that comes twice counts once."""
+    def take(self, work: Work, done: WorkResult) -> TrainingProgress | None:
+        """Learn from a result; returns the progress if it was a validation. A repeated result counts once."""
         self.table.put(done.schedules)
         self.table.asked_elsewhere(done.asked)
         if self._out.pop(work.number, None) is None:
@@ -186,7 +183,7 @@ class Course:
         """The evaluation on fresh arrivals, of the plan and the policy, once it is known which they are."""
         if not self.settled:
             return None
-        pending = {one.name for one in self._out.values() if isinstance(one, Evaluate)} | self.fresh.keys()
+        pending = {work.name for work in self._out.values() if isinstance(work, Evaluate)} | self.fresh.keys()
         best = self.candidates.best
         if best is not None and _FRESH + _PLAN not in pending:
             return self._evaluation(_FRESH + _PLAN, row=best.actions)
@@ -203,7 +200,8 @@ class Course:
         if warming and settings.start is not Start.PAPER:
             # Each episode begins with another plan, so that every one is met with queues of all lengths.
             first = number % len(self.seeds)
-            rows = tuple(one.actions for one in (*self.seeds[first:], *self.seeds[:first]))
+            seeded = tuple(self.seeds.values())
+            rows = (*seeded[first:], *seeded[:first])
             if self._handed <= settings.seed_share * settings.learn_from:
                 noise = 0.0
         return Collect(
@@ -255,13 +253,13 @@ class Course:
             self._waiting.append(self._evaluation(f"{_PLAN}, met in training", row=actions))
         self._waiting.append(self._evaluation(_POLICY, weights=self.learner.policy_weights()))
 
-    def _evaluated(self, work: Evaluate, worth: Score) -> Progress | None:
+    def _evaluated(self, work: Evaluate, worth: Score) -> TrainingProgress | None:
         if work.name.startswith(_FRESH):
             self.fresh[work.name] = worth
             return None
         if work.weights is None:
             name = work.name.removeprefix(f"{_PLAN}, ")
-            if any(name == one.name for one in self.seeds):
+            if name in self.seeds:
                 self.seeds_worth[name] = worth
             if self.candidates.judged(work.row, worth) and self.settings.pull and self.transitions:
                 self.learner.aim(work.row)
@@ -271,7 +269,7 @@ class Course:
         if self.policy is None or better(worth, self.policy):
             self.policy, self.policy_weights = worth, work.weights
         assert self.candidates.best is not None
-        progress = Progress(
+        progress = TrainingProgress(
             transitions=self.transitions,
             updates=self.learner.updates,
             policy=worth,
@@ -286,7 +284,7 @@ class Course:
         return not self.transitions and not evaluating
 
     def _start(self) -> None:
-        """The actors say what the best of the seeds says, and that is the best policy so far."""
+        """Start the actors at the best seed's actions: that is the best policy so far."""
         best = self.candidates.best
         assert best is not None
         self.learner.start_at(best.actions)
@@ -294,7 +292,7 @@ class Course:
         self._waiting.append(self._evaluation(_POLICY, weights=self.policy_weights))
 
     def state(self) -> bytes:
-        """All that is needed to go on; what is being worked on is handed out again."""
+        """All that is needed to resume; work that is out is handed out again."""
         lost = [work for work in self._out.values() if isinstance(work, Evaluate)]
         flying = sum(work.steps for work in self._out.values() if isinstance(work, Collect))
         waiting = [*lost, *self._waiting]
@@ -305,7 +303,7 @@ class Course:
             "candidates": self.candidates.saved(),
             "seeds_worth": {name: worth.plain() for name, worth in self.seeds_worth.items()},
             "schedules": self.table.saved(),
-            "history": [one.plain() for one in self.history],
+            "history": [validation.plain() for validation in self.history],
             "policy": None if self.policy is None else self.policy.plain(),
             "fresh": {name: worth.plain() for name, worth in self.fresh.items()},
             "transitions": self.transitions,
@@ -315,18 +313,20 @@ class Course:
             "validated": self._validated,
             "losses": self._losses,
             "stopped": self._stopped,
-            "waiting": [[one.number, one.name, list(one.seeds), one.steps, list(one.row)] for one in waiting],
+            "waiting": [
+                [work.number, work.name, list(work.seeds), work.steps, list(work.row)] for work in waiting
+            ],
         }
         tensors = {
             "policy": _tensors(self.policy_weights),
-            "waiting": [None if one.weights is None else _tensors(one.weights) for one in waiting],
+            "waiting": [None if work.weights is None else _tensors(work.weights) for work in waiting],
         }
         buffer = io.BytesIO()
         torch.save({"plain": json.dumps(plain), "tensors": tensors, "learner": self.learner.state()}, buffer)
         return buffer.getvalue()
 
     @classmethod
-    def restored(cls, problem: Problem, raw: bytes) -> "Course":
+    def restored(cls, problem: Problem, raw: bytes) -> "TrainingCourse":
         """The course that gave `state`.
 
         Raises:
@@ -337,7 +337,7 @@ class Course:
             plain = json.loads(saved["plain"])
             if plain["format"] != STATE_FORMAT:
                 raise ValueError(f"format {plain['format']}")
-            course = cls(problem, Settings.of(plain["settings"]), plain["seed"])
+            course = cls(problem, MaddpgSettings.of(plain["settings"]), plain["seed"])
             course.learner = Learner.restored(problem.space, saved["learner"])
             course._restore(plain, saved["tensors"])
         except Exception as error:  # torch raises whatever its unpickler meets
@@ -351,7 +351,7 @@ class Course:
         self.seeds_worth = {name: Score(**one) for name, one in plain["seeds_worth"].items()}
         self.table.restore(plain["schedules"])
         self.history = [
-            Progress(**{**one, "policy": Score(**one["policy"]), "best": Score(**one["best"])})
+            TrainingProgress(**{**one, "policy": Score(**one["policy"]), "best": Score(**one["best"])})
             for one in plain["history"]
         ]
         self.policy = None if plain["policy"] is None else Score(**plain["policy"])

@@ -4,36 +4,157 @@
     actor i: Q_i(s, a with its own part replaced by rho_i(s)) rises.
 
 Ours: equation 3 as printed multiplies the gradient of Q by y, not by y - Q, and so drives Q away without end
-(`Settings.printed_critic`); rewards are computed when a transition is drawn, from raw figures; the critics'
-last bias starts at the mean reward's return, so that they have differences to learn and not the level; the
+(`MaddpgSettings.printed_critic`); rewards are computed when a transition is drawn, from raw figures; the
+critics' last bias starts at the mean reward's return, so that they learn differences and not the level; the
 end of an episode is a truncation, so every transition is bootstrapped through.
+
+All agents' networks of a kind are one batch of matrices, so an update of W + 1 agents is a few large
+products. TOP, section VI-B: critics of 1024, 512 and 300 hidden units, actors of 500 and 128, ReLU. A critic
+reads the state and the actions of all agents, an actor the state; actors' outputs are padded to the widest
+agent's.
 
 No clock, no thread, no global randomness: a learner and its copy go on alike, bit by bit.
 """
 
 import io
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from stageloom.planner.learning.maddpg.networks import Actors, Stack
-from stageloom.planner.learning.maddpg.replay import Replay, Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats, Normaliser
-from stageloom.planner.learning.maddpg.settings import Settings, Start
+from stageloom.planner.learning.maddpg.replay import Floats, Normaliser, Replay, Transitions
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.policy.maddpg.combining import centre
+from stageloom.shared.policy.maddpg.actions import centre
 from stageloom.shared.policy.maddpg.space import Space
+
+LAST_SCALE = 0.01
+"""Of the actors' last weights: untrained, their actions hardly depend on the state."""
+
+
+@dataclass
+class Stack:
+    """One multi-layer network per agent."""
+
+    weights: list[Tensor]  # per layer [agents, inputs, outputs]
+    biases: list[Tensor]  # per layer [agents, 1, outputs]
+
+    @classmethod
+    def drawn(cls, agents: int, sizes: Sequence[int], random: np.random.Generator) -> "Stack":
+        """Weights as torch's own linear layers start out: uniform within 1 / sqrt(inputs)."""
+
+        def uniform(bound: float, *shape: int) -> Tensor:
+            return torch.from_numpy(random.uniform(-bound, bound, shape).astype(np.float32))
+
+        weights, biases = [], []
+        for before, after in pairwise(sizes):
+            weights.append(uniform(before**-0.5, agents, before, after))
+            biases.append(uniform(before**-0.5, agents, 1, after))
+        return cls(weights, biases)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.weights, *self.biases]
+
+    def require_grad(self) -> "Stack":
+        for tensor in self.tensors:
+            tensor.requires_grad_(True)
+        return self
+
+    def copy(self) -> "Stack":
+        """Other memory, no gradients: a target network."""
+        return Stack(*([one.detach().clone() for one in row] for row in (self.weights, self.biases)))
+
+    def frozen(self) -> "Stack":
+        """The same memory without gradients: what an actor's update sees of the critics."""
+        return Stack(*([one.detach() for one in row] for row in (self.weights, self.biases)))
+
+    def follow(self, other: "Stack", rate: float) -> None:
+        """The soft update of a target network."""
+        with torch.no_grad():
+            torch._foreach_lerp_(self.tensors, [tensor.detach() for tensor in other.tensors], rate)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[agents, rows, inputs] -> [agents, rows, outputs]"""
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            rows = torch.baddbmm(bias, rows, weight)
+            if layer < last:
+                rows = torch.relu(rows)
+        return rows
+
+    def saved(self) -> dict[str, list[Tensor]]:
+        return {key: [one.detach().clone() for one in getattr(self, key)] for key in ("weights", "biases")}
+
+    def restore(self, saved: Mapping[str, Sequence[Tensor]]) -> None:
+        """Restore in place, so that an optimiser keeps its references."""
+        with torch.no_grad():
+            for key in ("weights", "biases"):
+                for mine, its in zip(getattr(self, key), saved[key], strict=True):
+                    mine.copy_(its)
+
+
+@dataclass
+class Actors:
+    """The actors, and where each one's actions lie in the action row."""
+
+    agents: Sequence[int]  # actions per agent
+    stack: Stack
+    places: tuple[Tensor, Tensor] = field(init=False)  # agent and output of each action of the row
+
+    def __post_init__(self) -> None:
+        self.places = (
+            torch.cat([torch.full((width,), agent) for agent, width in enumerate(self.agents)]),
+            torch.cat([torch.arange(width) for width in self.agents]),
+        )
+
+    @classmethod
+    def drawn(
+        cls, agents: Sequence[int], state_width: int, hidden: Sequence[int], random: np.random.Generator
+    ) -> "Actors":
+        return cls(agents, Stack.drawn(len(agents), (state_width, *hidden, max(agents)), random))
+
+    def start_at(self, actions: Sequence[float]) -> None:
+        """Give these actions, almost whatever the state is. `actions`: an action row, within (0, 1)"""
+        row = torch.tensor(actions, dtype=torch.float64).clamp(0.01, 0.99)
+        with torch.no_grad():
+            self.stack.weights[-1].mul_(LAST_SCALE)
+            self.stack.biases[-1][self.places[0], 0, self.places[1]] = torch.logit(row).to(torch.float32)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Action rows before the sigmoid. [rows, state_width] -> [rows, action_width]"""
+        wide = self.stack(states.expand(len(self.agents), *states.shape))
+        return wide[self.places[0], :, self.places[1]].T
+
+    def rows(self, states: Tensor) -> Tensor:
+        """Action rows. [rows, state_width] -> [rows, action_width]"""
+        return torch.sigmoid(self.logits(states))
+
+    def exported(self) -> dict[str, Floats]:
+        """What the forward pass without torch needs; see `stageloom.shared.policy.maddpg.network`."""
+        found: dict[str, NDArray[Any]] = {}
+        last = len(self.stack.weights) - 1
+        for agent, width in enumerate(self.agents):
+            for layer, (weight, bias) in enumerate(zip(self.stack.weights, self.stack.biases, strict=True)):
+                used = width if layer == last else weight.shape[2]
+                found[f"actor.{agent}.{layer}.weight"] = weight[agent, :, :used].detach().numpy().T.copy()
+                found[f"actor.{agent}.{layer}.bias"] = bias[agent, 0, :used].detach().numpy().copy()
+        return found
+
 
 STATE_FORMAT = 1
 
 
 class Learner:
-    """Take in transitions with `add`, learn with `update`, hand out `policy_weights`."""
+    """Stores transitions (`add`), learns from them (`update`), exports the actors (`policy_weights`)."""
 
-    def __init__(self, space: Space, settings: Settings, seed: int) -> None:
+    def __init__(self, space: Space, settings: MaddpgSettings, seed: int) -> None:
         self.space, self.settings, self.seed = space, settings, seed
         self.random = np.random.default_rng([seed, 0x4D414444])
         self.replay = Replay(settings.replay)
@@ -57,18 +178,18 @@ class Learner:
         ]
 
     def start_at(self, actions: tuple[float, ...]) -> None:
-        """Have the actors say this action row at first; before the first update only."""
+        """Initialise the actors to this action row; before the first update only."""
         assert self.updates == 0, "actors that have learned do not start again"
         self.actors.start_at(actions)
         self.aim(actions)
         self._make_targets()
 
     def aim(self, actions: tuple[float, ...]) -> None:
-        """Pull the actors towards this action row from now on; see `Settings.pull`."""
+        """Pull the actors towards this action row from now on; see `MaddpgSettings.pull`."""
         self._aim = torch.tensor(actions, dtype=torch.float32).clamp(0.01, 0.99)
 
     def add(self, new: Transitions) -> None:
-        """Take in transitions; once there are enough to learn from, freeze the z-scores on them."""
+        """Store transitions; once there are enough to learn from, freeze the z-scores on them."""
         self.replay.add(new)
         if self.normaliser is None and self.replay.added >= self.settings.learn_from:
             self._freeze()
@@ -164,7 +285,7 @@ class Learner:
         self.target_critics = self.critics.copy()
 
     def state(self) -> bytes:
-        """All that is needed to go on as if nothing had happened."""
+        """All that is needed to resume bit by bit."""
         replay = self.replay.saved()
         arrays = {name: torch.from_numpy(values) for name, values in replay["arrays"].items()}
         normaliser = None if self.normaliser is None else self.normaliser.saved()
@@ -184,7 +305,7 @@ class Learner:
                 "plain": json.dumps(plain),
                 "aim": self._aim,
                 "stacks": {name: stack.saved() for name, stack in self._stacks().items()},
-                "optimisers": [one.state_dict() for one in self._optimisers],
+                "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
                 "replay": arrays,
             },
             buffer,
@@ -203,7 +324,7 @@ class Learner:
             plain = json.loads(saved["plain"])
             if plain["format"] != STATE_FORMAT or plain["agents"] != list(space.agents):
                 raise ValueError(f"format {plain['format']}, agents {plain['agents']}")
-            learner = cls(space, Settings.of(plain["settings"]), plain["seed"])
+            learner = cls(space, MaddpgSettings.of(plain["settings"]), plain["seed"])
             learner._restore(saved, plain)
         except Exception as error:  # torch raises whatever its unpickler meets
             raise DecodeError(

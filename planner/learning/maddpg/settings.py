@@ -37,7 +37,7 @@ class Start(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MaddpgSettings:
     """Counted in transitions and updates, so that a seed gives the same policy on the same machine."""
 
     transitions: int = 2000  # in all, those that seed the replay among them
@@ -90,12 +90,12 @@ class Settings:
             )
 
     @classmethod
-    def of_length(cls, transitions: int) -> "Settings":
+    def of_length(cls, transitions: int) -> "MaddpgSettings":
         """A training of so many transitions; where they are few, learning begins after half of them."""
         return cls(transitions=transitions, learn_from=min(cls().learn_from, max(transitions // 2, 1)))
 
     @classmethod
-    def paper(cls, **changes: Any) -> "Settings":
+    def paper(cls, **changes: Any) -> "MaddpgSettings":
         """TOP as printed, as far as it can be run (equation 3 as printed is a flag of its own)."""
         printed: dict[str, Any] = {
             "learn_from": 2000,
@@ -125,7 +125,7 @@ class Settings:
         }
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> "Settings":
+    def of(cls, plain: dict[str, Any]) -> "MaddpgSettings":
         """What `plain` gave.
 
         Raises:

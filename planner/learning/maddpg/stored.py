@@ -6,13 +6,13 @@ from typing import Final
 
 from stageloom.planner.admin.search import search_job
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.twins import TwinDevices
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
 from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.replay import counted_arrivals
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind

@@ -1,27 +1,131 @@
-"""A training from beginning to end, with one learner in this process."""
+"""A training from beginning to end: one learner in this process, workers here or in a pool, the run on disk.
 
+A run on disk is one file: a line of JSON (what it is of, the seconds it took), then the course's state. It is
+replaced whole or not at all, so a run that is killed while it writes goes on from the validation before.
+"""
+
+import json
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
 from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.learning.maddpg.course import Course, Progress
-from stageloom.planner.learning.maddpg.environment import bound_plan
-from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.schedules import ScheduleTable
-from stageloom.planner.learning.maddpg.settings import Settings
-from stageloom.planner.learning.maddpg.work import Evaluate
-from stageloom.planner.learning.maddpg.workers import Actors, Here, Workers
+from stageloom.planner.learning.maddpg.course import TrainingCourse, TrainingProgress
+from stageloom.planner.learning.maddpg.problem import Problem, ScheduleEntry, ScheduleTable
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.work import (
+    Evaluate,
+    Work,
+    WorkResult,
+    bound_plan,
+    rollout,
+    run,
+    task_of,
+)
 from stageloom.planner.tournament.score import Score
+from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
+from stageloom.shared.policy.maddpg.decide import BlockKey, read_actions
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.interface import Budget
+
+LOST_MOST: Final = 2
+"""Times per worker that work may be lost with nothing done between: more is no accident."""
+
+
+class Workers(Protocol):
+    """Runs work, and returns results in the order in which they come."""
+
+    @property
+    def room(self) -> int:
+        """Pieces of work that can be given now."""
+        ...
+
+    def give(self, work: Work) -> None:
+        """Begin a piece of work, or queue it."""
+        ...
+
+    def take(self) -> tuple[Work, WorkResult | None]:
+        """Wait for a result; None for work whose worker was killed.
+
+        Raises:
+            UnavailableError: workers die again and again.
+        """
+        ...
+
+
+class LocalWorker:
+    """This process, one piece of work after another, with the course's own schedules."""
+
+    def __init__(self, course: TrainingCourse) -> None:
+        self._course = course
+        self._given: list[Work] = []
+
+    @property
+    def room(self) -> int:
+        return 1 - len(self._given)
+
+    def give(self, work: Work) -> None:
+        self._given.append(work)
+
+    def take(self) -> tuple[Work, WorkResult | None]:
+        work, course = self._given.pop(), self._course
+        return work, run(course.problem, course.table, course.settings, work)
+
+
+class PooledWorkers:
+    """The processes of a pool, on this machine or on a Ray cluster."""
+
+    def __init__(self, course: TrainingCourse, pool: SearchPool) -> None:
+        self._course, self._pool = course, pool
+        self._task = task_of(course.problem, course.settings, course.table)
+        self._given: dict[Future[WorkResult], Work] = {}
+        self._lost = 0  # since the last result
+
+    @property
+    def room(self) -> int:
+        return self._pool.workers - len(self._given)
+
+    def give(self, work: Work) -> None:
+        future = self._pool.submit(rollout, self._task, work, self._known(work))
+        self._given[future] = work
+
+    def take(self) -> tuple[Work, WorkResult | None]:
+        ended, _ = wait(self._given, return_when=FIRST_COMPLETED)
+        future = next(one for one in self._given if one in ended)
+        work = self._given.pop(future)
+        try:
+            done = future.result()
+        except UnavailableError as error:
+            self._lost += 1
+            if self._lost > LOST_MOST * self._pool.workers:
+                raise UnavailableError(
+                    f"the training's workers end again and again: {error}",
+                    remedy="find what kills them (memory?), use fewer --workers, give the command again",
+                ) from error
+            return work, None
+        self._lost = 0
+        return work, done
+
+    def _known(self, work: Work) -> Mapping[BlockKey, ScheduleEntry]:
+        """The best known schedules of the plan that is to be evaluated."""
+        if not isinstance(work, Evaluate) or work.weights is not None:
+            return {}
+        course = self._course
+        problem, table = course.problem, course.table
+        decision = read_actions(problem.space, work.row, problem.loads, problem.template.lanes)
+        keys = (table.blocks.key(members) for members in decision.combination.combined)
+        return {key: table.entries[key] for key in keys if key in table.entries}
+
 
 BOOK = 4096
 """Schedules that a policy takes along: those that were needed most."""
@@ -32,7 +136,7 @@ _LAST_EVALUATIONS = 5  # as long as so many others: two of twice the seeds, and 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class MaddpgResult:
     """What a training leaves."""
 
     checkpoint: bytes  # the best policy with its schedules
@@ -40,7 +144,7 @@ class Trained:
     plan_worth: Score  # on arrivals that chose neither it nor the policy
     policy_worth: Score  # the same of the policy alone
     seeds_worth: Mapping[str, Score]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
-    history: tuple[Progress, ...]
+    history: tuple[TrainingProgress, ...]
     transitions: int
     updates: int
     train_s: float  # with those of earlier runs
@@ -49,24 +153,24 @@ class Trained:
 
 def train(
     problem: Problem,
-    settings: Settings,
+    settings: MaddpgSettings,
     seed: int,
     *,
     clock: Callable[[], float],
     budget_s: float | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[TrainingProgress], None] = lambda progress: None,
     state: bytes | None = None,
     spent_s: float = 0.0,
     save: Callable[[bytes], None] = lambda state: None,
     pool: SearchPool | None = None,
-    told: Callable[[Course], None] = lambda course: None,
-) -> Trained:
+    on_result: Callable[[TrainingCourse], None] = lambda course: None,
+) -> MaddpgResult:
     """Train to the end, or for about `budget_s` by `clock`, or until Ctrl-C; the best so far counts.
 
     `state` is what `save` was given after a validation of an earlier run: that run goes on. It took
     `spent_s`, which are within the budget, too. Episodes and evaluations run on the workers of `pool`, or
-    here, one after another; `told` is called after each. Here, or with one worker, equal seeds give equal
-    results within the budget on the same machine, interrupted or not.
+    here, one after another; `on_result` is called after each. Here, or with one worker, equal seeds give
+    equal results within the budget on the same machine, interrupted or not.
 
     Raises:
         DecodeError: `state` is none, or of another problem.
@@ -74,8 +178,10 @@ def train(
     """
     torch.set_num_threads(1)  # seeds side by side gain more than threads inside one
     began_s = clock() - spent_s
-    course = Course(problem, settings, seed) if state is None else Course.restored(problem, state)
-    workers: Workers = Here(course) if pool is None else Actors(course, pool)
+    course = (
+        TrainingCourse(problem, settings, seed) if state is None else TrainingCourse.restored(problem, state)
+    )
+    workers: Workers = LocalWorker(course) if pool is None else PooledWorkers(course, pool)
     ended, polished = "done", False
     given_s: dict[int, float] = {}
     took_s: deque[float] = deque(maxlen=_EVALUATIONS)
@@ -94,14 +200,14 @@ def train(
             progress = course.take(work, done)
             if isinstance(work, Evaluate):
                 took_s.append(clock() - given_s[work.number])
-            told(course)
+            on_result(course)
             if progress is not None:
                 on_progress(progress)
                 if not course.stopped:  # else the next run, which may have more time, would be over, too
                     save(course.state())
         except KeyboardInterrupt:
             if ended == "interrupted":
-                raise  # a second time, while the best so far is looked at for the last time
+                raise  # a second time, during the last evaluation of the best so far
             ended = "interrupted"
             course.abandon()
             course.stop()
@@ -123,7 +229,7 @@ def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -
         table.put({table.blocks.key(block.members): table.searched(block.members, (beam,), _THOROUGH)})
 
 
-def _trained(course: Course, train_s: float, ended: str) -> Trained:
+def _trained(course: TrainingCourse, train_s: float, ended: str) -> MaddpgResult:
     best = course.candidates.best
     plan_worth, policy_worth = course.plan_worth, course.policy_worth
     assert best is not None and plan_worth is not None and policy_worth is not None
@@ -131,8 +237,8 @@ def _trained(course: Course, train_s: float, ended: str) -> Trained:
     provenance = provenance_of(course, ended)
     network = MaddpgNetwork(course.policy_weights, problem.space.agents)
     book = table.book(table.most_used(BOOK))
-    return Trained(
-        checkpoint=encode(Checkpoint(problem.space, network, book, provenance)),
+    return MaddpgResult(
+        checkpoint=encode(MaddpgCheckpoint(problem.space, network, book, provenance)),
         plan=bound_plan(problem, table, best.actions).plan,
         plan_worth=plan_worth,
         policy_worth=policy_worth,
@@ -145,8 +251,8 @@ def _trained(course: Course, train_s: float, ended: str) -> Trained:
     )
 
 
-def provenance_of(course: Course, ended: str) -> dict[str, Any]:
-    """What a checkpoint says of where it comes from."""
+def provenance_of(course: TrainingCourse, ended: str) -> dict[str, Any]:
+    """The provenance of a checkpoint, as JSON takes it."""
     problem = course.problem
     return {
         "settings": course.settings.plain(),
@@ -162,3 +268,44 @@ def provenance_of(course: Course, ended: str) -> dict[str, Any]:
         "ended": ended,
         "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},
     }
+
+
+FILE: Final = "maddpg.run"
+_REMEDY: Final = "name another --output, or delete it"
+
+
+def save_run(folder: Path, about: Mapping[str, Any], spent_s: float, state: bytes) -> None:
+    """Keep a run that took `spent_s` so far; `about` is what it is of, as JSON takes it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    head = json.dumps({"about": about, "spent_s": spent_s})
+    part = folder / (FILE + ".part")
+    with part.open("wb") as file:
+        file.write(head.encode() + b"\n" + state)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / FILE)
+
+
+def load_run(folder: Path, about: Mapping[str, Any]) -> tuple[float, bytes] | None:
+    """Seconds and state of the run that is kept there; None where there is none.
+
+    Raises:
+        InputError: it is a run of something else, or none at all.
+    """
+    path = folder / FILE
+    try:
+        with path.open("rb") as file:
+            head, state = json.loads(file.readline()), file.read()
+        found, spent_s = head["about"], float(head["spent_s"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is no training run: {str(error)[:120]}", remedy=_REMEDY) from error
+    wanted = json.loads(json.dumps(about))
+    if found != wanted:
+        names = [name for name in wanted if not isinstance(found, dict) or found.get(name) != wanted[name]]
+        raise InputError(f"{path} is a run with other {', '.join(names) or 'settings'}", remedy=_REMEDY)
+    return spent_s, state

@@ -167,7 +167,7 @@ def shift(w: World, home: Records) -> None:
 
 @jit
 def loosen(w: World, index: int) -> None:
-    """From now on the plan waits for nobody, until it is empty: it is superseded."""
+    """The plan is superseded: from now on it waits for no member, until it is empty."""
     plan = w.plans[index]
     if not plan.waits:
         return
@@ -259,7 +259,7 @@ def board_member(w: World, at: int, place: int, held: int, now: float) -> int:
 
 @jit
 def choose_program(w: World, step: Records, plan: Records) -> None:
-    """Without a ready program the members run one after another, and it is asked for, within the bounds."""
+    """Without a ready program the members run one after another; request it, within the bounds."""
     time = w.times[step.time]
     step.fallback = time.status != READY
     if time.status == UNASKED and plan.preparing < MAX_PREPARING and plan.programs < MAX_PROGRAMS:
@@ -294,7 +294,7 @@ def note(w: World, at: int, active: int, now: float) -> None:
 
 @jit
 def retire(w: World, at: int) -> None:
-    """A step ended: nothing waits for it any more. Its riders stay to be looked at."""
+    """Release a step that ended: nothing waits for it any more. Its riders stay readable."""
     step = w.steps[at]
     home = w.combined[step.combined]
     home.in_flight -= 1

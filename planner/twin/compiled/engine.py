@@ -221,7 +221,6 @@ def next_event(w: World, arrivals: Records, samples: Records, end_s: float) -> b
 
 @jit
 def tick(w: World, now: float) -> None:
-    """Time has passed."""
     begin_event(w, now)
     end_event(w, now)
 

@@ -5,15 +5,7 @@
 
 from stageloom.planner.twin.compiled.board import bury, has_room, loosen, refresh
 from stageloom.planner.twin.compiled.jit import jit
-from stageloom.planner.twin.compiled.layout import (
-    COMPLETED,
-    EXPIRED,
-    NEVER,
-    NOBODY,
-    REFUSED,
-    Records,
-    World,
-)
+from stageloom.planner.twin.compiled.layout import COMPLETED, EXPIRED, NEVER, NOBODY, REFUSED, Records, World
 from stageloom.planner.twin.compiled.slots import enter, next_track, occupy, touch
 
 
@@ -45,7 +37,7 @@ def drop_first(w: World, model: int) -> None:
 
 @jit
 def submit(w: World, model: int, task: int, now: float) -> None:
-    """Take in a task, or refuse it; the ring has a place beyond the queue's bound."""
+    """Queue a task, or refuse it; the ring has a place beyond the queue's bound."""
     clock = w.clock[0]
     launcher = w.models[model]
     row = w.queues[model, (launcher.head + launcher.queued) % w.queues.shape[1]]

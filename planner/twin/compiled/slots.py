@@ -201,7 +201,7 @@ def next_track(w: World, target: Records) -> int:
 def access(w: World, track: Records, block: int, step: int) -> int:
     """Note what running `block` reads and overwrites; the steps that it must wait for, as a mask.
 
-    What is overwritten waits for the readers of the old content, or for its writers where nobody reads it.
+    What is overwritten waits for the readers of the old content, or for its writers where nothing reads it.
     Only steps in flight are in the masks: `retire` takes them out.
     """
     bit = 1 << step
@@ -224,7 +224,6 @@ def access(w: World, track: Records, block: int, step: int) -> int:
 
 @jit
 def count_bits(mask: int) -> int:
-    """Members in a mask."""
     count = 0
     while mask:
         mask &= mask - 1

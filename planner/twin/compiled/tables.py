@@ -1,8 +1,8 @@
 """A bound plan as records, and room for plans, steps and instances in the world's memory.
 
-`plan_tables` makes the records that the kernels read of a plan, as they are before the first launch. `Memory`
-places them: a plan has an area, a run of records in each of the arrays that belong to plans; the area of a
-released plan is used again where the next one fits into it, and the memory grows by a factor when it is full.
+`plan_tables` makes the records that the kernels read of a plan, as they are before the first launch.
+`WorldMemory` places them. A plan has an area: a run of records in each of the arrays that belong to plans.
+The area of a released plan is used again where the next one fits into it; a full memory grows by a factor.
 """
 
 import math
@@ -189,7 +189,7 @@ def _tracks(
 
 
 def _listed(links: list[_Row], model: BoundModel, block: int) -> _Row:
-    """Append which slots a block frees, reads and holds, and say where."""
+    """Append the slots that a block frees, reads and holds; returns where they begin."""
     row: _Row = {}
     lists = _slots_of(model.slot_readers, block)
     for name, found in zip(("freed", "held", "read"), (*lists, model.slot_reads[block]), strict=True):
@@ -209,7 +209,7 @@ def _slots_of(last: tuple[int, ...], block: int) -> tuple[tuple[int, ...], tuple
 def _combined(
     bound: BoundPlan, slots: list[_Row], slot_of: dict[Member, int]
 ) -> tuple[list[_Row], list[_Row], list[_Row], int]:
-    """Combined blocks, their members downstream first, and pairs; tells each slot where it belongs."""
+    """Combined blocks, their members downstream first, and pairs; enters in each slot where it belongs."""
     combined: list[_Row] = []
     members: list[_Row] = []
     pairs: list[_Row] = []
@@ -293,7 +293,7 @@ class Area:
     room: Room
 
 
-class Memory:
+class WorldMemory:
     """The world of one twin. `block` is what the kernels get, `world` the same as arrays."""
 
     def __init__(self, num_models: int, device: DeviceFile, noise: npt.NDArray[np.float64]) -> None:
@@ -317,9 +317,9 @@ class Memory:
         self.world: World = layout.views(self.block)
         self.world.lanes.running = self.world.lanes.pending = NOBODY
 
-    def copy(self) -> "Memory":
+    def copy(self) -> "WorldMemory":
         """The same, to go on by itself."""
-        other = object.__new__(Memory)
+        other = object.__new__(WorldMemory)
         other._scale, other._most_members = self._scale, self._most_members
         other.block = self.block.copy()
         other.world = layout.views(other.block)

@@ -20,7 +20,7 @@ from stageloom.planner.twin.arrivals import ArrivalStream, Process
 from stageloom.planner.twin.compiled import engine, layout
 from stageloom.planner.twin.compiled.jit import compile_for
 from stageloom.planner.twin.compiled.layout import NOBODY, Records, World
-from stageloom.planner.twin.compiled.tables import Memory, loaded_programs, plan_tables, program_of
+from stageloom.planner.twin.compiled.tables import WorldMemory, loaded_programs, plan_tables, program_of
 from stageloom.planner.twin.lanes import noise_factors
 from stageloom.planner.twin.times import BlockTimes, PlanTimes, StepTimes
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, usual_samples
@@ -74,7 +74,7 @@ class Tape:
 
 
 class CompiledTwin:
-    """A simulated device; satisfies `stageloom.planner.twin.window.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.window.TargetDevice`.
 
     `arrivals`, `seed` and `deadlines_s` are those of the reference twin. With `prepared` all programs are
     ready when their plan is deployed; else each after its first step, as in the reference. With `trace` every
@@ -99,7 +99,7 @@ class CompiledTwin:
         self._traces = trace
         self._noise = np.array(noise_factors(times.device.noise, seed), np.float64)
         self._known: dict[BlockTimes, Records] = {}
-        self._memory: Memory | None = None
+        self._memory: WorldMemory | None = None
         self._plans: list[tuple[BoundPlan, PlanTimes]] = []
         self.ended: Records = layout.records(layout.END, 0)
         """Tasks that ended in the last window and in the deployments before it, in order (`layout.END`)."""
@@ -115,7 +115,6 @@ class CompiledTwin:
 
     @property
     def now_s(self) -> float:
-        """The virtual clock."""
         return 0.0 if self._memory is None else float(self._memory.world.clock[0].now_s)
 
     @property
@@ -127,7 +126,7 @@ class CompiledTwin:
         """
         return self._deployed().world
 
-    def _deployed(self) -> Memory:
+    def _deployed(self) -> WorldMemory:
         if self._memory is None:
             raise PlanError("nothing is deployed on the twin", remedy="deploy a plan first")
         return self._memory
@@ -167,11 +166,11 @@ class CompiledTwin:
         self._go_on(float(clock.now_s), index)
         self._active = index
 
-    def _first_memory(self, names: tuple[str, ...]) -> Memory:
+    def _first_memory(self, names: tuple[str, ...]) -> WorldMemory:
         if strangers := [source for source in self._sources if source not in names]:
             raise InputError(f"tasks arrive for {strangers[0]!r}, which the plan does not serve")
         self._names = names
-        memory = Memory(len(names), self.times.device, self._noise)
+        memory = WorldMemory(len(names), self.times.device, self._noise)
         clock = memory.world.clock[0]
         clock.traces = self._traces
         for model, name in zip(memory.world.models, names, strict=False):
@@ -256,7 +255,7 @@ class CompiledTwin:
             if clock.open + 1 > len(memory.world.ends):
                 memory.double()
 
-    def _kernels(self, memory: Memory, end_s: float, deploy: int) -> int:
+    def _kernels(self, memory: WorldMemory, end_s: float, deploy: int) -> int:
         """Let the kernels run; why they stopped."""
         return engine.run(memory.block, self._arrivals, self._samples, end_s, deploy)
 

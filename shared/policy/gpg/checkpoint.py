@@ -6,7 +6,7 @@ little-endian float32. Equal policies have equal bytes.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -15,8 +15,7 @@ import msgpack
 
 from stageloom.shared.digest import canonical
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES, Floats
-from stageloom.shared.policy.gpg.network import GpgNetwork
+from stageloom.shared.policy.gpg.network import OPERATOR_FEATURES, STATE_FEATURES, Floats, GpgNetwork
 
 FORMAT: Final = 1
 KIND: Final = "gpg"
@@ -26,25 +25,20 @@ _PARTS: Final = {"raw": 1, "g1": 2, "h1": 2, "g2": 2, "h2": 2, "actor": 3, "valu
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class GpgCheckpoint:
     """A policy and where it comes from."""
 
     network: GpgNetwork
     provenance: Mapping[str, Any]
 
 
-def encode(found: Checkpoint) -> bytes:
+def encode(found: GpgCheckpoint) -> bytes:
     """The bytes of a checkpoint."""
-    import numpy as np
-
-    arrays = [
-        [name, list(values.shape), np.ascontiguousarray(values, "<f4").tobytes()]
-        for name, values in sorted(found.network.arrays.items())
-    ]
-    return canonical([FORMAT, KIND, _INPUTS, json.dumps(found.provenance, sort_keys=True), arrays])
+    about = json.dumps(found.provenance, sort_keys=True)
+    return canonical([FORMAT, KIND, _INPUTS, about, arrays_to_list(found.network.arrays)])
 
 
-def decode(raw: bytes) -> Checkpoint:
+def decode(raw: bytes) -> GpgCheckpoint:
     """Read a checkpoint.
 
     Raises:
@@ -59,16 +53,35 @@ def decode(raw: bytes) -> Checkpoint:
             raise ValueError(f"format {form} of kind {kind}")
         if inputs != _INPUTS:
             raise ValueError(f"it reads {inputs} features, not {_INPUTS}")
-        arrays = {str(name): _array(shape, data) for name, shape, data in named}
+        arrays = arrays_from_list(named)
         about = json.loads(provenance)
     except (TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
         raise _refusal(str(error)[:200]) from error
     if problem := _problem(arrays):
         raise _refusal(problem)
-    return Checkpoint(GpgNetwork(arrays), about)
+    return GpgCheckpoint(GpgNetwork(arrays), about)
 
 
-def _array(shape: list[int], data: bytes) -> Floats:
+def arrays_to_list(arrays: Mapping[str, Floats]) -> list[list[Any]]:
+    """Name, shape and little-endian float32 of every array, by name."""
+    import numpy as np
+
+    return [
+        [name, list(values.shape), np.ascontiguousarray(values, "<f4").tobytes()]
+        for name, values in sorted(arrays.items())
+    ]
+
+
+def arrays_from_list(rows: Any) -> dict[str, Floats]:
+    """What `arrays_to_list` gave.
+
+    Raises:
+        TypeError, ValueError: it is no such list, or a number is not finite.
+    """
+    return {str(name): _array(shape, data) for name, shape, data in rows}
+
+
+def _array(shape: Sequence[int], data: bytes) -> Floats:
     import numpy as np
 
     if not 1 <= len(shape) <= 2 or min(shape) < 1 or prod(shape) * 4 != len(data):

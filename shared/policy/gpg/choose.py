@@ -20,12 +20,12 @@ from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages
 
 _PACKINGS = 4000  # of one part of a state, before fewer groups are allowed in it
-_CHANGES = 400  # of one part that are looked at
+_CHANGES = 400  # of one part that are scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAhead:
-    """How much of a state's endings is looked at."""
+    """How many of a state's endings are scored."""
 
     around: int = 8  # ranks near the action
     spread: int = 24  # ranks evenly over all
@@ -56,7 +56,6 @@ def drawn(stages: Stages, random: Random) -> list[int]:
 
 
 def schedule_s(stages: Stages, endings: Sequence[int]) -> float:
-    """Seconds of all stages."""
     return sum(map(stages.__getitem__, endings))
 
 
@@ -162,7 +161,7 @@ def _proposed(
     actions = [action]
     actions += [_clipped(action + random.gauss(0.0, how.noise)) for _ in range(how.around - 1)]
     actions += [(place + random.random()) / how.spread for place in range(how.spread)]
-    return [space.unrank(int(one * space.count)) for one in actions]
+    return [space.unrank(int(action * space.count)) for action in actions]
 
 
 def _improve(scores: _Scores, space: RankedEndings, start: int, sweeps: int) -> None:

@@ -8,7 +8,7 @@ combined block's digest, batch and tokens. Equal policies have equal bytes.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, Final
 
 import msgpack
@@ -16,8 +16,8 @@ import msgpack
 from stageloom.shared.digest import canonical, digest_from_raw, digest_to_raw
 from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.plan import MAX_MODELS
-from stageloom.shared.policy.gpg.features import Floats
-from stageloom.shared.policy.maddpg.book import BlockKey, Book
+from stageloom.shared.policy.gpg.checkpoint import arrays_from_list, arrays_to_list
+from stageloom.shared.policy.maddpg.decide import BlockKey, Book
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork, problem_of
 from stageloom.shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
 from stageloom.shared.schedule import Schedule
@@ -40,7 +40,7 @@ _BROKEN: Final = (
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class MaddpgCheckpoint:
     """A policy, whom it belongs to, the schedules that it takes along, and where it comes from."""
 
     space: Space
@@ -49,20 +49,16 @@ class Checkpoint:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode(found: Checkpoint) -> bytes:
+def encode(found: MaddpgCheckpoint) -> bytes:
     """The bytes of a checkpoint."""
-    import numpy as np
-
-    arrays = [
-        [name, list(values.shape), np.ascontiguousarray(values, "<f4").tobytes()]
-        for name, values in sorted(found.network.arrays.items())
-    ]
     schedules = [[digest_to_raw(key), batch, to_tokens(one)] for (key, batch), one in found.book]
     about = json.dumps(found.provenance, sort_keys=True)
-    return canonical([FORMAT, KIND, _space_to_list(found.space), about, arrays, schedules])
+    return canonical(
+        [FORMAT, KIND, _space_to_list(found.space), about, arrays_to_list(found.network.arrays), schedules]
+    )
 
 
-def decode(raw: bytes) -> Checkpoint:
+def decode(raw: bytes) -> MaddpgCheckpoint:
     """Read a checkpoint.
 
     Raises:
@@ -76,7 +72,7 @@ def decode(raw: bytes) -> Checkpoint:
         if form != FORMAT or kind != KIND:
             raise ValueError(f"format {form} of kind {kind}")
         space = _space_from_list(belongs)
-        arrays = {str(name): _array(shape, data) for name, shape, data in named}
+        arrays = arrays_from_list(named)
         book = Book(dict(_schedule(*row) for row in scheduled))
         about = json.loads(provenance)
         if not isinstance(about, dict):
@@ -86,11 +82,14 @@ def decode(raw: bytes) -> Checkpoint:
         raise _refusal(str(error)[:200].rstrip(".")) from error
     if problem:
         raise _refusal(problem)
-    return Checkpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
+    return MaddpgCheckpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
 
 
 def _space_to_list(space: Space) -> list[Any]:
-    models = [[digest_to_raw(one.artifact), list(one.cuts), one.replicas, one.batch] for one in space.models]
+    models = [
+        [digest_to_raw(model.artifact), list(model.cuts), model.replicas, model.batch]
+        for model in space.models
+    ]
     scale = space.deviation_scale.hex()
     return [
         space.device_class,
@@ -108,7 +107,7 @@ def _space_from_list(row: Any) -> Space:
         raise ValueError(f"{len(models)} models")
     space = Space(
         device_class=_text(device_class),
-        models=tuple(_model(*one) for one in models),
+        models=tuple(_model(*model) for model in models),
         members_max=_count(members_max),
         samples=_count(samples),
         interval_map=IntervalMap(interval_map),
@@ -144,17 +143,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 1 << 12:
         raise ValueError("the device class is no text")
     return value
-
-
-def _array(shape: Sequence[int], data: bytes) -> Floats:
-    import numpy as np
-
-    if not 1 <= len(shape) <= 2 or min(shape) < 1 or prod(shape) * 4 != len(data):
-        raise ValueError("an array's shape and bytes differ")
-    values = np.frombuffer(data, "<f4").reshape(shape).astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError("a number is not finite")
-    return values
 
 
 def _refusal(problem: str) -> DecodeError:

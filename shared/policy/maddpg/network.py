@@ -1,19 +1,53 @@
-"""The actors' forward pass over plain arrays; equal to torch's, without torch.
+"""What the policy sees (TOP, equation 1), and the actors' forward pass over plain arrays; equal to torch's.
 
-W + 1 actors, each a network of two hidden layers (TOP, VI-B: 500 and 128, ReLU) from the whole state to its
-own actions through a sigmoid. A pass is one product per layer for all actors together: all read the same
-state, so their first layers lie beside each other in one matrix; the second are a stack; the third lie along
-the diagonal of one matrix, whose product is the action row. What is left is the time that it takes to read
-every weight once.
+The state stacks n samples of progress and deviation. Ours: a deviation d in seconds of queued work enters as
+asinh(d / scale). The paper's raw task counts reach hundreds beside progress bits of 0 and 1.
+`Space.deviation_scale` 0 leaves deviations as they are.
+
+W + 1 actors, each a network of two hidden layers (TOP, VI-B: 500 and 128, ReLU), map the whole state to their
+own actions through a sigmoid. A pass is one product per layer for all actors: all read the same state, so
+their first layers are the columns of one matrix; the second are a stack; the third are the diagonal blocks of
+one matrix, whose product is the action row. What remains is the time to read every weight once.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
+from stageloom.shared.errors import InputError
 from stageloom.shared.matmul import matmul
-from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.gpg.network import Floats
 from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.queues import PolicySample
+
+
+def state_of(space: Space, samples: Sequence[PolicySample]) -> Floats:
+    """The newest n samples, oldest first; rows that are missing count as idle. [state_width]
+
+    Raises:
+        InputError: a sample is of other blocks than the space's.
+    """
+    import numpy as np
+
+    newest = samples[-space.samples :]
+    for sample in newest:
+        if sample.shape != space.blocks:
+            raise InputError(
+                f"a sample shows blocks {sample.shape}, the policy reads {space.blocks}",
+                remedy="ask again once the plan that the policy knows is running",
+            )
+    rows = np.zeros((space.samples, space.row_width), np.float32)
+    progress, deviations = rows[:, : -space.num_models], rows[:, -space.num_models :]
+    if newest:
+        bits = bytes(chain.from_iterable(chain.from_iterable(sample.progress for sample in newest)))
+        progress[-len(newest) :] = np.frombuffer(bits, np.uint8).reshape(len(newest), -1)
+        deviations[-len(newest) :] = [sample.deviation for sample in newest]
+    if space.deviation_scale:
+        deviations /= np.float32(space.deviation_scale)
+        np.arcsinh(deviations, out=deviations)
+    return rows.reshape(-1)
+
 
 LAYERS = 3
 

@@ -33,12 +33,10 @@ class ModelSpace:
 
     @property
     def blocks(self) -> int:
-        """Blocks between the cuts."""
         return len(self.cuts) + 1
 
     @classmethod
     def of(cls, model: ModelPlan) -> "ModelSpace":
-        """A plan's model."""
         return cls(artifact=model.artifact, cuts=model.cuts, replicas=model.replicas, batch=model.batch)
 
 
@@ -132,7 +130,7 @@ class Space:
         return tuple(found)
 
     def refusal(self, plan: Plan, device_class: str) -> str:
-        """Why a policy of this space has no say in such a plan; empty where it has."""
+        """Why a policy of this space does not fit such a plan; empty where it does."""
         if device_class != self.device_class:
             return f"it was trained for the device class {self.device_class!r}, not {device_class!r}"
         if len(plan.models) != self.num_models:

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from stageloom.planner.learning.maddpg import train as training
-from stageloom.planner.learning.maddpg.candidates import Candidates
-from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
-from stageloom.planner.learning.maddpg.seeds import seeds
+from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
+from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, TrainingCourse
 from stageloom.planner.learning.maddpg.train import train
 from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, run
 from stageloom.planner.tournament.score import Score
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.plan import Member
-from stageloom.shared.policy.maddpg.combining import combine_blocks
+from stageloom.shared.policy.maddpg.actions import combine_blocks
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.policy.maddpg.space import Space
 from tests.learning.maddpg.toy import SMALL, problem
@@ -25,7 +24,7 @@ from tests.policy.maddpg.cases import space
 PROBLEM = problem()
 
 
-def followed(course: Course, steps: int) -> list[Work]:
+def followed(course: TrainingCourse, steps: int) -> list[Work]:
     """One worker does so many pieces of work."""
     done: list[Work] = []
     while len(done) < steps and (work := course.next_work()) is not None:
@@ -35,7 +34,7 @@ def followed(course: Course, steps: int) -> list[Work]:
 
 
 def test_rivals_plans_are_judged_first_and_the_best_is_where_the_actors_start() -> None:
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     works = followed(course, len(course.seeds) + 1)
     assert all(isinstance(work, Evaluate) and work.row for work in works[:-1])
     assert isinstance(works[-1], Evaluate) and works[-1].weights is not None
@@ -48,7 +47,7 @@ def test_rivals_plans_are_judged_first_and_the_best_is_where_the_actors_start() 
 
 
 def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
-    course = Course(PROBLEM, SMALL, seed=3)
+    course = TrainingCourse(PROBLEM, SMALL, seed=3)
     works = followed(course, 1000)
     training = {work.seed for work in works if isinstance(work, Collect)}
     fresh = {
@@ -67,12 +66,12 @@ def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
 
 def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
     """The state is taken in the middle: between two episodes, and again with a validation waiting."""
-    whole = Course(PROBLEM, SMALL, seed=0)
+    whole = TrainingCourse(PROBLEM, SMALL, seed=0)
     followed(whole, 1000)
     for stop_after in (len(whole.seeds) + 4, len(whole.seeds) + 6):
-        first = Course(PROBLEM, SMALL, seed=0)
+        first = TrainingCourse(PROBLEM, SMALL, seed=0)
         followed(first, stop_after)
-        second = Course.restored(PROBLEM, first.state())
+        second = TrainingCourse.restored(PROBLEM, first.state())
         followed(second, 1000)
         assert second.history == whole.history
         assert second.fresh == whole.fresh
@@ -83,10 +82,10 @@ def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
 
 
 def test_work_in_flight_is_handed_out_again_after_a_restart() -> None:
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     course.next_work()
     lost = course.next_work()
-    again = Course.restored(PROBLEM, course.state())
+    again = TrainingCourse.restored(PROBLEM, course.state())
     works = followed(again, 2)
     assert lost is not None and [work.number for work in works] == [1, lost.number]
     followed(again, 1000)
@@ -94,7 +93,7 @@ def test_work_in_flight_is_handed_out_again_after_a_restart() -> None:
 
 
 def test_a_killed_workers_episode_is_collected_by_another_and_a_late_result_counts_once() -> None:
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     followed(course, len(course.seeds) + 1)
     one, other = course.next_work(), course.next_work()
     assert isinstance(one, Collect) and isinstance(other, Collect) and one.seed != other.seed
@@ -111,7 +110,7 @@ def test_a_killed_workers_episode_is_collected_by_another_and_a_late_result_coun
 
 
 def test_a_stop_before_anything_is_known_still_ends_with_a_plan() -> None:
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     course.stop()
     followed(course, 1000)
     assert course.done and course.plan_worth is not None and course.policy_worth is not None
@@ -157,24 +156,24 @@ def test_ctrl_c_keeps_the_best() -> None:
 def test_ctrl_c_during_the_last_look_keeps_the_best_and_a_second_one_does_not_wait() -> None:
     """The time is up, which the operator need not know; 1. pressed once: the last look goes on; 2. again."""
 
-    def pressed(times: int) -> Callable[[Course], None]:
+    def pressed(times: int) -> Callable[[TrainingCourse], None]:
         left = iter(range(times))
 
-        def told(course: Course) -> None:
+        def told(course: TrainingCourse) -> None:
             if course.stopped and next(left, None) is not None:
                 raise KeyboardInterrupt
 
         return told
 
-    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(1))
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, on_result=pressed(1))
     assert found.ended == "interrupted" and found.plan_worth.throughput_per_s > 0.0
     with pytest.raises(KeyboardInterrupt):
-        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(2))
+        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, on_result=pressed(2))
 
 
 def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet() -> None:
     """1. Two workers evaluate plans; 2. time is up and one is done; 3. the other one's plan is better."""
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     one, other = course.next_work(), course.next_work()
     assert isinstance(one, Evaluate) and isinstance(other, Evaluate)
     course.stop()
@@ -194,21 +193,21 @@ def test_the_last_look_sees_the_schedules_that_were_searched_longer(monkeypatch:
     happened: list[str] = []
     monkeypatch.setattr(training, "polish", lambda *_: happened.append("polished"))
 
-    def told(course: Course) -> None:
+    def told(course: TrainingCourse) -> None:
         happened.extend(name for name in course.fresh if name not in happened)
 
-    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, told=told)
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_result=told)
     assert found.ended == "done"
     assert happened == ["polished", "fresh plan", "fresh policy"]
 
 
 def test_bytes_that_are_no_state_are_refused() -> None:
     with pytest.raises(DecodeError, match="begin a new training"):
-        Course.restored(PROBLEM, b"nothing")
+        TrainingCourse.restored(PROBLEM, b"nothing")
 
 
 def test_each_promising_plan_is_looked_at_once() -> None:
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     followed(course, len(course.seeds) + 8)
     kept = course.learner.replay.everything()
     rewards = np.arange(len(kept), dtype=np.float32)
@@ -222,9 +221,9 @@ def test_seeds_are_the_rivals_ways_to_combine() -> None:
     """Three models of 3, 1 and 2 blocks, H = 2; blocks by the share of their model that is before them."""
     where = space(3, 1, 2)
     found = {
-        one.name: {tuple(f"{m.model}.{m.block}" for m in row) for row in _combined(where, one.actions)}
-        for one in seeds(where)
-        if one.actions[0] == 0.0
+        name: {tuple(f"{m.model}.{m.block}" for m in row) for row in _combined(where, actions)}
+        for name, actions in seeds(where).items()
+        if actions[0] == 0.0
     }
     assert found["alone, fast"] == {("0.0",), ("0.1",), ("0.2",), ("1.0",), ("2.0",), ("2.1",)}
     assert found["aligned, fast"] == {("0.0", "1.0"), ("2.0",), ("0.1", "2.1"), ("0.2",)}
@@ -236,7 +235,7 @@ def test_seeds_are_the_rivals_ways_to_combine() -> None:
 def test_replicas_of_a_block_are_combined_where_there_are_some() -> None:
     """Three blocks abreast would mix those of a model; a replica's i-th block runs with the other's."""
     where = space(2, 2, replicas=2, members_max=3)
-    found = {one.name: _combined(where, one.actions) for one in seeds(where)}
+    found = {name: _combined(where, actions) for name, actions in seeds(where).items()}
     assert [{member.block for member in row} for row in found["replicas, fast"]] == [{0}, {0}, {1}, {1}]
     assert all(len({member.model for member in row}) == 1 for row in found["replicas, fast"])
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from stageloom.planner.learning.maddpg.learner import Learner, alone_actions
-from stageloom.planner.learning.maddpg.networks import Actors, Stack
-from stageloom.planner.learning.maddpg.replay import Replay, Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
-from stageloom.planner.learning.maddpg.settings import Settings, Start
+from stageloom.planner.learning.maddpg.learner import Actors, Learner, Stack, alone_actions
+from stageloom.planner.learning.maddpg.replay import Floats, Replay, Transitions
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.policy.maddpg.space import Space
@@ -37,7 +35,7 @@ def transitions(where: Space, count: int, seed: int = 0) -> Transitions:
     )
 
 
-def learner(settings: Settings = TINY, seed: int = 1) -> Learner:
+def learner(settings: MaddpgSettings = TINY, seed: int = 1) -> Learner:
     made = Learner(SPACE, settings, seed)
     made.add(transitions(SPACE, 8))
     return made
@@ -175,8 +173,8 @@ def test_a_restored_learner_goes_on_bit_by_bit() -> None:
 
 
 def test_a_short_training_learns_from_half_of_its_transitions_on() -> None:
-    assert Settings.of_length(40).learn_from == 20
-    assert Settings.of_length(20_000) == Settings(transitions=20_000)
+    assert MaddpgSettings.of_length(40).learn_from == 20
+    assert MaddpgSettings.of_length(20_000) == MaddpgSettings(transitions=20_000)
 
 
 def test_state_of_another_space_or_of_nothing_is_refused() -> None:
@@ -200,7 +198,7 @@ def test_the_replay_keeps_the_newest() -> None:
 
 
 def test_settings_survive_json_and_unknown_ones_are_refused() -> None:
-    settings = Settings.paper(learning_rate=0.5)
-    assert Settings.of(settings.plain()) == settings
+    settings = MaddpgSettings.paper(learning_rate=0.5)
+    assert MaddpgSettings.of(settings.plain()) == settings
     with pytest.raises(Exception, match="no setting of a training"):
-        Settings.of({"learning": 1})
+        MaddpgSettings.of({"learning": 1})

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.course import TrainingCourse
 from stageloom.planner.learning.maddpg.learner import Learner
-from stageloom.planner.learning.maddpg.replay import Transitions
-from stageloom.planner.learning.maddpg.rewards import Floats
-from stageloom.planner.learning.maddpg.settings import Scale, Settings, Start
+from stageloom.planner.learning.maddpg.replay import Floats, Transitions
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Scale, Start
 from stageloom.planner.learning.maddpg.train import train
 from stageloom.planner.learning.maddpg.work import Collect, collect, run
 from stageloom.shared.plan import Member
@@ -19,7 +18,7 @@ from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from tests.learning.maddpg.toy import GRAPHS, SMALL, problem
 from tests.policy.maddpg.cases import space
 
-BANDIT = Settings(
+BANDIT = MaddpgSettings(
     gamma=0.0,
     learn_from=200,
     batch=32,
@@ -79,7 +78,7 @@ def test_the_policy_learns_to_combine_from_a_start_that_does_not() -> None:
         actor_every=1,
     )
     where = problem(0.3)
-    course = Course(where, settings, seed=1)
+    course = TrainingCourse(where, settings, seed=1)
     table = where.table()
     while (work := course.next_work()) is not None and course.transitions < settings.transitions:
         course.take(work, run(where, table, settings, work))
@@ -93,7 +92,7 @@ def test_the_policy_learns_to_combine_from_a_start_that_does_not() -> None:
 
 def test_the_papers_superblocks_run_nothing_and_end_no_episode() -> None:
     where = problem()
-    settings = Settings.paper(step_s=1.0)
+    settings = MaddpgSettings.paper(step_s=1.0)
     row = (0.0, 0.0, 0.5, 0.5, 0.5, 0.9)
     found = collect(where, where.table(), settings, Collect(number=0, seed=0, steps=3, rows=(row,)))
     assert not found.ran.any() and (found.figures == 0.0).all()

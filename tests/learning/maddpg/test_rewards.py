@@ -5,12 +5,12 @@ from math import exp, log, log1p
 import numpy as np
 import pytest
 
-from stageloom.planner.learning.maddpg.rewards import Normaliser, figures_of
-from stageloom.planner.learning.maddpg.settings import Gain, Scale, Settings
+from stageloom.planner.learning.maddpg.replay import FIGURES_BEFORE_LATENCY, Normaliser, step_figures
+from stageloom.planner.learning.maddpg.settings import Gain, MaddpgSettings, Scale
 from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from tests.learning.maddpg.toy import served, window_of
 
-PLAIN = Settings(latency=Scale.PLAIN, log_variance=False, superblock_penalty=0.1)
+PLAIN = MaddpgSettings(latency=Scale.PLAIN, log_variance=False, superblock_penalty=0.1)
 # utilisation, throughput, variance, latency of two models
 ROWS = np.array([[0.2, 10.0, 1.0, 0.5, 3.0], [0.6, 30.0, 5.0, 1.5, 1.0]])
 UNIT = Normaliser(np.zeros(4), np.ones(4))
@@ -39,12 +39,12 @@ def test_a_figure_that_never_changed_counts_nothing() -> None:
 
 
 def test_variance_enters_as_log1p_and_latency_by_its_logarithm() -> None:
-    scores = UNIT.scores(ROWS[:1], Settings())
+    scores = UNIT.scores(ROWS[:1], MaddpgSettings())
     assert scores[0].tolist() == pytest.approx([0.2, log1p(1.0), log(0.5), log(3.0)])
 
 
 def test_throughput_may_stand_for_utilisation() -> None:
-    assert UNIT.scores(ROWS[:1], Settings(gain=Gain.THROUGHPUT))[0, 0] == 10.0
+    assert UNIT.scores(ROWS[:1], MaddpgSettings(gain=Gain.THROUGHPUT))[0, 0] == 10.0
 
 
 def test_blocks_beyond_h_cost_their_share_of_the_penalty() -> None:
@@ -63,14 +63,14 @@ def test_figures_of_a_window() -> None:
         0.75,
         (glance(2, 0), glance(6, 4)),
     )
-    found = figures_of(window, (0.1, 0.2))
-    assert found.utilisation == 0.75
-    assert found.throughput_per_s == 2.0
-    assert found.variance == pytest.approx((0.1**2 + 0.1**2) / 2)
-    assert found.latency_s == (1.0, 9.0)
+    utilisation, throughput_per_s, variance, *latency_s = step_figures(window, (0.1, 0.2))
+    assert utilisation == 0.75
+    assert throughput_per_s == 2.0
+    assert variance == pytest.approx((0.1**2 + 0.1**2) / 2)
+    assert latency_s == [1.0, 9.0]
 
 
 def test_a_queue_that_is_never_served_is_slow_and_not_quick() -> None:
     """10 tasks wait on average and 5 came in 2 s: Little's law says 4 s each."""
     window = window_of(2.0, (served(5, Counts(), ()),), 0.0, (glance(8), glance(12)))
-    assert figures_of(window, (1.0,)).latency_s == (4.0,)
+    assert step_figures(window, (1.0,))[FIGURES_BEFORE_LATENCY:] == (4.0,)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from stageloom.planner.learning.maddpg.environment import bound_plan
-from stageloom.planner.learning.maddpg.schedules import Entry
+from stageloom.planner.learning.maddpg.problem import ScheduleEntry
 from stageloom.planner.learning.maddpg.train import polish
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Member
@@ -51,7 +51,7 @@ def test_an_entry_only_ever_gets_cheaper_and_plans_follow_it() -> None:
     sequential = first.schedule.__class__(
         tuple(stage for stage in problem().table().find(PAIR).schedule.stages)
     )
-    better = Entry(sequential, first.seconds / 2)
+    better = ScheduleEntry(sequential, first.seconds / 2)
     assert table.put({key: better})
     assert table.bound(PAIR).plan.schedule == sequential
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
-from stageloom.planner.learning.maddpg.twins import TwinDevices
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.twin.device_file import device_names
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError

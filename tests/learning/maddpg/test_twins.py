@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stageloom.planner.learning.maddpg.twins import TwinDevices
 from stageloom.planner.learning.maddpg.work import Collect, Evaluate, collect, evaluate
 from stageloom.planner.twin.arrivals import Poisson
 from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.twin.reference import TwinDevices
 from tests.learning.maddpg.toy import SMALL, problem
 
 TWINS = TwinDevices(

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from stageloom.planner.cluster.processes import ProcessPool
-from stageloom.planner.learning.maddpg.course import Course
-from stageloom.planner.learning.maddpg.rollout import rollout, task_of
-from stageloom.planner.learning.maddpg.schedules import SEARCHED_AFTER
-from stageloom.planner.learning.maddpg.train import train
-from stageloom.planner.learning.maddpg.work import Collect, Evaluate, run
-from stageloom.planner.learning.maddpg.workers import LOST_MOST, Actors
+from stageloom.planner.learning.maddpg.course import TrainingCourse
+from stageloom.planner.learning.maddpg.problem import SEARCHED_AFTER
+from stageloom.planner.learning.maddpg.train import LOST_MOST, PooledWorkers, train
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, rollout, run, task_of
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.learning.maddpg.deadly import EPISODE, FRESH, VALIDATION, deaths
@@ -113,10 +111,10 @@ def test_an_actor_of_a_run_that_goes_on_begins_with_the_runs_schedules_and_count
 
 def test_a_plan_is_evaluated_with_the_schedules_that_the_learner_has() -> None:
     """Those that it searched longer for at the end above all."""
-    course = Course(PROBLEM, SMALL, seed=0)
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
     work = course.next_work()
     assert isinstance(work, Evaluate)
     course.take(work, run(PROBLEM, PROBLEM.table(), SMALL, work))
     pool = DeadPool()
-    Actors(course, pool).give(replace(work, number=99))
+    PooledWorkers(course, pool).give(replace(work, number=99))
     assert pool.given[0][2] == course.table.entries

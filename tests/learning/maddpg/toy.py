@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.twin.window import ModelWindow, Window
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
@@ -126,7 +126,7 @@ def problem(factor: float = 0.6) -> Problem:
     )
 
 
-SMALL = Settings(
+SMALL = MaddpgSettings(
     transitions=80,
     learn_from=20,
     replay=64,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from stageloom.shared.digest import digest_of
-from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.gpg.network import Floats
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
 

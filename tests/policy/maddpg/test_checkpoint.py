@@ -7,8 +7,8 @@ import pytest
 
 from stageloom.shared.digest import canonical, digest_of
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.policy.maddpg.book import Book
-from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
+from stageloom.shared.policy.maddpg.decide import Book
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.schedule import stage_schedule
 from tests.policy.maddpg.cases import arrays, network, space
@@ -16,14 +16,14 @@ from tests.policy.maddpg.cases import arrays, network, space
 SPACE = replace(space(2, 1, replicas=2), deviation_scale=0.05)
 
 
-def checkpoint() -> Checkpoint:
+def checkpoint() -> MaddpgCheckpoint:
     book = Book(
         {
             (digest_of(["b"]), 2): stage_schedule([[[0], [1]], [[2]]]),
             (digest_of(["a"]), 1): stage_schedule([[[0]]]),
         }
     )
-    return Checkpoint(SPACE, network(SPACE), book, {"seed": 3})
+    return MaddpgCheckpoint(SPACE, network(SPACE), book, {"seed": 3})
 
 
 def test_what_was_written_reads_back_the_same() -> None:
@@ -73,6 +73,6 @@ def test_other_bytes_are_refused(raw: bytes) -> None:
 
 def test_layers_that_do_not_fit_the_space_are_refused() -> None:
     other = space(2, 2)
-    raw = encode(Checkpoint(SPACE, MaddpgNetwork(arrays(other), other.agents)))
+    raw = encode(MaddpgCheckpoint(SPACE, MaddpgNetwork(arrays(other), other.agents)))
     with pytest.raises(DecodeError, match="layer 0 of actor 0 takes"):
         decode(raw)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageloom.shared.plan import Member
-from stageloom.shared.policy.maddpg.combining import actions_of, bin_of, centre, combine_blocks
+from stageloom.shared.policy.maddpg.actions import actions_of, bin_of, centre, combine_blocks
 from stageloom.shared.policy.maddpg.space import Space
 from tests.policy.maddpg.cases import space
 

@@ -8,12 +8,11 @@ import pytest
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import InputError
 from stageloom.shared.plan import Plan, Wait
-from stageloom.shared.policy.maddpg.book import Blocks, Book
-from stageloom.shared.policy.maddpg.combining import actions_of
-from stageloom.shared.policy.maddpg.decide import decide, replanned
+from stageloom.shared.policy.maddpg.actions import actions_of
+from stageloom.shared.policy.maddpg.decide import Blocks, Book, decide, replanned
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.schedule import stage_schedule
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.policy.maddpg.cases import saying
@@ -33,7 +32,7 @@ LOADS = (
     Load(model="right", arrivals_per_s=100.0, service_s=0.001, queued=0),
     Load(model="left", arrivals_per_s=10.0, service_s=0.004, queued=0),
 )
-SAMPLES = (Sample(((1, 0, 0), (0, 1)), (0.1, -0.1)),)
+SAMPLES = (PolicySample(((1, 0, 0), (0, 1)), (0.1, -0.1)),)
 
 POLICY = saying(SPACE, (0.5, 0.5, *actions_of(SPACE, TOGETHER)))
 

@@ -4,36 +4,35 @@ import numpy as np
 import pytest
 
 from stageloom.shared.errors import InputError
-from stageloom.shared.policy.maddpg.features import state_of
-from stageloom.shared.policy.maddpg.network import MaddpgNetwork
-from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
+from stageloom.shared.policy.queues import PolicySample
 from tests.policy.maddpg.cases import arrays, space
 
 
 def test_a_state_stacks_the_newest_samples_as_equation_1_does() -> None:
     where = space(2, 1, samples=2)
     samples = [
-        Sample(((1, 1), (1,)), (9.0, -9.0)),  # older than the newest two
-        Sample(((1, 0), (0,)), (0.5, -0.5)),
-        Sample(((0, 1), (1,)), (2.0, -2.0)),
+        PolicySample(((1, 1), (1,)), (9.0, -9.0)),  # older than the newest two
+        PolicySample(((1, 0), (0,)), (0.5, -0.5)),
+        PolicySample(((0, 1), (1,)), (2.0, -2.0)),
     ]
     assert state_of(where, samples).tolist() == [1, 0, 0, 0.5, -0.5, 0, 1, 1, 2, -2]
 
 
 def test_rows_that_are_missing_count_as_idle() -> None:
     where = space(2, 1, samples=2)
-    assert state_of(where, [Sample(((1, 0), (1,)), (1.0, -1.0))]).tolist() == [0] * 5 + [1, 0, 1, 1, -1]
+    assert state_of(where, [PolicySample(((1, 0), (1,)), (1.0, -1.0))]).tolist() == [0] * 5 + [1, 0, 1, 1, -1]
 
 
 def test_long_queues_enter_by_their_logarithm_short_ones_in_proportion() -> None:
     where = space(1, 1, samples=1, scale=0.5)
-    found = state_of(where, [Sample(((0,), (0,)), (0.001, 500.0))])
+    found = state_of(where, [PolicySample(((0,), (0,)), (0.001, 500.0))])
     assert found[2:].tolist() == pytest.approx([0.002, np.arcsinh(1000.0)], rel=1e-5)
 
 
 def test_a_sample_of_other_blocks_is_refused() -> None:
     with pytest.raises(InputError, match=r"blocks \(3,\)"):
-        state_of(space(2), [Sample(((1, 0, 0),), (0.0,))])
+        state_of(space(2), [PolicySample(((1, 0, 0),), (0.0,))])
 
 
 def test_each_actor_is_two_hidden_layers_and_a_sigmoid_over_the_whole_state() -> None:

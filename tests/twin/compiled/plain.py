@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from stageloom.planner.twin.compiled.compile_cache import KERNELS
-from stageloom.planner.twin.compiled.tables import Memory
+from stageloom.planner.twin.compiled.tables import WorldMemory
 from stageloom.planner.twin.compiled.twin import CompiledTwin
 
 _PACKAGE = "stageloom.planner.twin.compiled"
@@ -48,6 +48,6 @@ class PlainTwin(CompiledTwin):
 
     run_kernels: Any = staticmethod(plain_kernels())
 
-    def _kernels(self, memory: Memory, end_s: float, deploy: int) -> int:
+    def _kernels(self, memory: WorldMemory, end_s: float, deploy: int) -> int:
         stopped: int = self.run_kernels([memory.world], self._arrivals, self._samples, end_s, deploy)
         return stopped

@@ -4,33 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.learning.maddpg.kept_run import FILE, KeptRun, load, save
+from stageloom.planner.learning.maddpg.train import FILE, load_run, save_run
 from stageloom.shared.errors import InputError
 
 ABOUT = {"seed": 3, "models": [["digest", 1, 2]]}
 
 
 def test_what_was_saved_last_is_loaded(tmp_path: Path) -> None:
-    assert load(tmp_path, ABOUT) is None
+    assert load_run(tmp_path, ABOUT) is None
     for number in (1, 2):
-        save(tmp_path, ABOUT, KeptRun(float(number), b"state\n" * number))
-    assert load(tmp_path, {"seed": 3, "models": [("digest", 1, 2)]}) == KeptRun(2.0, b"state\nstate\n")
+        save_run(tmp_path, ABOUT, float(number), b"state\n" * number)
+    assert load_run(tmp_path, {"seed": 3, "models": [("digest", 1, 2)]}) == (2.0, b"state\nstate\n")
 
 
 def test_a_run_that_was_killed_while_it_wrote_goes_on_from_before(tmp_path: Path) -> None:
-    save(tmp_path, ABOUT, KeptRun(1.0, b"before"))
+    save_run(tmp_path, ABOUT, 1.0, b"before")
     (tmp_path / (FILE + ".part")).write_bytes(b'{"about"')
-    assert load(tmp_path, ABOUT) == KeptRun(1.0, b"before")
+    assert load_run(tmp_path, ABOUT) == (1.0, b"before")
 
 
 def test_a_run_of_something_else_is_refused_by_the_name_of_what_differs(tmp_path: Path) -> None:
-    save(tmp_path, ABOUT, KeptRun(1.0, b""))
+    save_run(tmp_path, ABOUT, 1.0, b"")
     with pytest.raises(InputError, match=r"a run with other seed; name another --output, or delete it"):
-        load(tmp_path, {**ABOUT, "seed": 4})
+        load_run(tmp_path, {**ABOUT, "seed": 4})
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]\n", b'{"about": {}}\n', b"\xff\n"])
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / FILE).write_bytes(body)
     with pytest.raises(InputError, match="no training run"):
-        load(tmp_path, ABOUT)
+        load_run(tmp_path, ABOUT)

@@ -1,26 +1,35 @@
-"""From the model scheduler's actions to combined blocks and back (TOP, V-B, figure 10). Pure.
+"""What a policy's actions mean: combined blocks and launch intervals (TOP, V-B, figures 9 and 10). Pure.
 
-[0, 1] is divided into as many uniform intervals as there are blocks in total; blocks whose actions fall into
-one interval form a combined block.
+*Combined blocks.* [0, 1] is divided into as many uniform intervals as there are blocks in total; blocks whose
+actions fall into one interval form a combined block. Ours, where more than H blocks fall into one (TOP's
+*superblock*): they are taken in the order of their actions and split into parts of at most H. The first part
+stays, each further one moves to the nearest interval that is still free; there always is one, as there are as
+many intervals as blocks. The *executed* action says so by itself: reading it again gives the same blocks.
 
-Ours, where more than H blocks fall into one (TOP's *superblock*): they are taken in the order of their
-actions and split into parts of at most H. The part that comes first stays, each further one moves to the
-nearest interval that is still free; there always is one, as there are as many intervals as blocks. The
-*executed* action is the one that says so by itself: reading it again gives the same combined blocks.
+*Launch intervals.* TOP takes an action of [0, 1] as seconds per task. A device that serves hundreds of tasks
+a second needs a hundredth of that range, and the rest of it starves queues. Ours: per model
+
+    interval = min (max / min)^u,   min = service time over lanes,   max = 1 / arrivals, less some headroom
+
+so that u = 0 launches as fast as the device could ever serve, u = 1 as fast as tasks arrive, and equal steps
+of u change the rate by equal factors. Capacity is never set below measured arrivals: where the device is
+slower than the arrivals, min is max. A model without arrivals may wait for a second, TOP's longest.
 """
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
 from stageloom.shared.plan import Member
-from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.maddpg.space import IntervalMap, Space
+from stageloom.shared.policy.plain import Load
 
 _BELOW_ONE = 1.0 - 1e-6  # representable in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
+class BlockCombination:
     """What actions stand for."""
 
     combined: tuple[tuple[Member, ...], ...]  # by interval; members in the plan's order
@@ -43,7 +52,7 @@ def centre(number: int, bins: int) -> float:
     return (number + 0.5) / bins
 
 
-def combine_blocks(space: Space, actions: Sequence[float]) -> Combination:
+def combine_blocks(space: Space, actions: Sequence[float]) -> BlockCombination:
     """Combined blocks of at most H members. `actions`: one per member [bins]"""
     found: dict[int, list[int]] = {}
     for at, action in enumerate(actions):
@@ -61,7 +70,7 @@ def combine_blocks(space: Space, actions: Sequence[float]) -> Combination:
             for at in part:
                 executed[at] = centre(free, space.bins)
     rows = tuple(tuple(space.members[at] for at in sorted(found[number])) for number in sorted(found))
-    return Combination(rows, tuple(executed), excess)
+    return BlockCombination(rows, tuple(executed), excess)
 
 
 def actions_of(space: Space, combined: Sequence[Sequence[Member]]) -> tuple[float, ...]:
@@ -92,3 +101,40 @@ def _nearest_free(number: int, taken: Container[int], bins: int) -> int:
     """Of two equally near ones the higher, as later parts hold higher actions."""
     nearest = (number + side * distance for distance in count(1) for side in (1, -1))
     return next(one for one in nearest if 0 <= one < bins and one not in taken)
+
+
+HEADROOM: Final = 0.05
+"""Launches above arrivals at least: at exactly the arrivals a queue that is there never empties."""
+
+LONGEST_S: Final = 1.0
+SHORTEST_S: Final = 1e-5
+"""No device serves a task in less; keeps the ratio finite where nothing was measured."""
+
+
+def interval_bounds(load: Load, lanes: int = 1) -> tuple[float, float]:
+    """The least and the most seconds per task of one model under a load."""
+    most_s = LONGEST_S
+    if load.arrivals_per_s > 0.0:
+        most_s = min(1.0 / (load.arrivals_per_s * (1.0 + HEADROOM)), LONGEST_S)
+    return min(max(load.service_s / lanes, SHORTEST_S), most_s), most_s
+
+
+def interval_s(action: float, bounds: tuple[float, float], how: IntervalMap = IntervalMap.GEOMETRIC) -> float:
+    """Seconds per task."""
+    share = min(max(action, 0.0), 1.0)
+    if how is IntervalMap.PAPER:
+        return share
+    least_s, most_s = bounds
+    return float(least_s * (most_s / least_s) ** share)
+
+
+def intervals_us(
+    actions: Sequence[float],
+    loads: Sequence[Load],
+    *,
+    lanes: int = 1,
+    how: IntervalMap = IntervalMap.GEOMETRIC,
+) -> tuple[int, ...]:
+    """A plan's launch intervals, one per action, rounded towards the faster. [W]"""
+    pairs = zip(actions, loads, strict=True)
+    return tuple(int(interval_s(action, interval_bounds(load, lanes), how) * 1e6) for action, load in pairs)
