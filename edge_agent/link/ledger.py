@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.base import BootId, Count
 from stageloom.shared.messages.telemetry import Ledger
 
@@ -71,7 +71,7 @@ class _Books(Struct, frozen=True, tag="spool_ledger", tag_field="type"):
     removing: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
 
 
-_BOOKS: Codec[_Books] = Codec(_Books, Limits(frame_bytes=1 << 20, body_bytes=1 << 20))
+_BOOKS: Codec[_Books] = Codec(_Books, CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20))
 
 
 def encode_books(accounts: dict[int, Account], removing: tuple[str, ...]) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.durable_file import replace_synced
 from stageloom.shared.errors import DecodeError, StateError, StorageError
 from stageloom.shared.messages.base import DeviceName, PublicKey
@@ -20,7 +20,7 @@ class Membership(Struct, frozen=True, kw_only=True, tag="membership", tag_field=
     endpoints: Endpoints
 
 
-_CODEC: Final[Codec[Membership]] = Codec(Membership, Limits(frame_bytes=4 << 10, body_bytes=4 << 10))
+_CODEC: Final[Codec[Membership]] = Codec(Membership, CodecLimits(frame_bytes=4 << 10, body_bytes=4 << 10))
 
 
 def save_membership(path: Path, membership: Membership) -> None:

@@ -4,8 +4,7 @@ import time
 
 from stageloom.shared.plan import Plan
 from stageloom.shared.schedule import StageSchedule
-from stageloom.shared.search.block_job import BlockJob, run_block_search
-from stageloom.shared.search.job import SearchJob, run_search
+from stageloom.shared.search.job import BlockJob, SearchJob, run_block_search, run_search
 
 
 def search(job: SearchJob) -> Plan:

@@ -15,8 +15,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance
-from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance, fitted, samples
 from stageloom.shared.search.interference import Interference, Sample
 
 STALE_S: Final = 30 * 24 * 3600.0

@@ -22,9 +22,8 @@ from stageloom.shared.plan import CombinedBlock, Member, Plan
 from stageloom.shared.policy.samples import Sample, progress_bits
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.beam import beam
-from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.interface import TOP_LIMITS, Budget
-from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.job import BlockJob, SearchJob
 from stageloom.shared.stage_string import parse
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from stageloom.planner.replan.predict import keeps_up
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ModelPlan, Plan
 from stageloom.shared.policy.plain import plain_replan
-from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
-from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.job import BlockJob, SearchJob
 
 
 class How(str, Enum):

@@ -29,10 +29,10 @@ from stageloom.shared.policy.gpg.network import levels
 from stageloom.shared.search.beam import best_endings
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.gpg import refined
 from stageloom.shared.search.interface import TOP_LIMITS
 from stageloom.shared.search.ios import cheapest_by_state
 from stageloom.shared.search.ranking import RankedEndings
-from stageloom.shared.search.refine import refined
 from stageloom.shared.search.stages import Stages, Strategy
 
 _EXACT = 60_000  # pairs of a state and an ending

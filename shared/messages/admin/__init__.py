@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.admin.contests import ContestFailure, ContestFigures, ContestInfo
 from stageloom.shared.messages.admin.devices import (
     DeviceInfo,
@@ -191,7 +191,7 @@ AdminReply = (
 )
 
 
-REQUESTS: Codec[AdminRequest] = Codec(AdminRequest, Limits(frame_bytes=64 << 10, body_bytes=64 << 10))
+REQUESTS: Codec[AdminRequest] = Codec(AdminRequest, CodecLimits(frame_bytes=64 << 10, body_bytes=64 << 10))
 
 
-REPLIES: Codec[AdminReply] = Codec(AdminReply, Limits(frame_bytes=1 << 20, body_bytes=1 << 20))
+REPLIES: Codec[AdminReply] = Codec(AdminReply, CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20))

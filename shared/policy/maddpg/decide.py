@@ -20,9 +20,9 @@ from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.samples import Sample
 from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.sequential import sequential
 
 
 @dataclass(frozen=True, slots=True)
