@@ -25,8 +25,7 @@ from stageloom.shared.blocks import CombinedGraph, combine, split
 from stageloom.shared.graph import Graph
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
-from stageloom.shared.search.nimble import assign_streams
-from stageloom.shared.search.opara import OperatorProfile, allocate_streams, launch_order
+from stageloom.shared.search.streams import OperatorProfile, allocate_streams, assign_streams, launch_order
 
 # Model of the zoo, its name in figures, and Opara's table I: ms of Opara and of Nimble.
 NETWORKS = (

@@ -9,7 +9,7 @@ are measured by the agent's operator profile, before, between and behind the tur
 of its runs: what else the machine does only adds to it.
 
 Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
-no part (`stageloom.shared.search.fitting`), and predicts those in which it has.
+no part (`stageloom.shared.search.costs`), and predicts those in which it has.
 
 - `median_relative_error`: |predicted / measured - 1|, its median over all stages held out.
 - `rank_correlation`: Spearman's, of predicted and measured.
@@ -52,9 +52,8 @@ from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import Group, Stage, StageSchedule, joint_stage
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage, Members, StageCosts
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Members, StageCosts, fitted, samples
 from stageloom.shared.search.endings import Endings, GroupRule
-from stageloom.shared.search.fitting import fitted, samples
 from stageloom.shared.search.interface import Limits
 from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages, Strategy

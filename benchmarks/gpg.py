@@ -48,14 +48,13 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.policy.gpg.checkpoint import decode
 from stageloom.shared.policy.gpg.choose import LookAhead, acted, drawn, looked_ahead, sampled, schedule_s
 from stageloom.shared.policy.gpg.network import EncodedBlock, GpgNetwork
+from stageloom.shared.search.baselines import greedy
 from stageloom.shared.search.beam import best_endings
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.endings import TooManyError
-from stageloom.shared.search.gpg import policy_stages
-from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.gpg import policy_stages, refined
 from stageloom.shared.search.interface import TOP_LIMITS, Budget
 from stageloom.shared.search.ios import cheapest_by_state
-from stageloom.shared.search.refine import refined
 from stageloom.shared.search.stages import Stages
 
 HELD_OUT: Final = ("googlenet", "nasnet_large")

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Limits:
+class CodecLimits:
     """What a decoder accepts; `frame_bytes` is before decompression, `body_bytes` after."""
 
     frame_bytes: int
@@ -40,7 +40,7 @@ class Codec(Generic[T]):
     costs more than it saves where the payload is weights.
     """
 
-    def __init__(self, types: Any, limits: Limits, *, compress: bool = True) -> None:
+    def __init__(self, types: Any, limits: CodecLimits, *, compress: bool = True) -> None:
         self.types = types
         self.limits = limits
         self._compress = compress
@@ -87,7 +87,7 @@ def pack_body(body: bytes) -> bytes:
     return PLAIN + body
 
 
-def unpack_body(frame: bytes | memoryview, limits: Limits) -> bytes:
+def unpack_body(frame: bytes | memoryview, limits: CodecLimits) -> bytes:
     """The msgpack bytes in a frame.
 
     Raises:
@@ -136,7 +136,7 @@ def _no_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} has no meaning here")
 
 
-def unpack(body: bytes, limits: Limits) -> Any:
+def unpack(body: bytes, limits: CodecLimits) -> Any:
     """Plain values from msgpack bytes: no extension types, no duplicate keys, containers bounded.
 
     Raises:

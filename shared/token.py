@@ -16,13 +16,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Limits, convert, unpack
+from stageloom.shared.codec import CodecLimits, convert, unpack
 from stageloom.shared.errors import DecodeError, TokenError
 
 PREFIX: Final = "stgl2."
 _OLD_PREFIX: Final = "stgl1."  # enrolment over ZeroMQ, up to version 0.1
 MAX_TOKEN_CHARS: Final = 1024
-_LIMITS: Final = Limits(frame_bytes=MAX_TOKEN_CHARS, body_bytes=MAX_TOKEN_CHARS, array_items=7, map_items=0)
+_LIMITS: Final = CodecLimits(
+    frame_bytes=MAX_TOKEN_CHARS, body_bytes=MAX_TOKEN_CHARS, array_items=7, map_items=0
+)
 _REMEDY: Final = "make a new one with `stageloom device token`"
 
 Endpoint = Annotated[

@@ -17,15 +17,13 @@ from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
 from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
 from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Scheduler
 from stageloom.shared.search.ios import ios
 from stageloom.shared.search.isomorphism import Shared
-from stageloom.shared.search.nimble import nimble
-from stageloom.shared.search.opara import OperatorProfile, opara
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.search.stages import Strategy
+from stageloom.shared.search.streams import OperatorProfile, nimble, opara
 
 SEQUENTIAL: Final = "ours sequential"
 GROUP_STREAMS: Final = 8

@@ -42,8 +42,7 @@ from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 from stageloom.shared.schedule import Schedule, StageSchedule, joint_stage
 from stageloom.shared.search.comparison import Measured, Standing, standing
-from stageloom.shared.search.costs import CostTable, MeasuredStage
-from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, fitted, samples
 from stageloom.shared.search.interface import Budget
 from stageloom.shared.search.registry import schedulers
 

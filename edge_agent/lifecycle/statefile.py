@@ -7,14 +7,14 @@ import msgspec
 
 from stageloom.edge_agent.lifecycle.states import LinkState, RunnablePlan
 from stageloom.edge_agent.store import StateFile
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.errors import DecodeError, StorageError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.messages.base import MAX_PLAN_BYTES
 
 _LIMIT_BYTES: Final = 4 * MAX_PLAN_BYTES + (128 << 10)  # four plans, their artifacts and the profiles
 _EMPTY: Final = "starting empty: the planner sends its plan again, or give models with `run --model FILE`"
-_CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
+_CODEC: Codec[LinkState] = Codec(LinkState, CodecLimits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
 
 
 def encode_state(state: LinkState) -> bytes:

@@ -16,12 +16,13 @@ import zmq
 from msgspec import Struct
 from zmq.utils import z85
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec
 from stageloom.shared.durable_file import replace_synced
 from stageloom.shared.errors import DecodeError, StateError, StorageError
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.base import DeviceName, Message, PublicKey
+from stageloom.shared.search.interface import Limits
 from stageloom.shared.token import Endpoints
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from stageloom.shared.clock import Clock, SystemClock
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec
 from stageloom.shared.durable_file import sync_file
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.failpoint import failpoint
@@ -42,6 +42,7 @@ from stageloom.shared.messages.telemetry import (
     TelemetryAck,
     TelemetryBatch,
 )
+from stageloom.shared.search.interface import Limits
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from stageloom.edge_agent.lowering.trace import NodeTracer, TracedNode, empty, s
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph, Operator
 from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.nodes import opset_of
 from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
 from stageloom.shared.importer.subgraph import ModelSource, SubModel
 
@@ -124,23 +125,18 @@ class Parsed:
     store: WeightStore
     channels_last: bool
 
-    @property
-    def opset(self) -> int:
-        """The version of the standard operators."""
-        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
-
     def trace(self, batch: int, further: Mapping[str, Constant] | None = None) -> NodeTracer:
         """Return a tracer that knows the weights and `further` constants only."""
         constants = {**self.constants, **(further or {})}
         return NodeTracer(
-            self.store, constants, opset=self.opset, batch=batch, channels_last=self.channels_last
+            self.store, constants, opset=opset_of(self.model), batch=batch, channels_last=self.channels_last
         )
 
     def expected(self, tensor: TensorId, batch: int, *, channels_last: bool) -> Spec:
         """Return the graph's spec of a tensor, at a batch and in the store's precision."""
-        found = self.graph.tensors[tensor]
-        shape = found.shape if batch == 1 else (batch, *found.shape[1:])
-        return Spec(shape, self.store.runtime_dtype(TORCH_OF_NAME[found.dtype]), channels_last)
+        described = self.graph.tensors[tensor]
+        shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+        return Spec(shape, self.store.runtime_dtype(TORCH_OF_NAME[described.dtype]), channels_last)
 
     def name(self, tensor: TensorId) -> str:
         """A tensor's name in the file."""

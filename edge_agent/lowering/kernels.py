@@ -107,16 +107,16 @@ def alternatives(
 ) -> list[Alternative]:
     """Return the further kernels of a chain, the likely faster ones first."""
     source = trace.metas[inputs[chain.source]]
-    found = []
+    kernels = []
     if chain.folded and chain.conv.window.symmetric:
-        found.append(Alternative("folded", *_in_parts(chain)))
+        kernels.append(Alternative("folded", *_in_parts(chain)))
     if chain.pointwise and chain.addend is None and _is_channels_last(source):
-        found.append(Alternative("gemm", *_gemm(chain)))
+        kernels.append(Alternative("gemm", *_gemm(chain)))
     if device.type == "cuda" and source.ndim == 4 and chain.conv.window.symmetric:
         if chain.relu:
-            found.append(Alternative("cudnn fused", *_cudnn_fused(chain)))
-        found.append(Alternative("cudnn in place", *_cudnn_in_place(chain)))
-    return found
+            kernels.append(Alternative("cudnn fused", *_cudnn_fused(chain)))
+        kernels.append(Alternative("cudnn in place", *_cudnn_in_place(chain)))
+    return kernels
 
 
 def _copying(run: Run) -> RunInto:

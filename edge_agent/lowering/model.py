@@ -53,36 +53,36 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
         ValueError: they may not merge.
         Unsupported: their weights are of a type that torch does not hold.
     """
-    one = merged(parsed.graph, ops)
-    nodes = [[parsed.model.graph.node[i] for i in parsed.graph.operators[op].nodes] for op in one.ops]
-    weight, bias = _stacked(parsed, one, nodes)
-    key = ("merged", one.ops)
+    merge = merged(parsed.graph, ops)
+    nodes = [[parsed.model.graph.node[i] for i in parsed.graph.operators[op].nodes] for op in merge.ops]
+    weight, bias = _stacked(parsed, merge, nodes)
+    key = ("merged", merge.ops)
     trace = parsed.trace(
         lowered.batch, {_WEIGHT: Constant((*key, "weight"), weight), _BIAS: Constant((*key, "bias"), bias)}
     )
-    source = parsed.name(one.input)
-    trace.add_input(source, lowered.specs[one.input])
-    body = _body(one, nodes[0], source)
+    source = parsed.name(merge.input)
+    trace.add_input(source, lowered.specs[merge.input])
+    body = _body(merge, nodes[0], source)
     traced = [t for node in body if (t := trace.visit(node)) is not None]
     last = body[-1].output[0]
     program = KernelProgram(traced, [source], [last], trace)
     return Unit(
-        ops=one.ops,
-        inputs=(one.input,),
-        outputs=one.outputs,
-        input_specs=(lowered.specs[one.input],),
-        output_specs=tuple(lowered.specs[t] for t in one.outputs),
-        alternatives=tuple(_split(way, one) for way in ways(program, traced, [source], [last], trace)),
+        ops=merge.ops,
+        inputs=(merge.input,),
+        outputs=merge.outputs,
+        input_specs=(lowered.specs[merge.input],),
+        output_specs=tuple(lowered.specs[t] for t in merge.outputs),
+        alternatives=tuple(_split(way, merge) for way in ways(program, traced, [source], [last], trace)),
     )
 
 
-def _body(one: MergedConvolution, first: Sequence[onnx.NodeProto], source: str) -> list[onnx.NodeProto]:
+def _body(merge: MergedConvolution, first: Sequence[onnx.NodeProto], source: str) -> list[onnx.NodeProto]:
     """Return the common convolution and the nodes behind the first operator's, which follow all of them."""
-    found = one.convolution
+    conv = merge.convolution
     body = [
         helper.make_node(
-            "Conv", [source, _WEIGHT, _BIAS], ["merged.0"], kernel_shape=found.kernel, strides=found.strides,
-            dilations=found.dilations, pads=found.pads,
+            "Conv", [source, _WEIGHT, _BIAS], ["merged.0"], kernel_shape=conv.kernel, strides=conv.strides,
+            dilations=conv.dilations, pads=conv.pads,
         )
     ]  # fmt: skip
     renamed = {first[0].output[0]: "merged.0"}
@@ -97,16 +97,16 @@ def _body(one: MergedConvolution, first: Sequence[onnx.NodeProto], source: str) 
 
 
 def _stacked(
-    parsed: Parsed, one: MergedConvolution, nodes: Sequence[Sequence[onnx.NodeProto]]
+    parsed: Parsed, merge: MergedConvolution, nodes: Sequence[Sequence[onnx.NodeProto]]
 ) -> tuple[Tensor, Tensor]:
     """Return all kernels, zero-padded [sum of filters, channels, *kernel], and all biases."""
     kernels, biases = [], []
-    for filters, offset, own in zip(one.filters, one.offsets, nodes, strict=True):
+    for filters, offset, own in zip(merge.filters, merge.offsets, nodes, strict=True):
         names = [name for name in own[0].input[1:] if name]
         if any(name not in parsed.constants for name in names):
             raise Unsupported("weights of a type that torch does not hold")
         kernel, *bias = [parsed.constants[name].value for name in names]
-        padded = torch.zeros((filters, kernel.shape[1], *one.convolution.kernel), dtype=kernel.dtype)
+        padded = torch.zeros((filters, kernel.shape[1], *merge.convolution.kernel), dtype=kernel.dtype)
         taps = [slice(start, start + size) for start, size in zip(offset, kernel.shape[2:], strict=True)]
         padded[(slice(None), slice(None), *taps)] = kernel
         kernels.append(padded)
@@ -114,9 +114,9 @@ def _stacked(
     return torch.cat(kernels), torch.cat(biases)
 
 
-def _split(way: Alternative, one: MergedConvolution) -> Alternative:
+def _split(way: Alternative, merge: MergedConvolution) -> Alternative:
     """Return the alternative with its result split."""
-    filters = list(one.filters)
+    filters = list(merge.filters)
 
     def run(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.split(way.run(args)[0], filters, 1)
@@ -225,11 +225,11 @@ class ModelLowering:
 
 def _constants(model: onnx.ModelProto) -> dict[str, Constant]:
     """Return the weights that torch can hold; operators that read others are not lowered."""
-    found = {}
+    constants = {}
     for proto in model.graph.initializer:
         with suppress(Unsupported):
-            found[proto.name] = stored_constant(proto)
-    return found
+            constants[proto.name] = stored_constant(proto)
+    return constants
 
 
 def lower_model(

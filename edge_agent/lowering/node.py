@@ -175,10 +175,10 @@ class Node:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute as a Python or numpy value, text as str; `default` if it is absent."""
-        found = self._attributes.get(name)
-        if found is None:
+        proto = self._attributes.get(name)
+        if proto is None:
             return default
-        value = helper.get_attribute_value(found)
+        value = helper.get_attribute_value(proto)
         if isinstance(value, bytes):
             return value.decode()
         return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -194,8 +194,8 @@ class Node:
 
     def integers(self, name: str) -> list[int] | None:
         """Return a list attribute; None if it is absent."""
-        found = self.attribute(name)
-        return None if found is None else [int(x) for x in found]
+        value = self.attribute(name)
+        return None if value is None else [int(x) for x in value]
 
     def has(self, index: int) -> bool:
         """Whether the node names an input at `index`."""
@@ -210,10 +210,10 @@ class Node:
         return self._input(index).spec
 
     def _input(self, index: int) -> Input:
-        found = self.inputs[index] if index < len(self.inputs) else None
-        if found is None:
+        source = self.inputs[index] if index < len(self.inputs) else None
+        if source is None:
             raise Unsupported(f"{self.kind} without its input {index}")
-        return found
+        return source
 
     def shape(self, index: int) -> tuple[int, ...]:
         return self.spec(index).shape
@@ -244,8 +244,8 @@ class Node:
         return self._constant(index) is not None
 
     def _constant(self, index: int) -> Constant | None:
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return None if found is None else found.constant
+        source = self.inputs[index] if index < len(self.inputs) else None
+        return None if source is None else source.constant
 
     def constant(self, index: int) -> np.ndarray:
         """Return the value of an input that decides a shape or the like, in the model's own type.
@@ -253,11 +253,11 @@ class Node:
         Raises:
             NeedsConstant: it is computed at run time.
         """
-        found = self._input(index)
-        if found.constant is None:
-            raise NeedsConstant(self.kind, found.name)
+        source = self._input(index)
+        if source.constant is None:
+            raise NeedsConstant(self.kind, source.name)
         self.taken.add(index)
-        value = found.constant.value
+        value = source.constant.value
         if value.dtype == torch.bfloat16:
             value = value.float()
         array: np.ndarray = value.numpy()

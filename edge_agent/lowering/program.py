@@ -170,7 +170,7 @@ def _overwriting(
     type, and shares its memory with no value that is read later or returned."""
     memory = {name: trace.memory[name] for t in traced for name in t.makes if name}
     taken = {trace.memory[name] for name in inputs}
-    found = set()
+    steps = set()
     for index, t in enumerate(traced):
         source = t.reads[0] if t.reads else None
         if t.kernel.inplace is None or not isinstance(source, str) or source not in memory:
@@ -183,8 +183,8 @@ def _overwriting(
         needed = [n for n in (*others, *later, *outputs) if n not in made_after]
         shared = any(memory.get(n) == memory[source] for n in needed)
         if fits and not shared and memory[source] not in taken and source not in trace.overlapping:
-            found.add(index)
-    return found
+            steps.add(index)
+    return steps
 
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], "tuple[Tensor, ...]"]

@@ -23,6 +23,7 @@ from stageloom.edge_agent.lowering.dtypes import (
 from stageloom.edge_agent.lowering.node import Constant, Spec, WeightStore, stored_constant
 from stageloom.edge_agent.lowering.program import Alternative, KernelProgram
 from stageloom.edge_agent.lowering.trace import NodeTracer
+from stageloom.shared.importer.nodes import opset_of
 
 _CPU = torch.device("cpu")
 
@@ -66,11 +67,10 @@ class WholeModel:
 
     def _with_pinned(self) -> KernelProgram:
         graph = self.model.graph
-        opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
         constants = {proto.name: stored_constant(proto) for proto in graph.initializer}
         constants |= {name: Constant(("pinned", name), self._feeds[name]) for name in self.pinned}
         store = WeightStore(_CPU, Precision.FP32)
-        trace = NodeTracer(store, constants, opset=opset, batch=1, channels_last=False)
+        trace = NodeTracer(store, constants, opset=opset_of(self.model), batch=1, channels_last=False)
         for name in self.inputs:
             value = self._feeds[name]
             trace.add_input(name, Spec(tuple(value.shape), value.dtype))
@@ -88,15 +88,15 @@ class WholeModel:
     def _sources(self, value: str) -> set[str]:
         """Return the inputs that a value is computed from."""
         maker = {name: node for node in self.model.graph.node for name in node.output if name}
-        found, waiting, seen = set(), [value], set()
+        sources, waiting, seen = set(), [value], set()
         while waiting:
             name = waiting.pop()
             if name in self._feeds:
-                found.add(name)
+                sources.add(name)
             elif name in maker and name not in seen:
                 waiting.extend(maker[name].input)
             seen.add(name)
-        return found
+        return sources
 
 
 def lower_whole(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> WholeModel:

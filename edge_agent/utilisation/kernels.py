@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stageloom.shared.graph import Graph
-from stageloom.shared.search.opara import OperatorProfile
+from stageloom.shared.search.streams import OperatorProfile
 
 OPERATOR_PREFIX: Final = "stageloom.op."
 """An annotation's name is this and the operator's number."""

@@ -117,17 +117,17 @@ class Rounding:
 
 def rounding_of(model: "onnx.ModelProto", values: Mapping[str, Value]) -> dict[str, Rounding]:
     """Return the rounding of each value of the main graph; `values` are their types."""
-    found: dict[str, Rounding] = {
+    roundings: dict[str, Rounding] = {
         value.name: Rounding(unit=_unit(values, value.name)) for value in model.graph.input
     }
     for node in model.graph.node:
         reads = [name for name in (*node.input, *captured_names(node)) if name]
-        before = [found[name] for name in reads if name in found]
+        before = [roundings[name] for name in reads if name in roundings]
         jumps = any(rounding.jumps for rounding in before) or _jumps(node, values)
         unit = max((rounding.unit for rounding in before), default=0.0)
         for name in node.output:
-            found[name] = Rounding(max(unit, _unit(values, name)), jumps)
-    return found
+            roundings[name] = Rounding(max(unit, _unit(values, name)), jumps)
+    return roundings
 
 
 def _unit(values: Mapping[str, Value], name: str) -> float:

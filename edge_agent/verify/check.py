@@ -186,8 +186,8 @@ def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, cost
 def _places(bound: BoundPlan) -> tuple[Place, ...]:
     """Return block and name of every tensor to compare: behind every block, and in the task's answer."""
     graph, blocks = bound.models[0].graph, bound.models[0].blocks
-    found = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
-    return (*found, *((len(blocks), graph.tensors[t].name) for t in graph.outputs))
+    borders = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
+    return (*borders, *((len(blocks), graph.tensors[t].name) for t in graph.outputs))
 
 
 def _run(

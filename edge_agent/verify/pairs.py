@@ -202,13 +202,13 @@ def find_pair(
 
 def _judged(seeded: Seeded) -> list[str]:
     """Where the outputs' dependence on the input is taken: before their heads, and at what has none."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for output in _told_by_inputs(seeded):
         ending = seeded.endings[output]
-        found.update(dict.fromkeys(head.reads for head in ending.heads))
+        names.update(dict.fromkeys(head.reads for head in ending.heads))
         if not ending.only_heads:
-            found[output] = None
-    return list(found)
+            names[output] = None
+    return list(names)
 
 
 def _told_by_inputs(seeded: Seeded) -> list[str]:

@@ -155,11 +155,11 @@ class NodeRunner:
         outputs = [name for name in node.output if name]
         try:
             session = self._session(node, {**runs[0], **fed}, embedded, outputs)
-            found = [session.run(outputs, {**run, **fed}) for run in runs]
+            results = [session.run(outputs, {**run, **fed}) for run in runs]
         except Exception as error:  # onnxruntime's exceptions share no base class
             _log.info("node %s cannot be run alone: %s", node.name, str(error)[:200])
             return None
-        return [[result[i] for result in found] for i in range(len(outputs))]
+        return [[result[i] for result in results] for i in range(len(outputs))]
 
     def _session(
         self,
@@ -367,19 +367,19 @@ def _separate_uniform_weights(model: "onnx.ModelProto") -> set[str]:
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     reads = Counter(name for node in model.graph.node for name in (*node.input, *captured_names(node)))
     verdicts: dict[tuple[str, int | None], bool] = {}
-    found: set[str] = set()
+    uniform: set[str] = set()
     for node in model.graph.node:
-        for index, name in _to_replace(node, stored, verdicts, bool(found)):
+        for index, name in _to_replace(node, stored, verdicts, bool(uniform)):
             if reads[name] == 1:
-                found.add(name)
+                uniform.add(name)
             elif stored[name].ByteSize() <= _COPY_BYTES:
                 reads[name] -= 1
                 copy = model.graph.initializer.add()
                 copy.CopyFrom(stored[name])
                 copy.name = f"{name}/{node.name}/{index}"
                 node.input[index] = copy.name
-                found.add(copy.name)
-    return found
+                uniform.add(copy.name)
+    return uniform
 
 
 def _to_replace(

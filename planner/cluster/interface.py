@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.plan import Plan
 from stageloom.shared.schedule import StageSchedule
-from stageloom.shared.search.block_job import BlockJob, run_block_search
-from stageloom.shared.search.job import SearchJob, run_search
+from stageloom.shared.search.job import BlockJob, SearchJob, run_block_search, run_search
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance
-from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance, fitted, samples
 from stageloom.shared.search.interference import Interference, Sample
 
 _log = logging.getLogger(__name__)

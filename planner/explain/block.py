@@ -15,12 +15,11 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.legality import violations
 from stageloom.shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.comparison import bound_s, gap, optimum_s
 from stageloom.shared.search.costs import CostTable, StageCosts
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.makespan import schedule_s
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.stage_string import parse, to_string
 
 EXACT_EXPANSIONS: Final = 20_000

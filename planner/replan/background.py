@@ -15,7 +15,7 @@ from stageloom.planner.cluster.interface import SearchPool, search_block
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import Digest
 from stageloom.shared.schedule import StageSchedule
-from stageloom.shared.search.block_job import BlockJob
+from stageloom.shared.search.job import BlockJob
 
 log = logging.getLogger(__name__)
 

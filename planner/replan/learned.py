@@ -32,10 +32,9 @@ from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.queues import PolicySample, progress_bits
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.beam import beam
-from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.costs import combined_digest
 from stageloom.shared.search.interface import TOP_LIMITS, Budget
-from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.job import BlockJob, SearchJob
 from stageloom.shared.stage_string import parse
 
 if TYPE_CHECKING:

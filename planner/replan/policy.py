@@ -16,10 +16,9 @@ from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.messages.control import AlarmSample
 from stageloom.shared.plan import ModelPlan, Plan
 from stageloom.shared.policy.plain import Load, plain_replan
-from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.job import BlockJob, SearchJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

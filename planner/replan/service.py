@@ -32,8 +32,7 @@ from stageloom.shared.messages.control import MAX_PROFILED
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.trigger import Cause
 from stageloom.shared.schedule import StageSchedule
-from stageloom.shared.search.block_job import BlockJob
-from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.job import BlockJob, SearchJob
 from stageloom.shared.stage_string import to_string
 
 log = logging.getLogger(__name__)

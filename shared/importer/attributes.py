@@ -63,7 +63,7 @@ def attributes_of(
     kernel = _numbers(lead, "kernel_shape")
     if not kernel and lead.op_type == "Conv" and len(lead.input) > 1 and lead.input[1] in weights:
         kernel = tuple(weights[lead.input[1]].dims)[2:]
-    found = Attributes(
+    attributes = Attributes(
         kernel=kernel,
         strides=_numbers(lead, "strides") or (1,) * len(kernel),
         pads=_numbers(lead, "pads") or (0,) * (2 * len(kernel)),
@@ -71,7 +71,7 @@ def attributes_of(
         activation=_activation([node.op_type for node in nodes if node is not lead], lead.op_type),
         pooling=_POOLINGS.get(lead.op_type, "none"),
     )
-    return Attributes() if found.problem() else found
+    return Attributes() if attributes.problem() else attributes
 
 
 def _activation(tail: Sequence[str], lead: str) -> str:
@@ -115,14 +115,14 @@ def convolution_of(
     ones = [1] * len(kernel)
     strides = ints_attribute(lead, "strides", ones)
     dilations = ints_attribute(lead, "dilations", ones)
-    found = Convolution(
+    convolution = Convolution(
         kernel=kernel,
         strides=strides,
         dilations=dilations,
         pads=_pads(lead, data.shape[2:], made.shape[2:], kernel, strides, dilations),
         activation=activation,
     )
-    return None if found.problem(data.shape, made.shape) else found
+    return None if convolution.problem(data.shape, made.shape) else convolution
 
 
 def _pads(

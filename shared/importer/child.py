@@ -40,7 +40,11 @@ def main(arguments: list[str]) -> int:
             report = import_here(path, request["shapes"], scratch, limits, _progress)
             outcome = {"report": report.to_json()}
     except UnpinnedShape as error:
-        outcome = {"unpinned": [[found.name, found.claimed, found.example] for found in error.inputs]}
+        outcome = {
+            "unpinned": [
+                [open_input.name, open_input.claimed, open_input.example] for open_input in error.inputs
+            ]
+        }
     except ModelError as error:
         outcome = {"error": [error.cause, error.remedy]}
     except MemoryError:

@@ -68,13 +68,13 @@ class ModelArgument:
             InputError: an input is pinned already; the error lists the model's inputs.
             ModelError: as that, where the file cannot be read.
         """
-        found = replace(self, shapes=(*self.shapes, *shapes))
+        argument = replace(self, shapes=(*self.shapes, *shapes))
         seen: set[str] = set()
-        for name, _ in found.shapes:
+        for name, _ in argument.shapes:
             if name in seen:
                 raise _repeated(self.path, name)
             seen.add(name)
-        return found
+        return argument
 
 
 def parse_model(
@@ -89,15 +89,15 @@ def parse_model(
     readings = list(_readings(text))
     existing = [reading for reading in readings if reading[0].path and _exists(reading[0].path, is_file)]
     if existing:
-        found, pins = max(existing, key=lambda reading: len(reading[0].path))
+        argument, pins = max(existing, key=lambda reading: len(reading[0].path))
     else:
         if (broken := _broken_pin(text, is_file)) is not None:
             raise broken
         named = [reading for reading in readings if reading[0].name is not None] or readings
-        found, pins = min(named, key=lambda reading: len(reading[0].path))
-    if found.name is not None:
-        _ = found.called
-    return found.with_shapes(pins)
+        argument, pins = min(named, key=lambda reading: len(reading[0].path))
+    if argument.name is not None:
+        _ = argument.called
+    return argument.with_shapes(pins)
 
 
 def format_model(argument: ModelArgument) -> str:
@@ -118,23 +118,26 @@ def parse_models(texts: Sequence[str], shapes: Sequence[str] = ()) -> tuple[Mode
         InputError: a text cannot be read, two models have one name, or `--shape` is given for several models.
         ModelError: as `parse_model`.
     """
-    found = [parse_model(text) for text in texts]
-    if shapes and len(found) > 1:
+    arguments = [parse_model(text) for text in texts]
+    if shapes and len(arguments) > 1:
         name, shape = parse_shape(shapes[0])
-        first = replace(found[0], name=found[0].called, shapes=((name, shape),))
+        first = replace(arguments[0], name=arguments[0].called, shapes=((name, shape),))
         raise InputError(
-            f"--shape does not say which of {len(found)} models it is for",
+            f"--shape does not say which of {len(arguments)} models it is for",
             remedy=f"write --model NAME=FILE:INPUT=DIMS, for example --model {format_model(first)!r}",
         )
-    named = [replace(one, name=one.called).with_shapes(map(parse_shape, shapes)) for one in found]
+    named = [
+        replace(argument, name=argument.called).with_shapes(map(parse_shape, shapes))
+        for argument in arguments
+    ]
     seen: set[str] = set()
-    for one in named:
-        if one.called in seen:
+    for argument in named:
+        if argument.called in seen:
             raise InputError(
-                f"two models are called {one.called!r}",
+                f"two models are called {argument.called!r}",
                 remedy="give each its own name with --model NAME=FILE",
             )
-        seen.add(one.called)
+        seen.add(argument.called)
     return tuple(named)
 
 
@@ -177,13 +180,13 @@ def format_dims(shape: Shape) -> str:
 
 def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument) -> ModelError:
     """The error of an input left open, for a command that takes models by `--model`."""
-    pinned = {found.name for found in error.inputs}
+    pinned = {open_input.name for open_input in error.inputs}
     shapes = [(name, shape) for name, shape in argument.shapes if name not in pinned]
     try:
         kept = format_model(replace(argument, shapes=tuple(shapes)))
     except ValueError:
         return error  # names that only --shape can write
-    example = ",".join(f"{found.name}={found.example}" for found in error.inputs)
+    example = ",".join(f"{open_input.name}={open_input.example}" for open_input in error.inputs)
     return ModelError(
         error.cause,
         remedy="pin them with --model NAME=FILE:INPUT=DIMS, for example "
@@ -214,12 +217,12 @@ def _colons(text: str) -> list[int]:
 
 def _pins(text: str) -> tuple[tuple[str, Shape], ...] | None:
     """A list of `INPUT=DIMS`, or None where it is none."""
-    found: list[tuple[str, Shape]] = []
+    pins: list[tuple[str, Shape]] = []
     at = 0
     while match := _PIN.match(text, at):
-        found.append((match[1], _shape(match[2])))
+        pins.append((match[1], _shape(match[2])))
         at = match.end()
-    return tuple(found) if found and at == len(text) and not text.endswith(",") else None
+    return tuple(pins) if pins and at == len(text) and not text.endswith(",") else None
 
 
 def _broken_pin(text: str, is_file: Callable[[str], bool]) -> InputError | None:
@@ -229,7 +232,9 @@ def _broken_pin(text: str, is_file: Callable[[str], bool]) -> InputError | None:
         return None
     existing = [(file, tail) for file, tail in tails if _exists(file, is_file)]
     file, tail = (
-        max(existing, key=lambda one: len(one[0])) if existing else min(tails, key=lambda one: len(one[0]))
+        max(existing, key=lambda split: len(split[0]))
+        if existing
+        else min(tails, key=lambda split: len(split[0]))
     )
     if not existing and "=" not in tail:
         return None  # no list: a file that is not there, with a colon in its name

@@ -52,25 +52,25 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 def captured_names(node: onnx.NodeProto) -> list[str]:
     """Return the outer values that the node's sub-graphs read, without repeats, in a stable order."""
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     for graph in sub_graphs(node):
-        _capture(graph, frozenset(), found)
-    return list(found)
+        _capture(graph, frozenset(), captured)
+    return list(captured)
 
 
-def _capture(graph: onnx.GraphProto, outer: frozenset[str], found: dict[str, None]) -> None:
+def _capture(graph: onnx.GraphProto, outer: frozenset[str], captured: dict[str, None]) -> None:
     # Recursion is bounded: protobuf refuses messages nested deeper than 100.
     known = {*outer, *(value.name for value in graph.input), *(value.name for value in graph.initializer)}
     for node in graph.node:
         for name in node.input:
             if name and name not in known:
-                found.setdefault(name)
+                captured.setdefault(name)
         for inner in sub_graphs(node):
-            _capture(inner, frozenset(known), found)
+            _capture(inner, frozenset(known), captured)
         known.update(node.output)
     for output in graph.output:
         if output.name not in known:
-            found.setdefault(output.name)
+            captured.setdefault(output.name)
 
 
 def live_nodes(graph: onnx.GraphProto) -> list[int]:
@@ -138,8 +138,8 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 def ints_attribute(node: onnx.NodeProto, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     """Return a list attribute, or `default` where it is absent."""
-    found = next((attribute.ints for attribute in node.attribute if attribute.name == name), default)
-    return tuple(int(value) for value in found)
+    values = next((attribute.ints for attribute in node.attribute if attribute.name == name), default)
+    return tuple(int(value) for value in values)
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -6,7 +6,6 @@ onnxruntime folds the constants; the model's signature and types stay as they we
 import errno
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -44,16 +43,10 @@ _MAX_IR_VERSION = 10
 _MAX_NAME_CHARS = 64
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The pinned inputs by name, and how the file described them."""
-
-    pinned: Mapping[str, Value]
-    claimed: Sequence[onnx.ValueInfoProto]
-
-
-def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: ImportLimits) -> Inputs:
-    """Check the model and pin its input shapes, in place; no operator runs.
+def prepare(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: ImportLimits
+) -> tuple[dict[str, Value], list[onnx.ValueInfoProto]]:
+    """Check the model and pin its input shapes, in place; return the pinned inputs, and those of the file.
 
     The initializers are removed from the inputs and the IR version becomes >= 8 first: in older files a
     folded constant would otherwise stay as a required input. Dead nodes are removed before any costly step.
@@ -79,7 +72,7 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
     pinned = pin_inputs(model, shapes)
     _check(model)
     require_affordable(infer_values(model, pinned), constant_names(model), limits)
-    return Inputs(pinned, claimed)
+    return pinned, claimed
 
 
 def _check(model: onnx.ModelProto) -> None:
@@ -284,7 +277,7 @@ def source_positions(model: onnx.ModelProto) -> dict[str, int]:
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 
 
-def optimise(model: onnx.ModelProto, inputs: Inputs, folder: Path) -> onnx.ModelProto:
+def optimise(model: onnx.ModelProto, claimed: Sequence[onnx.ValueInfoProto], folder: Path) -> onnx.ModelProto:
     """Apply onnxruntime's basic optimisations: fold constants, fuse BatchNorm where exact; consumes `model`.
 
     If onnxruntime infers a contradiction from the pinned shapes, in a branch that never runs, the inputs keep
@@ -301,7 +294,7 @@ def optimise(model: onnx.ModelProto, inputs: Inputs, folder: Path) -> onnx.Model
     try:
         folded = _fold(source, folder)
     except ModelError:
-        if not _leave_open(model, inputs):
+        if not _leave_open(model, claimed):
             raise
         source.write_bytes(model.SerializeToString())
         folded = _fold(source, folder)
@@ -354,11 +347,11 @@ def _rename_added_weights(graph: onnx.GraphProto, own: Container[str]) -> None:
     rename_reads(graph, names)
 
 
-def _leave_open(model: onnx.ModelProto, inputs: Inputs) -> bool:
+def _leave_open(model: onnx.ModelProto, claimed: Sequence[onnx.ValueInfoProto]) -> bool:
     """Give the inputs the shapes of the file; return whether that changes any."""
     pinned = [value.SerializeToString() for value in model.graph.input]
     del model.graph.input[:]
-    model.graph.input.extend(inputs.claimed)
+    model.graph.input.extend(claimed)
     return pinned != [value.SerializeToString() for value in model.graph.input]
 
 
@@ -393,11 +386,11 @@ def signature(model: onnx.ModelProto) -> list[tuple[str, str]]:
     return [(info.name, _type_text(info.type)) for info in (*model.graph.input, *model.graph.output)]
 
 
-def _type_text(found: onnx.TypeProto) -> str:
-    kind = found.WhichOneof("value") or ""
+def _type_text(described: onnx.TypeProto) -> str:
+    kind = described.WhichOneof("value") or ""
     if kind != "tensor_type":
         return kind.removesuffix("_type")
-    code = found.tensor_type.elem_type
+    code = described.tensor_type.elem_type
     return TensorProto.DataType.Name(code).lower() if code in TensorProto.DataType.values() and code else ""
 
 

@@ -108,10 +108,10 @@ def form_operators(
     owner = _contract_cycles(links, owner)
     reasons = {index: node.opaque for index, node in enumerate(nodes) if node.opaque}
     joints: dict[int, str] = {}
-    for found, whys in ((reasons, unfit), (joints, joined)):
+    for by_node, whys in ((reasons, unfit), (joints, joined)):
         for value, why in whys.items():
             if links.readers.get(value):
-                found.setdefault(links.maker[value], why)
+                by_node.setdefault(links.maker[value], why)
     return _ordered(links, owner, reasons, joints)
 
 
@@ -282,7 +282,7 @@ def _group(
     counted = [i for i in members if not _is_shape_only(nodes[i])]
     lead = (opaque or weighted or counted or members)[0]
     why, joint = (
-        "; ".join(dict.fromkeys(found[i] for i in members if i in found)) for found in (reasons, joints)
+        "; ".join(dict.fromkeys(by_node[i] for i in members if i in by_node)) for by_node in (reasons, joints)
     )
     return Group(tuple(members), lead, why, joint)
 

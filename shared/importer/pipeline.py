@@ -96,22 +96,22 @@ def normalise_and_build(
     carried = next((entry.value for entry in model.metadata_props if entry.key == METADATA_KEY), None)
     borders = None if carried is None else parse_borders(carried)
     progress("checking")
-    inputs = normalise.prepare(model, shapes, limits)
+    pinned, claimed_inputs = normalise.prepare(model, shapes, limits)
     positions = normalise.source_positions(model)
     claims = claimed_values(model)
     progress("folding constants")
-    model = optimise(model, inputs, scratch)
+    model = optimise(model, claimed_inputs, scratch)
     if len(model.graph.node) > limits.nodes:
         raise ModelError(
             f"the model has {len(model.graph.node)} nodes, the limit is {limits.nodes}",
             remedy="raise the limit nodes if you trust the file",
         )
-    normalise.canonicalise(model, positions, with_claims(infer_values(model, inputs.pinned), claims))
+    normalise.canonicalise(model, positions, with_claims(infer_values(model, pinned), claims))
     progress("building the graph")
-    draws = Draws(inputs.pinned, model)
-    values = settle_values(model, inputs.pinned, claims, draws, scratch)
+    draws = Draws(pinned, model)
+    values = settle_values(model, pinned, claims, draws, scratch)
     normalise.pin_outputs(model.graph, values)
-    return Normalised(model, build_graph(model, values, borders), inputs.pinned, claims, borders, draws)
+    return Normalised(model, build_graph(model, values, borders), pinned, claims, borders, draws)
 
 
 def _try(normalised: Normalised, file: Path, scratch: Path) -> tuple[Built, str]:

@@ -74,14 +74,14 @@ def _ask_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Value], folder
     except Exception as error:  # onnxruntime's exceptions share no base class; then they stay unknown
         require_memory(error)
         return {}
-    found = {}
+    known = {}
     for output in session.get_outputs():
         kind = _RUNTIME_TYPES.get(output.type)
         # Of a scalar and of a value of unknown rank onnxruntime says the same: no dimension.
         pinned = output.shape and all(isinstance(size, int) for size in output.shape)
         if output.name in unknown and kind is not None and pinned:
-            found[output.name] = Value(kind, tuple(output.shape))
-    return found
+            known[output.name] = Value(kind, tuple(output.shape))
+    return known
 
 
 def _observable(model: onnx.ModelProto, values: Mapping[str, Value]) -> list[str]:
@@ -89,7 +89,7 @@ def _observable(model: onnx.ModelProto, values: Mapping[str, Value]) -> list[str
     content = {value.name for value in model.graph.input}
     weights = {weight.name for weight in model.graph.initializer}
     fixed = set(weights)
-    found = []
+    observable = []
     for node in model.graph.node:
         reads = [name for name in (*node.input, *captured_names(node)) if name]
         sizes = [values.get(name, UNKNOWN) for name in reads]
@@ -103,8 +103,8 @@ def _observable(model: onnx.ModelProto, values: Mapping[str, Value]) -> list[str
             continue
         if VARIES in sizes and not opaque_reason(node):
             continue
-        found += unknown
-    return found
+        observable += unknown
+    return observable
 
 
 def _observe(model: onnx.ModelProto, names: Sequence[str], draws: Draws, folder: Path) -> dict[str, Value]:
@@ -130,8 +130,8 @@ def _common(examples: Sequence[Any]) -> Value:
 
 def _seen(example: Any) -> Value:
     if not isinstance(example, np.ndarray | np.generic):
-        what = {list: "sequence", dict: "map", type(None): "optional"}.get(type(example), "other")
-        return Value(unfit=f"{what} values cannot be cut", opaque=True)
+        kind = {list: "sequence", dict: "map", type(None): "optional"}.get(type(example), "other")
+        return Value(unfit=f"{kind} values cannot be cut", opaque=True)
     if example.dtype.kind in "OSU":
         return Value(unfit="string tensors cannot be cut", opaque=True)
     if example.dtype.name not in ITEM_BYTES:
@@ -260,12 +260,12 @@ def _static_problem(model: onnx.ModelProto, graph: Graph) -> str:
 
 def _corrections(made: Sequence[Tensor], runs: Sequence[Sequence[Any]]) -> dict[str, Value]:
     """Return the tensors that have another shape in the runs than in the graph."""
-    found = {}
+    corrections = {}
     for index, tensor in enumerate(made):
         shapes = {run[index].shape for run in runs}
         if shapes != {tensor.shape}:
-            found[tensor.name] = Value(tensor.dtype, shapes.pop()) if len(shapes) == 1 else VARIES
-    return found
+            corrections[tensor.name] = Value(tensor.dtype, shapes.pop()) if len(shapes) == 1 else VARIES
+    return corrections
 
 
 def _row_problem(made: Sequence[Tensor], single: Sequence[Sequence[Any]], together: Sequence[Any]) -> str:

@@ -95,11 +95,11 @@ class ModelSource:
         return SubModel(part.SerializeToString(), inputs, outputs, self.sub_digest(chosen, batch=batch))
 
     def _describe(self, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
-        found = self.graph.tensors[tensor]
-        shape: Sequence[int | None] = found.shape if batch == 1 else (batch, *found.shape[1:])
+        described = self.graph.tensors[tensor]
+        shape: Sequence[int | None] = described.shape if batch == 1 else (batch, *described.shape[1:])
         if self._open:
             shape = [None] * len(shape)
-        return helper.make_tensor_value_info(found.name, ELEMENT_TYPES[found.dtype], shape)
+        return helper.make_tensor_value_info(described.name, ELEMENT_TYPES[described.dtype], shape)
 
 
 def extract(onnx_bytes: bytes, graph: Graph, ops: Iterable[OpId], *, batch: int = 1) -> SubModel:

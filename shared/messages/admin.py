@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.messages.base import (
     MOST,
@@ -32,6 +32,7 @@ from stageloom.shared.messages.base import (
 )
 from stageloom.shared.messages.control import Activation, Autonomy, Report
 from stageloom.shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.search.interface import Limits
 
 # -- fields that several messages share -------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.base import DigestText, Message, PositiveBytes, Refused
 
 MAX_CHUNK_BYTES: Final = 256 << 10
@@ -35,9 +35,9 @@ class Chunk(Message, frozen=True, kw_only=True, tag="chunk"):
 BulkToPlanner = ChunkRequest
 BulkToDevice = Chunk | Refused
 
-TO_PLANNER: Codec[BulkToPlanner] = Codec(BulkToPlanner, Limits(frame_bytes=1 << 10, body_bytes=1 << 10))
+TO_PLANNER: Codec[BulkToPlanner] = Codec(BulkToPlanner, CodecLimits(frame_bytes=1 << 10, body_bytes=1 << 10))
 TO_DEVICE: Codec[BulkToDevice] = Codec(
     BulkToDevice,
-    Limits(frame_bytes=MAX_CHUNK_BYTES + 1024, body_bytes=MAX_CHUNK_BYTES + 1024),
+    CodecLimits(frame_bytes=MAX_CHUNK_BYTES + 1024, body_bytes=MAX_CHUNK_BYTES + 1024),
     compress=False,
 )

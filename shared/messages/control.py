@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.base import (
     MAX_PLAN_BYTES,
     BootId,
@@ -276,9 +276,9 @@ _TO_PLANNER_BYTES: Final = MAX_PLAN_BYTES + (64 << 10)
 _TO_DEVICE_BYTES: Final = 2 * MAX_PLAN_BYTES + (64 << 10)
 
 TO_PLANNER: Codec[ControlToPlanner] = Codec(
-    ControlToPlanner, Limits(frame_bytes=_TO_PLANNER_BYTES, body_bytes=_TO_PLANNER_BYTES)
+    ControlToPlanner, CodecLimits(frame_bytes=_TO_PLANNER_BYTES, body_bytes=_TO_PLANNER_BYTES)
 )
 TO_DEVICE: Codec[ControlToDevice] = Codec(
     ControlToDevice,
-    Limits(frame_bytes=_TO_DEVICE_BYTES, body_bytes=_TO_DEVICE_BYTES),
+    CodecLimits(frame_bytes=_TO_DEVICE_BYTES, body_bytes=_TO_DEVICE_BYTES),
 )

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.base import DeviceName, Message, PublicKey, Refused, ShortText
 
 LENGTH: Final = struct.Struct(">I")  # bytes of the frame that follows
@@ -36,5 +36,7 @@ class EnrolReply(Message, frozen=True, kw_only=True, tag="enrol_reply"):
 EnrolToPlanner = EnrolRequest
 EnrolToDevice = EnrolReply | Refused
 
-TO_PLANNER: Codec[EnrolToPlanner] = Codec(EnrolToPlanner, Limits(frame_bytes=1 << 10, body_bytes=1 << 10))
-TO_DEVICE: Codec[EnrolToDevice] = Codec(EnrolToDevice, Limits(frame_bytes=2 << 10, body_bytes=2 << 10))
+TO_PLANNER: Codec[EnrolToPlanner] = Codec(
+    EnrolToPlanner, CodecLimits(frame_bytes=1 << 10, body_bytes=1 << 10)
+)
+TO_DEVICE: Codec[EnrolToDevice] = Codec(EnrolToDevice, CodecLimits(frame_bytes=2 << 10, body_bytes=2 << 10))

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Codec, Limits, convert, unpack
+from stageloom.shared.codec import Codec, CodecLimits, convert, unpack
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.messages.base import (
     BootId,
@@ -293,13 +293,15 @@ TelemetryToPlanner = TelemetryBatch
 TelemetryToDevice = TelemetryAck | Refused
 
 TO_PLANNER: Codec[TelemetryToPlanner] = Codec(
-    TelemetryToPlanner, Limits(frame_bytes=MAX_BATCH_BYTES, body_bytes=MAX_BATCH_BYTES)
+    TelemetryToPlanner, CodecLimits(frame_bytes=MAX_BATCH_BYTES, body_bytes=MAX_BATCH_BYTES)
 )
 TO_DEVICE: Codec[TelemetryToDevice] = Codec(
-    TelemetryToDevice, Limits(frame_bytes=8 << 10, body_bytes=8 << 10)
+    TelemetryToDevice, CodecLimits(frame_bytes=8 << 10, body_bytes=8 << 10)
 )
 
-_ROW_LIMITS: Final = Limits(frame_bytes=MAX_ROW_BYTES, body_bytes=MAX_ROW_BYTES, array_items=128, map_items=0)
+_ROW_LIMITS: Final = CodecLimits(
+    frame_bytes=MAX_ROW_BYTES, body_bytes=MAX_ROW_BYTES, array_items=128, map_items=0
+)
 _ROW: Final = Codec[Row](Row, _ROW_LIMITS)
 
 

@@ -22,7 +22,7 @@ MEMORY_FILLS_AT: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """What the estimate assumes of a device that nothing was measured on: about one core of a small CPU."""
+    """Assumed rates of a device without measurements: about one core of a small CPU."""
 
     flop_per_s: float = 2e10
     bytes_per_s: float = 8e9
@@ -52,18 +52,18 @@ def alone_s(graph: Graph, op: OpId, rates: DeviceRates, batch: int = 1) -> float
 
 
 def work_s(graph: Graph, op: OpId, rates: DeviceRates, batch: int = 1) -> float:
-    """Seconds that the whole device would need for the operator; at most `alone_s`."""
+    """Return the seconds that the whole device would need for the operator; at most `alone_s`."""
     flop, moved = graph.operators[op].flop * batch, _moved_bytes(graph, op, batch)
     return max(flop / rates.flop_per_s, moved / rates.bytes_per_s)
 
 
 def occupancy(graph: Graph, op: OpId, rates: DeviceRates) -> float:
-    """The share of the device's threads that the operator has a use for, above 0."""
+    """Return the share of the device's threads that the operator can use, above 0."""
     return _occupancy(rates, elements_of(graph, op))
 
 
 def elements_of(graph: Graph, op: OpId) -> int:
-    """Elements of what the operator makes."""
+    """Return the number of elements of the operator's outputs."""
     return sum(prod(graph.tensors[tensor].shape) for tensor in graph.operators[op].outputs)
 
 

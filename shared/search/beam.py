@@ -13,11 +13,10 @@ from collections.abc import Iterable
 
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import GroupRule, TooManyError, by_highest, packings
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.search.stages import Stages, Strategy
 
 _SMALL_GROUP = 3  # operators of a connected group that is looked at where there are too many; TOP's r
@@ -35,7 +34,7 @@ def beam(
     rule: GroupRule = GroupRule.CONNECTED,
     strategy: Strategy = Strategy.BOTH,
 ) -> StageSchedule:
-    """The best of the beam, of `greedy` where groups may run side by side, and of `sequential`."""
+    """Return the cheapest of the beam, `greedy` (if groups may run side by side) and `sequential`."""
     stages = Stages(graph, costs, limits, rule, strategy)
     found = [stages.schedule(best_endings(stages, budget.expansions))]
     if not stages.only_merges:
@@ -44,7 +43,7 @@ def beam(
 
 
 def best_endings(stages: Stages, expansions: int) -> list[int]:
-    """Endings in run order, after looking at about `expansions` pairs of a state and an ending."""
+    """Return endings in run order; visits about `expansions` pairs of a state and an ending."""
     size = stages.graph.size
     everything = (1 << size) - 1
     spent_s = {everything: 0.0}  # the stages chosen so far, by state
@@ -81,7 +80,7 @@ def best_endings(stages: Stages, expansions: int) -> list[int]:
 
 
 def some_endings(stages: Stages, state: int, wanted: int) -> list[int]:
-    """All endings of `state` where there are about `wanted` at most, else a choice of them, never none."""
+    """Return all endings of `state`, or a non-empty choice if there are many more than `wanted`."""
     try:
         return stages.endings(state, wanted)
     except TooManyError:
@@ -113,7 +112,7 @@ def _by_cost(stages: Stages, groups: list[int]) -> list[int]:
 
 
 def _full_packing(groups: Iterable[int], s: int) -> int:
-    """Groups taken in order while they are disjoint from those before, up to `s`."""
+    """Take groups in order, up to `s`, that are disjoint from those before."""
     taken = count = 0
     for group in groups:
         if not group & taken and count < s:

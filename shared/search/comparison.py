@@ -1,7 +1,7 @@
 """Schedulers side by side on the same combined blocks: cost, gaps, search time, shape.
 
 A schedule's *gap* is how much longer it is predicted to take than what none can beat
-(`stageloom.shared.search.bounds`) and, where dynamic programming ends within the budget, than the cheapest
+(`stageloom.shared.search.makespan`) and, where dynamic programming ends within the budget, than the cheapest
 stage schedule within r and s. Both as shares: 0 is as good as can be. Streams may lie below the optimum, as
 no barrier stands between them.
 """
@@ -12,20 +12,19 @@ from typing import Any
 
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import Schedule, StageSchedule
-from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import GroupRule, TooManyError
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.ios import exact
 from stageloom.shared.search.isomorphism import Shared, form
-from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.makespan import lower_bounds, schedule_s
 from stageloom.shared.search.registry import scheduler as find_scheduler
 from stageloom.shared.search.registry import searches
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.search.stages import Stages, Strategy
 
 Block = tuple[CombinedGraph, StageCosts]
-"""What a scheduler is given of one combined block."""
+"""Graph and costs of one combined block."""
 
 _ROUNDING = 9  # decimals of a gap: two equal sums of seconds differ by less
 
@@ -62,23 +61,23 @@ class Standing:
 
     @property
     def over_bound(self) -> float:
-        """The gap to what none can beat."""
+        """The gap to the lower bound."""
         return gap(self.predicted_s, self.bound_s)
 
     @property
     def over_optimum(self) -> float | None:
-        """The gap to the cheapest stages; None where they are not known."""
+        """The gap to the cheapest stages; None if these are unknown."""
         return None if self.optimum_s is None else gap(self.predicted_s, self.optimum_s)
 
     @property
     def shape(self) -> Shape:
-        """Stages, groups, streams."""
+        """Numbers of stages, groups and streams."""
         return shape(self.schedules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What runs of a standing's schedules took on a device, seconds."""
+    """Seconds that a standing's schedules took on a device."""
 
     median_s: float
     quartiles_s: tuple[float, float] | None = None
@@ -87,7 +86,7 @@ class Measured:
 
 
 def subject(name: str, blocks: Iterable[Block], limits: Limits, budget: Budget) -> Subject:
-    """Blocks to compare on, with the optimum where the budget suffices for it."""
+    """Return the blocks to compare on, with the optimum if the budget suffices for it."""
     known = tuple(blocks)
     return Subject(name, known, optimum_s(known, limits, budget))
 
@@ -119,7 +118,7 @@ def standing(
 def judged(
     of: Subject, scheduler: str, schedules: tuple[Schedule, ...], limits: Limits, search_s: float
 ) -> Standing:
-    """The standing of schedules that were found already, one per block of the subject."""
+    """Return the standing of given schedules, one per block of the subject."""
     both = list(zip(schedules, of.blocks, strict=True))
     return Standing(
         subject=of.name,
@@ -133,7 +132,7 @@ def judged(
 
 
 def bound_s(schedule: Schedule, block: Block, limits: Limits) -> float:
-    """Seconds that no schedule of this kind can beat; s does not bind streams."""
+    """Return a lower bound for schedules of this kind, seconds; s does not bind streams."""
     graph, costs = block
     return lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()).seconds
 
@@ -161,12 +160,12 @@ def optimum_s(blocks: Iterable[Block], limits: Limits, budget: Budget) -> float 
 
 
 def gap(seconds: float, least_s: float) -> float:
-    """How much longer, as a share of the least; 0 where there is nothing to gain."""
+    """Return the excess over `least_s` as a share of it; 0 if `least_s` is 0."""
     return round(seconds / least_s - 1.0, _ROUNDING) + 0.0 if least_s > 0.0 else 0.0
 
 
 def shape(schedules: Sequence[Schedule]) -> Shape:
-    """Stages and the most groups of one, or the most streams of a block."""
+    """Return the number of stages and the most groups of one, or the most streams of a block."""
     stages = [stage for one in schedules if isinstance(one, StageSchedule) for stage in one.stages]
     streams = [
         len({launch.stream for launch in one.launches})

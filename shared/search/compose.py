@@ -1,4 +1,4 @@
-"""From models and a scheduler's name to a legal plan: the first plan of every device is made here."""
+"""Make a legal plan from models and the name of a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class ModelChoice:
         return offered[self.partition]
 
     def plan(self) -> ModelPlan:
-        """The model's part of a plan."""
+        """Return the model's part of a plan."""
         return ModelPlan(
             name=self.name,
             artifact=self.artifact,
@@ -87,7 +87,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the engine chooses and overlaps steps; see `stageloom.shared.plan.Plan`."""
+    """How the engine chooses and overlaps steps: fields of `stageloom.shared.plan.Plan`."""
 
     run_ahead: int = 2
     step_choice: StepChoice = StepChoice.RATIO

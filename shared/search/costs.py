@@ -4,15 +4,17 @@ Operators: measured on the device where a measurement is there, keyed by artifac
 roofline estimate (`stageloom.shared.search.analytic`). One that was measured at batch B takes, at another
 batch b, its time times the ratio of the estimates at b and at B: plans of different batches can be compared.
 
-Merged launches: estimated by `stageloom.shared.search.merging` until they were measured.
+Merged launches: estimated by `stageloom.shared.search.costs` until they were measured.
 
 Stages: `stageloom.shared.search.stage_costs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from itertools import combinations
+from math import prod
+from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.shared.bitmask import mask_of
 from stageloom.shared.blocks import Block
@@ -20,16 +22,64 @@ from stageloom.shared.digest import digest_of, digest_to_raw
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.merge import merge_key, merged, padding
 from stageloom.shared.schedule import Group
 from stageloom.shared.search import analytic
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.interference import Interference
-from stageloom.shared.search.merging import mergeable, merged_work
+from stageloom.shared.search.interference import Interference, Sample, fit
 from stageloom.shared.search.stage_costs import StageCosts as StageCosts
 from stageloom.shared.search.stage_costs import Traits
 
+_ALL_SUBSETS_OF: Final = 6
+
+
+def mergeable(graph: Graph, block: Block) -> Iterator[tuple[OpId, ...]]:
+    """Yield sets of operators of a block that a search may merge (IOS, section 3.2), each ascending.
+
+    Any two or more operators of a class (`stageloom.shared.merge`) may run as one launch. Classes of up to
+    six give all their subsets, 57 at most. Larger ones, which no model of the papers has, give the runs of
+    neighbours when sorted by the size of their kernels: what merges well is of about one size, as smaller
+    kernels are padded.
+    """
+    classes: dict[object, list[OpId]] = {}
+    for op in block.operators:
+        key = merge_key(graph, OpId(op))
+        if key is not None:
+            classes.setdefault(key, []).append(OpId(op))
+    for ops in classes.values():
+        if len(ops) <= _ALL_SUBSETS_OF:
+            for size in range(2, len(ops) + 1):
+                yield from combinations(ops, size)
+            continue
+        by_size = sorted(ops, key=lambda op: (_taps(graph, op), op))
+        for first in range(len(ops)):
+            for last in range(first + 2, len(ops) + 1):
+                yield tuple(sorted(by_size[first:last]))
+
+
+def merged_work(graph: Graph, ops: Sequence[OpId], batch: int = 1) -> tuple[int, int]:
+    """The estimate is that of one convolution of the padded, stacked size that reads its input once, whose
+    output is written, read and written again by the split, and that is a launch of its own: it joins no
+    neighbour, and pays the barrier. Where the operators were measured it is scaled by what they took over
+    what was estimated.
+
+    (flop, bytes moved) of operators that run as one launch, over `batch` rows.
+    """
+    merge = merged(graph, ops)
+    flop, weights = padding(graph, merge)
+    weights += sum(graph.operators[op].weight_bytes for op in ops)
+    flop += sum(graph.operators[op].flop for op in ops)
+    made = sum(graph.tensors[tensor].nbytes for tensor in merge.outputs)
+    return flop * batch, weights + (graph.tensors[merge.input].nbytes + 3 * made) * batch
+
+
+def _taps(graph: Graph, op: OpId) -> int:
+    convolution = graph.operators[op].convolution
+    return prod(convolution.kernel) if convolution is not None else 0
+
+
 Members: TypeAlias = tuple[tuple[Digest, int, int], ...]
-"""Per member of a combined block the artifact, its first operator, and one past its last."""
+"""The members of a combined block: artifact, first operator, one past the last."""
 
 MemberOf: TypeAlias = tuple[Digest, Graph, Block]
 
@@ -47,12 +97,12 @@ class MeasuredStage(NamedTuple):
 
 
 def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
-    """Digest over what the members compute: artifact, first operator, one past the last; no names."""
+    """Return a digest over what the members compute, without names."""
     return digest_of([[digest_to_raw(artifact), start, stop] for artifact, start, stop in members])
 
 
 class Provenance(NamedTuple):
-    """Where a measured operator's seconds come from."""
+    """The origin of a measured operator's seconds."""
 
     samples: int
     measured_at_us: int  # wall clock
@@ -60,11 +110,11 @@ class Provenance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Operator costs of one device class, and what is known of stages."""
+    """Operator costs of one device class, and its measured stages."""
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
     measured_at: Mapping[Digest, int] = field(default_factory=dict)
-    """The batch of `measured_s` per artifact; of one that is not named it is 1."""
+    """The batch of `measured_s` by artifact; 1 for an artifact that is not named."""
 
     rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
@@ -72,14 +122,14 @@ class CostTable:
     """Of `measured_s`, where it is known."""
 
     fresh_since_us: int = 0
-    """What was measured before that is stale: it counts until it is measured again, and is asked for."""
+    """Stale measurements: used, and requested, until they are repeated."""
 
     interference: Interference | None = None
     optimism: float = 0.0  # see `StageCosts.optimism`
 
     @cached_property
     def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:
-        """Measured stages per (combined block, batch)."""
+        """Measured stages by combined block and batch."""
         found: dict[tuple[Digest, int], list[MeasuredStage]] = {}
         for stage in self.stages:
             found.setdefault((combined_digest(stage.members), stage.batch), []).append(stage)
@@ -94,7 +144,7 @@ class CostTable:
                 )
 
     def operator_s(self, artifact: Digest, graph: Graph, op: OpId, batch: int = 1) -> float:
-        """The measurement, scaled where it is of another batch, or the estimate where there is none."""
+        """Return the measurement, scaled to the batch if needed, or the estimate if there is none."""
         measured = self.measured_s.get((artifact, op))
         if measured is None:
             return self.estimate_s(graph, op, batch)
@@ -104,20 +154,20 @@ class CostTable:
         return measured * self.estimate_s(graph, op, batch) / self.estimate_s(graph, op, at)
 
     def is_measured(self, artifact: Digest, op: OpId, batch: int) -> bool:
-        """Whether it was measured at this very batch."""
+        """Return whether the operator was measured at this batch."""
         return (artifact, op) in self.measured_s and self.measured_at.get(artifact, 1) == batch
 
     def estimate_s(self, graph: Graph, op: OpId, batch: int = 1) -> float:
-        """Roofline estimate from the operator's flop, the bytes it reads and writes, and its threads."""
+        """Return the roofline estimate from the operator's flop, the bytes it moves, and its threads."""
         return analytic.alone_s(graph, op, self.rates, batch)
 
     def work_s(self, artifact: Digest, graph: Graph, op: OpId, batch: int = 1) -> float:
-        """The estimate's share of the device, over the operator's seconds."""
+        """Return the work estimate, scaled to the operator's seconds."""
         share = analytic.work_s(graph, op, self.rates, batch) / self.estimate_s(graph, op, batch)
         return self.operator_s(artifact, graph, op, batch) * share
 
     def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId], batch: int = 1) -> float:
-        """Estimate of operators that run as one launch; see `stageloom.shared.search.merging`."""
+        """Return the estimate of operators that run as one launch (`merged_work`)."""
         known_s = sum(self.operator_s(artifact, graph, op, batch) for op in ops)
         scale = known_s / sum(self.estimate_s(graph, op, batch) for op in ops)
         elements = sum(analytic.elements_of(graph, op) for op in ops) * batch
@@ -162,7 +212,7 @@ class CostTable:
         )
 
     def traits(self, members: Sequence[MemberOf], batches: Sequence[int]) -> tuple[Traits, ...]:
-        """What the model of a device class reads of every operator of a combined block. [num_ops]"""
+        """Return the traits of every operator of a combined block. [num_ops]"""
         found: list[Traits] = []
         for member, (_, graph, block) in enumerate(members):
             shift = len(found) - block.start
@@ -202,7 +252,7 @@ class CostTable:
         )
 
     def _merges(self, members: Sequence[MemberOf], batches: Sequence[int]) -> Iterator[tuple[Group, float]]:
-        """Every merge that a search may choose, in the combined graph's numbering, with its estimate."""
+        """Return the estimate of every merge that a search may choose, in the combined graph's numbering."""
         offset = 0
         for (artifact, graph, block), batch in zip(members, batches, strict=True):
             for ops in mergeable(graph, block):
@@ -216,3 +266,54 @@ def _readers(graph: Graph, tensor: TensorId, block: Block, shift: int) -> int:
     if tensor in graph.outputs or any(reader not in block.operators for reader in readers):
         return -1
     return mask_of(reader + shift for reader in readers)
+
+
+def samples(table: CostTable, graphs: Mapping[Digest, Graph]) -> list[Sample]:
+    """Return the measured stages, without merges, whose graphs are given and whose operators are measured."""
+    taught: list[Sample] = []
+    known: dict[tuple[Members, int], StageCosts | None] = {}
+    reading = replace(table, stages=(), interference=fit(()))
+    for stage in table.stages:
+        key = stage.members, stage.batch
+        if key not in known:
+            known[key] = _readable(reading, stage, graphs)
+        costs = known[key]
+        if costs is not None and not stage.merge:
+            networks = tuple(sorted({artifact for artifact, _, _ in stage.members}))
+            taught.append(Sample(costs.terms(stage.groups), stage.seconds, networks))
+    return taught
+
+
+def _readable(table: CostTable, stage: MeasuredStage, graphs: Mapping[Digest, Graph]) -> StageCosts | None:
+    members = []
+    for artifact, start, stop in stage.members:
+        if artifact not in graphs or any(
+            (artifact, OpId(op)) not in table.measured_s for op in range(start, stop)
+        ):
+            return None
+        members.append((artifact, graphs[artifact], Block(0, start, stop, (), (), (), ())))
+    return table.for_members(members, batches=[stage.batch] * len(members))
+
+
+LEAST_STAGES_TO_FIT: Final = 3
+"""With fewer stages the formula stays: they tell little about others."""
+
+
+def fitted(taught: Sequence[Sample], rates: DeviceRates) -> tuple[DeviceRates, Interference]:
+    """The model of a device class, and its rates with what the model says of streams.
+
+    Streams have no stages to predict: their simulation gets the model's contention and barrier.
+    """
+    learned = fit(
+        taught if len(taught) >= LEAST_STAGES_TO_FIT else (),
+        contention=rates.contention,
+        barrier_s=rates.barrier_s,
+        launch_s=rates.launch_s,
+    )
+    if not learned.samples:
+        return rates, learned
+    return replace(
+        rates,
+        contention=max(learned.of("rest"), 0.0),
+        barrier_s=max(learned.of("meet"), 0.0) * rates.launch_s,
+    ), learned

@@ -32,7 +32,7 @@ class GroupRule(Enum):
 
 
 class TooManyError(Exception):
-    """There are more states, groups or endings than the caller wanted to see; each search has its answer."""
+    """There are more states, groups or endings than the limit of the caller."""
 
 
 class Endings:
@@ -65,7 +65,7 @@ class Endings:
         return self.connected_groups(state, self.r, limit)
 
     def rooted_groups(self, state: int) -> list[int]:
-        """Every operator of `state` with all it reaches there, where that is at most r operators."""
+        """Return every operator of `state` with all it reaches there, if these are at most r operators."""
         found = []
         for op in _descending(state):
             cone = self._reach[op] & state
@@ -119,7 +119,7 @@ class Endings:
         return list(chain.from_iterable(packings(buckets, self.s, limit)[1:]))
 
     def _closed(self, state: int, limit: int | None) -> list[int]:
-        """Every closed set but the empty one: the endings where no limit can be exceeded."""
+        """Return every closed set but the empty one: the endings if no limit can be exceeded."""
         found = [0]
         for op in _descending(state):
             own = 1 << op
@@ -153,7 +153,7 @@ class Endings:
         return found
 
     def components(self, ending: int) -> list[int]:
-        """The groups of an ending, by ascending lowest operator."""
+        """Return the groups of an ending, by ascending lowest operator."""
         parts: list[int] = []
         while ending:
             parts.append(self.component(ending))
@@ -225,7 +225,7 @@ def _cover(own: int, needed: int, r: int, holding: dict[int, list[int]]) -> list
 
 
 def by_highest(groups: Sequence[int]) -> list[list[int]]:
-    """Groups by their highest operator, ascending."""
+    """Return the groups by their highest operator, ascending."""
     found: dict[int, list[int]] = {}
     for group in groups:
         found.setdefault(group.bit_length(), []).append(group)
@@ -239,7 +239,7 @@ def _descending(mask: int) -> list[int]:
 
 
 def _reach(graph: CombinedGraph) -> list[int]:
-    """Per operator itself and all that depend on it. [num_ops]"""
+    """Return for each operator itself and all that depend on it. [num_ops]"""
     reach = [0] * graph.size
     for op in reversed(range(graph.size)):
         reach[op] = 1 << op

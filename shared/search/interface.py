@@ -1,4 +1,4 @@
-"""What every scheduler takes and gives."""
+"""The interface of schedulers: limits, budget, call."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -11,7 +11,7 @@ from stageloom.shared.search.costs import StageCosts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a stage may hold (IOS, section 4.3); None leaves it open. TOP uses r = 3 and s = 8."""
+    """Limits of a stage (IOS, section 4.3); None: no limit. TOP uses r = 3 and s = 8."""
 
     r: int | None = None  # operators per group
     s: int | None = None  # groups per stage
@@ -23,7 +23,7 @@ class Limits:
 
 
 TOP_LIMITS: Final = Limits(r=3, s=8)
-"""TOP's (section VI-B): what policies are trained under, and what searches for them are bound by."""
+"""TOP's limits (section VI-B), for the training of policies and the searches for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ group, s groups per stage (section 4.3). O(states * endings); table 1 counts tho
 Ours:
 - Bottom-up over the states by size, with sums and look-ups over whole lists, instead of recursion.
 - Members with the same operators and costs are exchangeable: of states that differ only in which of them is
-  how far, one is searched (`stageloom.shared.search.symmetry`).
+  how far, one is searched (`stageloom.shared.search.isomorphism`).
 - Groups are `connected` by default; the released code's are `rooted`, a subset:
 `stageloom.shared.search.endings`.
 - Anytime: where the pairs exceed the budget, a beam search spends the same number once more, and the answer
@@ -16,19 +16,20 @@ Ours:
 - Stage costs come from a function, not from measuring in the loop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import add
 
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import GroupRule, TooManyError
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.isomorphism import exchangeable, images
 from stageloom.shared.search.stages import Stages, Strategy
 from stageloom.shared.search.states import states_by_size
-from stageloom.shared.search.symmetry import exchangeable, images
 
 _EQUAL = 1.0 + 1e-12  # sums of the same numbers in another order differ by less
 
@@ -42,7 +43,7 @@ def ios(
     rule: GroupRule = GroupRule.CONNECTED,
     strategy: Strategy = Strategy.BOTH,
 ) -> StageSchedule:
-    """The cheapest schedule within `limits`, or the best found when `budget` is too small to see all."""
+    """Return the cheapest schedule within `limits`, or the best one if `budget` is too small for all."""
     stages = Stages(graph, costs, limits, rule, strategy)
     try:
         found = stages.schedule(exact(stages, budget.expansions))
@@ -53,17 +54,17 @@ def ios(
 
 
 def ios_rooted(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
-    """As `ios`, over the groups that IOS's released code enumerates."""
+    """Search as `ios`, over the groups that IOS's released code enumerates."""
     return ios(graph, costs, limits, budget, rule=GroupRule.ROOTED)
 
 
 def ios_parallel(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
-    """As `ios`, without merges: IOS-Parallel of the paper's figure 6."""
+    """Search as `ios`, without merges: IOS-Parallel of the paper's figure 6."""
     return ios(graph, costs, limits, budget, strategy=Strategy.PARALLEL)
 
 
 def ios_merge(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
-    """Stages of one operator or one merge: IOS-Merge of the paper's figure 6."""
+    """Search stages of one operator or one merge: IOS-Merge of the paper's figure 6."""
     return ios(graph, costs, limits, budget, strategy=Strategy.MERGE)
 
 
@@ -96,7 +97,7 @@ def cheapest_by_state(stages: Stages, expansions: int | None = None) -> dict[int
 
 
 def _check_size(stages: Stages, classes: Sequence[Sequence[int]], expansions: int) -> None:
-    """Listing endings takes little beside their costs, so a search too large is given up before any."""
+    """Check the size of the search first: listing endings takes little time beside costing them."""
     left = expansions
     for level in states_by_size(stages.graph, expansions):
         seen: set[int] = set()
@@ -131,3 +132,63 @@ def _trace(stages: Stages, cheapest_s: dict[int, float]) -> list[int]:
         state ^= best
     chosen.reverse()
     return chosen
+
+
+def brute(
+    graph: CombinedGraph,
+    costs: StageCosts,
+    limits: Limits,
+    budget: Budget,
+    *,
+    rule: GroupRule = GroupRule.CONNECTED,
+    strategy: Strategy = Strategy.BOTH,
+) -> StageSchedule:
+    """Brute force: every schedule listed, the cheapest kept. The reference for `ios` on small graphs.
+
+    Exponential: seven operators have up to 47,293 schedules, a block of Inception V3 has millions. The budget
+    bounds the endings that are taken; the answer is then the best of the schedules completed by then and
+    `sequential`. Nothing is pruned and nothing is remembered but each state's endings.
+
+    The first of the cheapest schedules, or of those that the budget lets it see.
+    """
+    stages = Stages(graph, costs, limits, rule, strategy)
+    best = sequential(graph, costs, limits, budget)
+    best_s = costs.schedule_s(best)
+    with suppress(TooManyError):
+        for endings, seconds in _schedules(stages, budget.expansions):
+            if seconds < best_s:
+                best, best_s = stages.schedule(endings), seconds
+    return best
+
+
+def _schedules(stages: Stages, expansions: int) -> Iterator[tuple[list[int], float]]:
+    """Every schedule as endings in run order, and its seconds; built from the last stage backwards.
+
+    Raises:
+        TooManyError: the budget is spent.
+    """
+    state = (1 << stages.graph.size) - 1
+    known = {state: stages.endings(state, expansions)}
+    chosen: list[int] = []
+    spent_s = [0.0]
+    pending = [iter(known[state])]  # per stage chosen so far, and the next, the endings not yet taken
+    while pending:
+        ending = next(pending[-1], None)
+        if ending is not None:
+            expansions -= 1
+            if expansions < 0:
+                raise TooManyError("the budget is spent")
+            chosen.append(ending)
+            spent_s.append(spent_s[-1] + stages[ending])
+            state ^= ending
+            if state:
+                if state not in known:
+                    known[state] = stages.endings(state, expansions)
+                pending.append(iter(known[state]))
+                continue
+            yield chosen[::-1], spent_s[-1]
+        else:
+            pending.pop()
+        if chosen:  # take the latest stage back
+            state ^= chosen.pop()
+            spent_s.pop()

@@ -7,8 +7,9 @@ forms are isomorphic for certain, as they are compared whole. Where refinement c
 that no symmetry exchanges, isomorphic blocks may get different forms, and are searched twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations, product
 from typing import Any
 
 from stageloom.shared.bitmask import bits, mask_of
@@ -16,12 +17,59 @@ from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import Schedule, Stage, StageSchedule
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits, Scheduler
-from stageloom.shared.search.symmetry import by_operators_alone
+
+
+def by_operators_alone(costs: StageCosts) -> bool:
+    """Whether stages cost what their operators and merges say: none is known as a whole, nor may be, and
+    no model reads more of an operator than its seconds."""
+    return type(costs) is StageCosts and not costs.measured and costs.interference is None
+
+
+def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:
+    """Members of a combined block that may be exchanged, and the states that are the same because of it.
+
+    Replicas of one model, and blocks of equal cells, have the same operators at the same costs. A state in
+    which one of them is further than another then costs what it costs with the two exchanged: of k such
+    members up to k! states are searched as one.
+
+    Members that have the same operators at the same costs, two or more together; may be none.
+    """
+    if graph.num_members == 1 or not by_operators_alone(costs):
+        return []
+    found: dict[object, list[int]] = {}
+    for member in range(graph.num_members):
+        start, stop = graph.offsets[member], graph.offsets[member + 1]
+        merges = frozenset(
+            (mask_of(ops) >> start, seconds) for ops, seconds in costs.merges if start <= min(ops) < stop
+        )
+        rows = tuple(before >> start for before in graph.predecessors[start:stop])
+        seconds = costs.operators_s[start:stop], costs.work_s[start:stop]
+        found.setdefault((rows, seconds, merges), []).append(member)
+    return [members for members in found.values() if len(members) > 1]
+
+
+def images(graph: CombinedGraph, classes: Sequence[Sequence[int]], state: int) -> Iterator[int]:
+    """Yield the state and its images when members of a class are exchanged, each once."""
+    fixed = state
+    choices = []
+    for members in classes:
+        parts = []
+        for member in members:
+            mask = graph.member_mask(member)
+            parts.append((state & mask) >> graph.offsets[member])
+            fixed &= ~mask
+        choices.append(set(permutations(parts)))
+    for chosen in product(*choices):
+        image = fixed
+        for members, parts_chosen in zip(classes, chosen, strict=True):
+            for member, part in zip(members, parts_chosen, strict=True):
+                image |= part << graph.offsets[member]
+        yield image
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A combined block renumbered; `order` says which operator came to each place."""
+    """A renumbered combined block; `order` has the operator at each place."""
 
     key: tuple[Any, ...]  # equal for isomorphic blocks; hashable
     order: tuple[int, ...]  # [num_ops]
@@ -47,9 +95,9 @@ def form(graph: CombinedGraph, costs: StageCosts) -> Form:
     return Form((graph.offsets, predecessors, renumbered), order)
 
 
-def translated(schedule: StageSchedule, found: Form, wanted: Form) -> StageSchedule:
-    """The schedule of one block as that of another one of an equal form."""
-    becomes = dict(zip(found.order, wanted.order, strict=True))
+def translated(schedule: StageSchedule, source: Form, wanted: Form) -> StageSchedule:
+    """Translate the schedule of one block to another one of equal form."""
+    becomes = dict(zip(source.order, wanted.order, strict=True))
     return StageSchedule(
         tuple(
             Stage(
@@ -69,7 +117,7 @@ class Shared:
         self._found: dict[tuple[Any, Limits, Budget], tuple[StageSchedule, Form]] = {}
 
     def __call__(self, graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> Schedule:
-        """The scheduler's answer, or that to an isomorphic block, translated."""
+        """Return the scheduler's result, or the translated one of an isomorphic block."""
         wanted = form(graph, costs)
         known = self._found.get((wanted.key, limits, budget))
         if known is not None:
@@ -81,7 +129,7 @@ class Shared:
 
 
 def _colours(graph: CombinedGraph, costs: StageCosts) -> list[int]:
-    """Per operator a number that depends on no numbering. [num_ops]"""
+    """Return a colour per operator that is independent of the numbering. [num_ops]"""
     work_s = costs.work_s or (0.0,) * graph.size
     colours = _ranks([(graph.member_of[op], costs.operators_s[op], work_s[op]) for op in range(graph.size)])
     while True:
@@ -100,7 +148,7 @@ def _colours(graph: CombinedGraph, costs: StageCosts) -> list[int]:
 
 
 def _ranks(values: Sequence[Any]) -> list[int]:
-    """Per value its place among the different ones, ascending."""
+    """Return the rank of each value among the different ones."""
     found: list[int] = [0] * len(values)
     rank = -1
     previous = None
@@ -113,7 +161,7 @@ def _ranks(values: Sequence[Any]) -> list[int]:
 
 
 def _order(graph: CombinedGraph, colours: Sequence[int]) -> tuple[int, ...]:
-    """A topological order, member by member, by colour and then by the places of the predecessors."""
+    """Return a topological order, member by member, by colour and then by the places of the predecessors."""
     place: dict[int, int] = {}
     missing = [before.bit_count() for before in graph.predecessors]
     ready = [op for op in range(graph.size) if not missing[op]]

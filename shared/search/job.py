@@ -1,12 +1,16 @@
-"""A whole search as plain data, as a worker process is sent it, and the function that carries it out."""
+"""Searches as plain data that is sent to worker processes, and the functions that carry them out."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.beam import beam
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
-from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 
 T = TypeVar("T")
@@ -15,7 +19,7 @@ FIRST_EXPANSIONS = 25_000
 GROWTH = 4
 MOST_EXPANSIONS = 6_400_000
 GREW = 1.5
-"""A search that is exact takes no longer when it may look at more."""
+"""A search that takes less than this many times as long as the smaller one before is exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +85,22 @@ def _compose(job: SearchJob, budget: Budget) -> Plan:
         rules=job.rules,
         checkpoint=job.checkpoint,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockJob:
+    """A scheduled combined block, and the time to search for a better schedule."""
+
+    combined_block: Digest
+    batch: int  # the largest of its members
+    graph: CombinedGraph
+    costs: StageCosts
+    first: StageSchedule
+    limits: Limits = field(default_factory=Limits)
+    budget_s: float
+
+
+def run_block_search(job: BlockJob, now: Callable[[], float]) -> StageSchedule:
+    """Return the cheapest of the present schedule and those of beams of growing size."""
+    found = growing(lambda budget: beam(job.graph, job.costs, job.limits, budget), job.budget_s, now)
+    return min((job.first, *found), key=job.costs.schedule_s)

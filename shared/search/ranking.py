@@ -97,7 +97,7 @@ class RankedEndings:
         return index - 1
 
     def holds(self, ending: int) -> bool:
-        """Whether the ending is one of those numbered."""
+        """Return whether the ending is one of those numbered."""
         try:
             self.rank(ending)
         except ValueError:
@@ -106,11 +106,11 @@ class RankedEndings:
 
     @property
     def parts(self) -> int:
-        """How many parts choose independently of each other, but for the cap."""
+        """The number of parts that choose independently, up to the cap."""
         return len(self._parts)
 
     def changed(self, ending: int, number: int) -> list[int]:
-        """The endings that differ from this one in the part of that number alone."""
+        """Return the endings that differ from this one in the given part only."""
         part = self._parts[number]
         taken = ending & part.operators
         rest = ending ^ taken
@@ -121,25 +121,25 @@ class RankedEndings:
 
 
 def _parts(groups: Sequence[int]) -> list[list[int]]:
-    """Groups that are linked by shared operators, part by part."""
-    found: list[tuple[int, list[int]]] = []  # operators, groups
+    """Partition the groups into parts that are linked by shared operators."""
+    parts: list[tuple[int, list[int]]] = []  # operators, groups
     for group in groups:
         operators, members = group, [group]
         apart = []
-        for other in found:
+        for other in parts:
             if other[0] & group:
                 operators |= other[0]
                 members += other[1]
             else:
                 apart.append(other)
-        found = [*apart, (operators, members)]
-    return [sorted(members) for _, members in sorted(found)]
+        parts = [*apart, (operators, members)]
+    return [sorted(members) for _, members in sorted(parts)]
 
 
 def _convolve(tables: Sequence[list[list[int]]], most: int) -> list[_Part]:
-    """The parts with their counts, from the last one back, for every number of groups still allowed."""
+    """Count the endings of the parts, from the last one back, for every number of groups still allowed."""
     left = (1,) * (most + 1)
-    found: list[_Part] = []
+    parts: list[_Part] = []
     for table in reversed(tables):
         groups = tuple(count for count, level in enumerate(table) for _ in level)
         starts = []
@@ -154,10 +154,10 @@ def _convolve(tables: Sequence[list[list[int]]], most: int) -> list[_Part]:
             groups=groups,
             starts=tuple(starts),
         )
-        found.append(part)
+        parts.append(part)
         left = tuple(row[-1] for row in starts)
-    found.reverse()
-    return found
+    parts.reverse()
+    return parts
 
 
 def _union(masks: Sequence[int]) -> int:

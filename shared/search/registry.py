@@ -5,16 +5,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stageloom.shared.errors import SettingError
+from stageloom.shared.search.baselines import greedy, sequential, wavefront
 from stageloom.shared.search.beam import beam
-from stageloom.shared.search.brute import brute
 from stageloom.shared.search.gpg import gpg, with_checkpoint
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import Scheduler
-from stageloom.shared.search.ios import ios, ios_merge, ios_parallel, ios_rooted
-from stageloom.shared.search.nimble import nimble
-from stageloom.shared.search.opara import opara
-from stageloom.shared.search.sequential import sequential
-from stageloom.shared.search.wavefront import wavefront
+from stageloom.shared.search.ios import brute, ios, ios_merge, ios_parallel, ios_rooted
+from stageloom.shared.search.streams import nimble, opara
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ _SCHEDULERS = MappingProxyType({name: entry.scheduler for name, entry in _ENTRIE
 
 
 def schedulers() -> Mapping[str, Scheduler]:
-    """Every scheduler by the name that commands and settings use."""
+    """Return every scheduler by the name that commands and settings use."""
     return _SCHEDULERS
 
 
@@ -61,8 +57,8 @@ def scheduler(name: str, checkpoint: bytes = b"") -> Scheduler:
     Raises:
         SettingError: there is none; the error lists the names.
     """
-    found = _entry(name).scheduler
-    return with_checkpoint(checkpoint) if checkpoint and found is gpg else found
+    chosen = _entry(name).scheduler
+    return with_checkpoint(checkpoint) if checkpoint and chosen is gpg else chosen
 
 
 def help_line(name: str) -> str:
@@ -93,9 +89,9 @@ def searches(name: str) -> bool:
 
 
 def _entry(name: str) -> _Entry:
-    found = _ENTRIES.get(name)
-    if found is None:
+    entry = _ENTRIES.get(name)
+    if entry is None:
         raise SettingError(
             f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(sorted(_ENTRIES))}"
         )
-    return found
+    return entry

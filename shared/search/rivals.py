@@ -17,27 +17,27 @@ from stageloom.shared.search.compose import Combination, ModelChoice
 from stageloom.shared.search.job import SearchJob
 
 LEAST_REPLICAS: Final = 2
-"""Instances of a model where a policy is about several and the models ask for one."""
+"""Instances of a model for a policy of several instances, if the models ask for one."""
 
 DEFAULT_BATCH: Final = 8
 DEFAULT_BATCH_DELAY_US: Final = 2_000
-"""Where models that can run in batches ask for none; about what serving systems are run with."""
+"""For models that can run in batches but ask for none; usual values of serving systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """One policy."""
+    """A rival serving policy."""
 
     help: str  # one line
     plan: Callable[[SearchJob], SearchJob]
     decides: frozenset[str]
-    """What of a search it sets itself, by the names of `PlanCreateRequest`."""
+    """Fields of `PlanCreateRequest` that the policy sets itself."""
 
     scheduler: str = "sequential"  # for its combined blocks; another may be asked for unless it decides it
 
 
 def policies() -> Mapping[str, Rival]:
-    """Every policy by the name that commands use."""
+    """Return every policy by the name that commands use."""
     return _RIVALS
 
 
@@ -47,12 +47,12 @@ def policy(name: str) -> Rival:
     Raises:
         SettingError: there is none; the error lists the names.
     """
-    found = _RIVALS.get(name)
-    if found is None:
+    rival = _RIVALS.get(name)
+    if rival is None:
         raise SettingError(
             f"there is no policy {name!r}", remedy=f"choose one of {', '.join(sorted(_RIVALS))}"
         )
-    return found
+    return rival
 
 
 def _sequential(job: SearchJob) -> SearchJob:
@@ -133,7 +133,7 @@ def _several(choice: ModelChoice) -> ModelChoice:
 
 
 def _batched(choice: ModelChoice) -> ModelChoice:
-    """In batches if it can; one whose rows depend on each other takes one task at a time."""
+    """Run in batches if the model can; a model whose rows depend on each other takes one task at a time."""
     if not choice.graph.batchable:
         return _single(choice)
     if choice.batch > 1:

@@ -31,7 +31,7 @@ MERGE_DOUBT: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the model of a device class wants to know of an operator beside its seconds."""
+    """Features of an operator, beside its seconds, for the model of a device class."""
 
     member: int
     moved_s: float  # all its bytes, weights too, at the device's bandwidth
@@ -75,7 +75,7 @@ class StageCosts:
 
     @cached_property
     def merged_s(self) -> Mapping[Group, float]:
-        """`merges` to look up."""
+        """`merges` as a dictionary."""
         if not self.optimism:
             return dict(self.merges)
         hoped = 1.0 - self.optimism * MERGE_DOUBT
@@ -83,7 +83,7 @@ class StageCosts:
 
     @cached_property
     def measured_s(self) -> Mapping[tuple[Group, ...], float]:
-        """`measured` to look up."""
+        """`measured` as a dictionary."""
         return dict(self.measured)
 
     @cached_property
@@ -105,7 +105,7 @@ class StageCosts:
         return seconds * (1.0 - self.optimism * self.doubt(groups)) if self.optimism else seconds
 
     def formula_s(self, groups: Sequence[Group]) -> float:
-        """Seconds of one stage by the formula alone."""
+        """Return the seconds of one stage by the formula alone."""
         sums = [sum(self.operators_s[op] for op in group) for group in groups]
         if len(sums) == 1:
             return sums[0]
@@ -115,7 +115,7 @@ class StageCosts:
         return least + self.contention * (sum(sums) - least) + self.barrier_s
 
     def terms(self, groups: Sequence[Group]) -> Terms:
-        """What the model of a device class reads of a stage; only where there are `traits`."""
+        """Return the terms of a stage for the model of a device class; needs `traits`."""
         known = self._known_groups
         return stage_terms([known.get(group) or self._group_terms(group) for group in groups], self.launch_s)
 
@@ -152,13 +152,13 @@ class StageCosts:
         return self.stage_s(stage.groups)
 
     def is_measured(self, stage: Stage) -> bool:
-        """Whether the stage's seconds were measured as a whole."""
+        """Return whether the stage was measured as a whole."""
         if stage.merge:
             return tuple(sorted(stage.operators)) in self.measured_merges
         return stage.groups in self.measured_s
 
     def doubt(self, groups: Sequence[Group]) -> float:
-        """What a prediction that is not sure may be too high by, as a share of it; at most 1, else 0."""
+        """Return the share by which an unsure prediction may be too high, at most 1; 0 for a sure one."""
         if self.interference is None or (len(groups) == 1 and len(groups[0]) == 1):
             return 0.0
         terms = self.terms(groups)
@@ -172,7 +172,7 @@ class StageCosts:
         return min(doubt, max(1.0 - self.interference.least * terms.longest / seconds, 0.0))
 
     def is_sure(self, stage: Stage) -> bool:
-        """Whether the stage need not be measured: it was, and not too long ago, or its prediction is sure."""
+        """Return whether the stage need not be measured: it was recently, or its prediction is sure."""
         if self.is_measured(stage):
             return (stage.groups, stage.merge) not in self.stale
         if stage.merge:
@@ -184,7 +184,7 @@ class StageCosts:
         return self.interference.sure(self.terms(stage.groups))
 
     def runs(self, stages: Iterable[Stage]) -> Iterator[Stage]:
-        """The stages as they run: those of one group that follow each other on one member become one."""
+        """Return the stages as they run: successive stages of one group on one member become one."""
         waiting: Stage | None = None
         for stage in stages:
             if stage.merge or len(stage.groups) > 1 or not self.traits:

@@ -1,4 +1,4 @@
-"""The stages a search chooses from: the endings of each state, what each costs, and how it runs."""
+"""The stages that a search chooses from: the endings of each state, their costs, and how they run."""
 
 from enum import Enum
 
@@ -53,12 +53,12 @@ class Stages(dict[int, float]):
         return self.space.endings(state, limit)
 
     def merge_endings(self, state: int) -> list[int]:
-        """Single last operators of `state`, and those that are last and may become one launch."""
+        """Return single last operators of `state`, and sets of them that may become one launch."""
         last = self._last(state)
         return [1 << op for op in bits(last)] + self.merges_at(state)
 
     def merges_at(self, state: int) -> list[int]:
-        """Sets of last operators of `state` that may become one launch."""
+        """Return sets of last operators of `state` that may become one launch."""
         if not self._merged_s:
             return []
         last = self._last(state)
@@ -69,32 +69,32 @@ class Stages(dict[int, float]):
 
     @property
     def only_merges(self) -> bool:
-        """Whether a stage is one operator or one launch."""
+        """Return whether a stage is one operator or one launch."""
         return self._strategy is Strategy.MERGE
 
     def groups(self, ending: int) -> tuple[Group, ...]:
-        """The connected components, in canonical order."""
+        """Return the connected components, in canonical order."""
         known = self._groups
         parts = []
         rest = ending
         while rest not in known:  # without its first group an ending is still one, and most likely known
             parts.append(self.space.component(rest))
             rest ^= parts[-1]
-        found = known[rest]
+        groups = known[rest]
         for part in reversed(parts):
             own = known.get(part)
             if own is None:
                 own = known[part] = (tuple(bits(part)),)
-            found = own + found
-        known[ending] = found
-        return found
+            groups = own + groups
+        known[ending] = groups
+        return groups
 
     def operators_s(self, mask: int) -> float:
-        """Seconds of the operators alone, one after another."""
+        """Return the seconds of the operators one after another."""
         return sum(self.costs.operators_s[op] for op in bits(mask))
 
     def schedule(self, endings: list[int]) -> StageSchedule:
-        """The schedule of these endings, given in run order; each runs the cheaper way."""
+        """Return the schedule of these endings, given in run order; each runs the cheaper way."""
         return StageSchedule(tuple(self._stage(ending) for ending in endings))
 
     def _stage(self, ending: int) -> Stage:
@@ -104,5 +104,5 @@ class Stages(dict[int, float]):
 
 
 def _mergeable(graph: CombinedGraph, costs: StageCosts, s: int) -> dict[int, float]:
-    """The merges that are legal, of at most `s` operators."""
+    """Return the legal merges of at most `s` operators."""
     return {mask_of(ops): seconds for ops, seconds in costs.merges if len(ops) <= s and graph.may_merge(ops)}

@@ -5,18 +5,54 @@ predecessors, not empty. A single last operator is an ending under every rule an
 reached whatever r and s are; they come here from small to large, as dynamic programming needs them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.search.endings import Endings, TooManyError
-from stageloom.shared.search.matching import largest_matching
+
+
+def largest_matching(before: Sequence[int]) -> list[int]:
+    """A largest matching between the vertices of a graph and their predecessors.
+
+    Every vertex is matched to at most one predecessor and is the partner of at most one follower, so the
+    matched pairs form paths (Fulkerson 1956). By augmenting paths (Berge 1957), O(vertices * edges), without
+    recursion.
+
+    Per vertex the predecessor it is matched to, or -1; `before` are masks. [num_vertices]
+
+    Deterministic: vertices in ascending order, each trying its predecessors in ascending order.
+    """
+    successor = [-1] * len(before)
+    matched = [-1] * len(before)
+    free = (1 << len(before)) - 1  # predecessors without a partner
+    for start in range(len(before)):
+        tried = 0
+        path = [(start, before[start])]  # vertices to be matched, with the predecessors they may still try
+        while path:
+            vertex, candidates = path[-1]
+            if open_ones := candidates & free:
+                taken = (open_ones & -open_ones).bit_length() - 1
+                free ^= 1 << taken
+                for waiting, _ in reversed(path):  # each takes its choice and hands the old one on
+                    successor[taken], matched[waiting], taken = waiting, taken, matched[waiting]
+                break
+            candidates &= ~tried
+            if not candidates:
+                path.pop()
+                continue
+            low = candidates & -candidates
+            tried |= low
+            other = successor[low.bit_length() - 1]
+            path[-1] = (vertex, candidates ^ low)
+            path.append((other, before[other]))
+    return matched
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceSize:
-    """IOS, table 1: how much there is to search, exactly."""
+    """The exact size of a search (IOS, table 1)."""
 
     states: int
     transitions: int  # pairs of a state and one of its endings
@@ -48,7 +84,7 @@ def states_by_size(graph: CombinedGraph, limit: int | None = None) -> Iterator[l
 
 
 def measure_space(endings: Endings) -> SpaceSize:
-    """Count by visiting every transition once: a transition's cost is that of adding a number."""
+    """Count by visiting every transition once."""
     paths = {0: 1}
     transitions = 0
     for level in states_by_size(endings.graph):
@@ -69,7 +105,7 @@ def width(graph: CombinedGraph) -> int:
 
 
 def _entries(graph: CombinedGraph, done: int, among: int | None = None) -> int:
-    """The operators outside `done`, of those in `among`, whose predecessors all lie in it."""
+    """Return the operators outside `done`, of those in `among`, whose predecessors are all in `done`."""
     candidates = range(graph.size) if among is None else bits(among)
     mask = 0
     for op in candidates:

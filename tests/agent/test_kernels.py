@@ -22,7 +22,7 @@ from stageloom.edge_agent.utilisation.kernels import (
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.graph import Graph, Operator, Tensor
 from stageloom.shared.ids import TensorId
-from stageloom.shared.search.opara import OperatorProfile, launch_order
+from stageloom.shared.search.streams import OperatorProfile, launch_order
 
 TRACE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data/profiler_trace.json").read_text(encoding="utf-8")

@@ -4,8 +4,7 @@ from dataclasses import fields
 
 from benchmarks.allocation import median_ms, whole_graph
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.search.nimble import assign_streams
-from stageloom.shared.search.opara import allocate_streams
+from stageloom.shared.search.streams import allocate_streams, assign_streams
 
 
 def test_imported_googlenet_has_the_streams_that_opara_reports() -> None:

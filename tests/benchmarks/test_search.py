@@ -9,10 +9,10 @@ from benchmarks.zoo import ZOO
 from stageloom.shared.blocks import combine
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Wait
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import Budget
 from stageloom.shared.search.registry import schedulers
-from stageloom.shared.search.sequential import sequential
 from tests.executor.models import artifact_of
 
 

@@ -22,14 +22,20 @@ from stageloom.shared.policy.gpg.choose import (
     schedule_s,
 )
 from stageloom.shared.policy.gpg.network import EncodedBlock, Floats
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import Endings
-from stageloom.shared.search.gpg import gpg, network_of, packaged_checkpoint, policy_alone, policy_stages
+from stageloom.shared.search.gpg import (
+    gpg,
+    network_of,
+    packaged_checkpoint,
+    policy_alone,
+    policy_stages,
+    refined,
+)
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.ios import cheapest_by_state
 from stageloom.shared.search.ranking import RankedEndings
-from stageloom.shared.search.refine import refined
-from stageloom.shared.search.sequential import sequential
 from tests.learning.cases import block, network
 from tests.search.graphs import union, unions
 

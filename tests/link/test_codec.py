@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageloom.shared.codec import PLAIN, ZLIB, Codec, Limits, convert, pack_body, unpack, unpack_body
+from stageloom.shared.codec import PLAIN, ZLIB, Codec, CodecLimits, convert, pack_body, unpack, unpack_body
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
@@ -20,7 +20,7 @@ from tests.link.samples import MESSAGES
 from tests.link.test_messages import CODECS, _codec_for
 
 CORPUS = Path(__file__).parents[1] / "data" / "fuzz" / "frames"
-SMALL = Limits(frame_bytes=1 << 10, body_bytes=4 << 10, array_items=16, map_items=8)
+SMALL = CodecLimits(frame_bytes=1 << 10, body_bytes=4 << 10, array_items=16, map_items=8)
 
 
 def _heartbeat(**changes: Any) -> bytes:
@@ -84,7 +84,7 @@ def test_a_truncated_message_is_refused(index: int, data: st.DataObject) -> None
 def test_packing_round_trips_and_never_grows_by_more_than_its_flag(body: bytes) -> None:
     frame = pack_body(body)
     assert len(frame) <= len(body) + 1
-    assert unpack_body(frame, Limits(4096, 4096)) == body
+    assert unpack_body(frame, CodecLimits(4096, 4096)) == body
 
 
 def test_compression_is_used_only_where_it_is_smaller() -> None:
@@ -105,7 +105,7 @@ def test_the_decompressed_size_is_exact(size: int) -> None:
 def test_a_zip_bomb_is_refused_without_growing() -> None:
     """64 MiB of zeros in 64 KiB: the decompressor stops at the limit instead of finding out."""
     frame = ZLIB + zlib.compress(bytes(64 << 20))
-    limits = Limits(frame_bytes=1 << 20, body_bytes=64 << 10)
+    limits = CodecLimits(frame_bytes=1 << 20, body_bytes=64 << 10)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DecodeError, match="decompresses to more than"):
         unpack_body(frame, limits)
@@ -141,7 +141,7 @@ def _deep_map(depth: int) -> bytes:
 @pytest.mark.parametrize("deep", [_deep_list, _deep_map])
 @pytest.mark.parametrize("depth", [100, 600, 1_000, 100_000])
 def test_deep_nesting_is_refused(deep: Callable[[int], bytes], depth: int) -> None:
-    limits = Limits(frame_bytes=1 << 20, body_bytes=1 << 20)
+    limits = CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20)
     with pytest.raises(DecodeError):
         convert(unpack(deep(depth), limits), control.ControlToPlanner)
 

@@ -12,8 +12,8 @@ from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import PlanError
 from stageloom.shared.schedule import StageSchedule, stage_schedule
-from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.job import BlockJob
 from tests.search.graphs import union
 
 FIRST = stage_schedule([[[0]], [[1]]])

@@ -16,8 +16,7 @@ from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
-from stageloom.shared.search.costs import CostTable, MeasuredStage
-from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, fitted, samples
 from stageloom.shared.search.job import SearchJob, run_search
 from tests.search.graphs import CHAIN, DIAMOND, model
 

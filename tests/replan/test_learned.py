@@ -19,9 +19,9 @@ from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.block_job import run_block_search
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import MeasuredStage, Members
+from stageloom.shared.search.job import run_block_search
 from stageloom.shared.stage_string import to_string
 from tests.policy.maddpg.cases import network
 from tests.replan.test_decide import GRAPHS, LEFT, LOADS, RIGHT, seen

@@ -12,10 +12,9 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId
 from stageloom.shared.schedule import Launch, StreamSchedule, stage_schedule
 from stageloom.shared.search.analytic import DeviceRates, alone_s, occupancy, work_s
-from stageloom.shared.search.bounds import lower_bounds
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Limits
-from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.makespan import lower_bounds, schedule_s
 from tests.learning.cases import cell
 from tests.search.graphs import union
 

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import Launch, StreamSchedule, stage_schedule
-from stageloom.shared.search.bounds import lower_bounds
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.makespan import lower_bounds, schedule_s
 from stageloom.shared.search.registry import schedulers
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 

@@ -7,8 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from stageloom.shared.search.calibration import LEAST_OF_NETWORK, student
-from stageloom.shared.search.interference import GroupTerms, Interference, Sample, Terms, fit, stage_terms
+from stageloom.shared.search.interference import (
+    LEAST_OF_NETWORK,
+    GroupTerms,
+    Interference,
+    Sample,
+    Terms,
+    fit,
+    stage_terms,
+    student,
+)
 
 LAUNCH_S = 2e-5
 STAGES = 40  # of a network

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from stageloom.shared.search.brute import brute
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.comparison import gap, judged, optimum_s, shape, standing, subject
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import brute
 from stageloom.shared.search.registry import schedulers
-from stageloom.shared.search.sequential import sequential
 from tests.search.graphs import CHAIN, DIAMOND, union
 
 FREE = Limits()

@@ -8,11 +8,11 @@ from stageloom.shared.errors import PlanError, SettingError
 from stageloom.shared.ids import OpId
 from stageloom.shared.plan import Member, QueuePlan, QueueRule, decode_plan
 from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.registry import schedulers
-from stageloom.shared.search.sequential import sequential
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT = model("left", DIAMOND, cuts=[1, 3])

@@ -11,11 +11,9 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.schedule import Stage, StageSchedule, stage_schedule
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage, StageCosts
-from stageloom.shared.search.fitting import samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, StageCosts, mergeable, samples
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.ios import ios, ios_merge, ios_parallel
-from stageloom.shared.search.merging import mergeable
 from tests.search.graphs import DIAMOND, model
 from tests.shared.test_merge import same, siblings
 

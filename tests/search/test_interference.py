@@ -13,14 +13,12 @@ from stageloom.shared.blocks import combine, split
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.beam import beam
-from stageloom.shared.search.bounds import lower_bounds
-from stageloom.shared.search.calibration import LEAST_SAMPLES
-from stageloom.shared.search.costs import CostTable, MeasuredStage
-from stageloom.shared.search.fitting import samples
-from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.costs import CostTable, MeasuredStage, samples
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.interference import (
+    LEAST_SAMPLES,
     GroupTerms,
     Interference,
     Sample,
@@ -29,7 +27,7 @@ from stageloom.shared.search.interference import (
     stage_terms,
 )
 from stageloom.shared.search.ios import ios
-from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.makespan import lower_bounds
 from stageloom.shared.search.stage_costs import StageCosts
 from tests.search.graphs import DIAMOND, model
 

@@ -11,14 +11,14 @@ from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.legality import violations
 from stageloom.shared.schedule import Stage, StageSchedule, stage_schedule
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.beam import best_endings
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import GroupRule
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.ios import exact, ios
-from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.isomorphism import exchangeable, images
 from stageloom.shared.search.stages import Stages, Strategy
-from stageloom.shared.search.symmetry import exchangeable, images
 from tests.search import brute
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 

@@ -12,11 +12,10 @@ from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.errors import SettingError
 from stageloom.shared.legality import violations
 from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.costs import StageCosts
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import Budget, Limits, Scheduler
 from stageloom.shared.search.registry import help_line, reads_costs, scheduler, schedulers, searches
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 

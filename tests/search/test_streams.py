@@ -10,12 +10,19 @@ from hypothesis import strategies as st
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.schedule import Launch, StreamSchedule
+from stageloom.shared.search.baselines import wavefront, waves_of
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.makespan import schedule_s
-from stageloom.shared.search.nimble import assign_streams, nimble, transitive_reduction
-from stageloom.shared.search.opara import OperatorProfile, allocate_streams, launch_order, opara
-from stageloom.shared.search.wavefront import wavefront, waves_of
+from stageloom.shared.search.streams import (
+    OperatorProfile,
+    allocate_streams,
+    assign_streams,
+    launch_order,
+    nimble,
+    opara,
+    transitive_reduction,
+)
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 # Opara's figure 10 as its appendix tells it, operators 1..13: 1 has three successors; 2, 3, 4 are followed by

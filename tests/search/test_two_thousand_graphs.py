@@ -12,13 +12,11 @@ import pytest
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.legality import violations
 from stageloom.shared.schedule import StageSchedule, StreamSchedule
-from stageloom.shared.search.bounds import lower_bounds
-from stageloom.shared.search.brute import brute
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import Endings, GroupRule
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.ios import ios
-from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.ios import brute, ios
+from stageloom.shared.search.makespan import lower_bounds, schedule_s
 from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.registry import schedulers, searches
 from tests.search import brute as definition

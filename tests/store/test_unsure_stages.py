@@ -39,8 +39,7 @@ from stageloom.shared.messages.telemetry import (
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import MeasuredStage
-from stageloom.shared.search.fitting import fitted
+from stageloom.shared.search.costs import MeasuredStage, fitted
 from stageloom.shared.search.interference import Interference, Sample
 from tests.shared.test_merge import siblings
 from tests.store.helpers import NANO, enrol, row

@@ -13,8 +13,7 @@ from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
 from stageloom.shared.schedule import Launch, Schedule, StreamSchedule, stage_schedule
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage
-from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, fitted, samples
 from tests.search.graphs import DIAMOND, model
 from tests.twin.cases import device
 

@@ -130,8 +130,8 @@ class _Attention:
         return hidden if bias is None else bias + hidden
 
 
-def _either(one: Tensor | None, other: Tensor) -> Tensor:
-    return other if one is None else one | other
+def _either(mask: Tensor | None, other: Tensor) -> Tensor:
+    return other if mask is None else mask | other
 
 
 @operator("Attention")

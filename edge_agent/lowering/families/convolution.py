@@ -18,7 +18,7 @@ _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SlidingWindow:
     """A sliding kernel, per spatial dimension; `begin` and `end` are the padding on either side."""
 
     size: tuple[int, ...]
@@ -38,7 +38,7 @@ class Window:
         return pad_list(self.begin, self.end)
 
 
-def window_of(node: Node, size: Sequence[int]) -> Window:
+def window_of(node: Node, size: Sequence[int]) -> SlidingWindow:
     """Return the window of a convolution or pool with a kernel of `size`, `auto_pad` resolved.
 
     Raises:
@@ -56,7 +56,7 @@ def window_of(node: Node, size: Sequence[int]) -> Window:
         begin, end = _same(node.shape(0)[2:], size, stride, dilation, upper=mode == "SAME_UPPER")
     elif mode != "NOTSET" or len(pads) != 2 * rank:
         raise Unsupported(f"{node.kind} with auto_pad {mode}")
-    return Window(tuple(size), stride, dilation, begin, end)
+    return SlidingWindow(tuple(size), stride, dilation, begin, end)
 
 
 def _same(
@@ -120,7 +120,7 @@ class ConstantConv:
 
     weight: Tensor
     bias: Tensor | None
-    window: Window
+    window: SlidingWindow
     groups: int
 
 
@@ -176,7 +176,7 @@ def _transposed_padding(
     return begin, end
 
 
-def _positions(node: Node, window: Window) -> tuple[int, ...]:
+def _positions(node: Node, window: SlidingWindow) -> tuple[int, ...]:
     """Return the positions per dimension; with `ceil_mode` no window begins behind the input."""
     up = bool(node.integer("ceil_mode", 0))
     counts = []
@@ -191,7 +191,7 @@ def _positions(node: Node, window: Window) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _exact(node: Node, window: Window) -> Window:
+def _exact(node: Node, window: SlidingWindow) -> SlidingWindow:
     """Return the window with an end padding that gives the same positions without `ceil_mode`."""
     ends = tuple(
         (count - 1) * s + (k - 1) * d + 1 - n - b
@@ -200,10 +200,10 @@ def _exact(node: Node, window: Window) -> Window:
             window.begin, strict=True,
         )
     )  # fmt: skip
-    return Window(window.size, window.stride, window.dilation, window.begin, ends)
+    return SlidingWindow(window.size, window.stride, window.dilation, window.begin, ends)
 
 
-def _fits_torch(window: Window, node: Node) -> bool:
+def _fits_torch(window: SlidingWindow, node: Node) -> bool:
     """Return whether torch's equal padding, at most half the kernel, gives the same positions."""
     out = _positions(node, window)
     for n, k, s, d, b, count in zip(
@@ -219,38 +219,25 @@ def max_pool(node: Node) -> Lowered:
     rank = spatial_rank(node)
     window = window_of(node, node.integers("kernel_shape") or [])
     function = _MAX_POOLS[rank - 1]
-    if node.dtype(0) in (torch.int8, torch.uint8):
-        return _max_pool_of_integers(node, window)
+    dtype, integers = node.dtype(0), node.dtype(0) in (torch.int8, torch.uint8)
     if node.wants(1):
+        if integers:
+            raise Unsupported("MaxPool of integers with indices")
         return _max_pool_with_indices(node, window)
     exact = _exact(node, window)
-    plain = _fits_torch(window, node)
-    size, stride, dilation, begin = window.size, window.stride, window.dilation, window.begin
-    borders = exact.borders
+    plain = not integers and _fits_torch(window, node)
 
     def run(x: Tensor) -> Tensor:
         if plain:
-            return function(x, size, stride, begin, dilation)
-        return function(functional.pad(x, borders, value=-torch.inf), size, stride, 0, dilation)
-
-    return run
-
-
-def _max_pool_of_integers(node: Node, window: Window) -> Lowered:
-    """float32 holds 8-bit numbers exactly."""
-    rank, exact, dtype = len(window.size), _exact(node, window), node.dtype(0)
-    if node.wants(1):
-        raise Unsupported("MaxPool of integers with indices")
-    function = _MAX_POOLS[rank - 1]
-
-    def run(x: Tensor) -> Tensor:
-        padded = functional.pad(x.float(), exact.borders, value=-torch.inf)
+            return function(x, window.size, window.stride, window.begin, window.dilation)
+        wide = x.float() if integers else x  # float32 holds 8-bit numbers exactly
+        padded = functional.pad(wide, exact.borders, value=-torch.inf)
         return function(padded, exact.size, exact.stride, 0, exact.dilation).to(dtype)
 
     return run
 
 
-def _max_pool_with_indices(node: Node, window: Window) -> Lowered:
+def _max_pool_with_indices(node: Node, window: SlidingWindow) -> Lowered:
     """Indices count over the whole unpadded input, row major or column major in space (`storage_order`)."""
     rank, exact = len(window.size), _exact(node, window)
     space = node.shape(0)[2:]
@@ -305,13 +292,13 @@ def average_pool(node: Node) -> Lowered:
     return Kernel(lambda x: functional.avg_pool2d(x, size, stride, begin, False, count_pads), into)
 
 
-def _reaches_past_end(node: Node, window: Window) -> bool:
+def _reaches_past_end(node: Node, window: SlidingWindow) -> bool:
     """Return whether a window reads padding at the end that the file does not have but torch would count."""
     exact = _exact(node, window)
     return any(e > own for e, own in zip(exact.end, window.end, strict=True)) or window.end != window.begin
 
 
-def _average_by_count(node: Node, window: Window, *, count_pads: bool) -> Lowered:
+def _average_by_count(node: Node, window: SlidingWindow, *, count_pads: bool) -> Lowered:
     """Convolve with ones and divide by the number of elements that count."""
     rank, exact = len(window.size), _exact(node, window)
     channels = node.shape(0)[1]

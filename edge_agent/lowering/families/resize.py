@@ -89,12 +89,12 @@ def _axes(node: Node) -> list[_Axis]:
     if not scales:
         raise Unsupported(f"{node.kind} without scales or sizes")
     sizes = [floor(shape[a] * s) for a, s in zip(axes, scales, strict=True)] if not sizes else sizes
-    found = []
+    changing = []
     for i, axis in enumerate(axes):
         window = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
         if sizes[i] != shape[axis] or scales[i] != 1.0 or window != (0.0, 1.0):
-            found.append(_Axis(axis, shape[axis], sizes[i], scales[i], window))
-    return found
+            changing.append(_Axis(axis, shape[axis], sizes[i], scales[i], window))
+    return changing
 
 
 def _by_policy(node: Node, extents: list[int], sizes: list[int]) -> tuple[list[float], list[int]]:

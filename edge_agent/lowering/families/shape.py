@@ -33,8 +33,8 @@ def size(node: Node) -> Lowered:
 def constant(node: Node) -> Lowered:
     for name, dtype in (("value_float", torch.float32), ("value_floats", torch.float32),
                         ("value_int", torch.int64), ("value_ints", torch.int64)):  # fmt: skip
-        if (found := node.attribute(name)) is not None:
-            return KnownValues((torch.tensor(found, dtype=dtype),))
+        if (value := node.attribute(name)) is not None:
+            return KnownValues((torch.tensor(value, dtype=dtype),))
     if (proto := node.attribute("value")) is not None:
         return KnownValues((tensor_from_proto(proto),))
     raise Unsupported("Constant that holds no tensor")

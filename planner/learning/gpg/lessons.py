@@ -36,10 +36,10 @@ from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.beam import best_endings
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.gpg import refined
 from stageloom.shared.search.interface import TOP_LIMITS
 from stageloom.shared.search.ios import cheapest_by_state
 from stageloom.shared.search.ranking import RankedEndings
-from stageloom.shared.search.refine import refined
 from stageloom.shared.search.stages import Stages, Strategy
 
 MemberOf = tuple[Digest, Graph, Block]

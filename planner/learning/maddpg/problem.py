@@ -27,11 +27,10 @@ from stageloom.shared.policy.maddpg.decide import BlockKey, Blocks, Book
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.greedy import greedy
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits, Scheduler
-from stageloom.shared.search.sequential import sequential
 from stageloom.shared.stage_string import parse, to_string
 
 SEARCH: Final = Budget(expansions=200)

@@ -21,9 +21,9 @@ from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.baselines import sequential
 from stageloom.shared.search.costs import StageCosts, combined_digest
 from stageloom.shared.search.interface import Budget, Limits
-from stageloom.shared.search.sequential import sequential
 
 Part = tuple[Digest, Graph, Block]
 """One member of a combined block as the cost table takes it."""
