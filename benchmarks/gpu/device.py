@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
 from stageloom.edge_agent.executor.torch.cuda import first_graph
 from stageloom.edge_agent.utilisation.nvml import Nvml, open_nvml
 

@@ -19,7 +19,7 @@ from stageloom.edge_agent.executor.base import (
     StepResult,
     TimingRequest,
 )
-from stageloom.edge_agent.executor.order import StepOrder
+from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember

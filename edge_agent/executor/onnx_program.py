@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stageloom.edge_agent.executor.onnx_sessions import SessionKey
-from stageloom.edge_agent.executor.streams import Threading, assign
+from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundCombined, BoundPlan
 from stageloom.shared.ids import TensorId

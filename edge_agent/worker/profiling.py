@@ -9,9 +9,8 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 from stageloom.edge_agent.executor.base import OperatorTime, StepRunner, TimingRequest
-from stageloom.edge_agent.executor.executors import Executors
-from stageloom.edge_agent.executor.idle import IdleTime
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import Executors, make_executor
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.artifacts import ArtifactTable
 from stageloom.edge_agent.worker.driver import EngineDriver

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner
-from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import mask_of
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan

@@ -30,8 +30,8 @@ from benchmarks.contract.subjects import (
     zoo_subject,
 )
 from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
 from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan

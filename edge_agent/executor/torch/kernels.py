@@ -13,7 +13,7 @@ from statistics import median
 
 from torch import Tensor
 
-from stageloom.edge_agent.executor.torch.issue_order import Nature
+from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
 from stageloom.edge_agent.lowering.unit import Alternative, Unit

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
-from stageloom.edge_agent.executor.idle import IdleTime
-from stageloom.edge_agent.executor.summary import summary
+from stageloom.edge_agent.executor.timing import IdleTime, summary
 from stageloom.edge_agent.lowering.dtypes import arithmetic
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
 from stageloom.edge_agent.lowering.unit import Unit

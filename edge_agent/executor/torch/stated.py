@@ -7,11 +7,10 @@ place), so that what it takes is at most this, but for scratch memory inside ker
 from functools import lru_cache
 from math import prod
 
-from stageloom.edge_agent.executor.on_device.memory_plan import masks_to_hold
-from stageloom.edge_agent.executor.on_device.slots import staged
-from stageloom.edge_agent.executor.on_device.streams import fold_streams, streams_per_lane
-from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
-from stageloom.edge_agent.executor.torch.recipe import with_ends
+from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
+from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
+from stageloom.edge_agent.executor.cuda.recipe import staged, with_ends
+from stageloom.edge_agent.executor.cuda.streams import fold_streams, streams_per_lane
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.ids import Digest, OpId, TensorId
@@ -89,7 +88,7 @@ def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> i
     """Bytes of what lies between borders, with a buffer for every tensor."""
     calls: list[Call[_Place]] = []
     borders: set[_Place] = set()
-    forms: dict[_Place, Form] = {}
+    forms: dict[_Place, TensorForm] = {}
     ended = with_ends(items)
     for index, item in enumerate(ended):
         for op in item.ops:
@@ -102,7 +101,7 @@ def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> i
                 forms[place] = _form(model, place[1])
                 if _crosses(model, member.block, place[1]):
                     borders.add(place)
-            calls.append(Call(index, Kind.KERNEL, reads, makes))
+            calls.append(Call(index, CallKind.KERNEL, reads, makes))
     return lay_out(ended, calls, borders, forms).plan.nbytes
 
 
@@ -112,9 +111,9 @@ def _crosses(model: BoundModel, block: int, tensor: TensorId) -> bool:
     return tensor in model.blocks[block].live_in or (not last and tensor in model.blocks[block].makes)
 
 
-def _form(model: BoundModel, tensor: TensorId) -> Form:
+def _form(model: BoundModel, tensor: TensorId) -> TensorForm:
     found = model.graph.tensors[tensor]
-    return Form(found.shape, (), model.plan.batch * found.nbytes)
+    return TensorForm(found.shape, (), model.plan.batch * found.nbytes)
 
 
 def _halved(nbytes: int, precision: Precision) -> int:

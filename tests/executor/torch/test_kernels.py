@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stageloom.edge_agent.executor.torch.issue_order import Nature
+from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.edge_agent.executor.torch.kernels import Instruments, KernelChoices, is_memory_bound
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
