@@ -11,6 +11,8 @@ from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.engine_host import EngineHost
 from stageloom.edge_agent.link.interface import Link
 from stageloom.edge_agent.loop import Loop
+from stageloom.edge_agent.machine.device import MachineWatch
+from stageloom.edge_agent.machine.utilisation import this_machine
 from stageloom.edge_agent.plans.candidate import ManagerConfig
 from stageloom.edge_agent.plans.check import PlanChecker
 from stageloom.edge_agent.plans.fallback import FallbackFile
@@ -23,8 +25,6 @@ from stageloom.edge_agent.replan.policy import PolicyDesk
 from stageloom.edge_agent.reporting.journal import Journal
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.store import ArtifactStore
-from stageloom.edge_agent.utilisation.chain import this_machine
-from stageloom.edge_agent.utilisation.watch import MachineWatch
 from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.edge_agent.worker.messages import Report
 

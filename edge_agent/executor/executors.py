@@ -71,7 +71,6 @@ class Executors:
 
     @property
     def tracing(self) -> bool:
-        """Fill StepResult.groups."""
         return self._tracing
 
     @tracing.setter
@@ -124,7 +123,6 @@ class Executors:
         self._of[program.plan].prepare(program)
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        """Start a step."""
         executor = self._of[step.program.plan]
         executor.issue(step, feeds)
         self._issued[step.id] = executor
@@ -160,7 +158,6 @@ class Executors:
             executor.drop_idle()
 
     def close(self) -> None:
-        """Free everything."""
         with self._lock:
             executors = list(self._made.values())
             self._made.clear()

@@ -23,7 +23,7 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     split_rows,
 )
-from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, Program
+from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, SessionProgram
 from stageloom.edge_agent.executor.onnx_sessions import (
     SessionCache,
     SessionKey,
@@ -64,7 +64,7 @@ class OnnxExecutor:
         self._pool = StreamPool()
         self._cache = SessionCache()
         self._plans: dict[PlanKey, _Loaded] = {}
-        self._programs: dict[ProgramKey, Program] = {}
+        self._programs: dict[ProgramKey, SessionProgram] = {}
         self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
         self._values: dict[InstanceId, Values] = {}
 
@@ -132,7 +132,7 @@ class OnnxExecutor:
         self._pool.grow(loaded.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
-    def _build(self, program: ProgramKey, loaded: _Loaded) -> Program:
+    def _build(self, program: ProgramKey, loaded: _Loaded) -> SessionProgram:
         bucket_of = dict(zip(bits(program.mask), program.buckets, strict=True))
         return loaded.combined[program.combined].program(program.mask, bucket_of)
 

@@ -184,7 +184,10 @@ def merged_model(
     batch: int,
     weights: Mapping[str, memoryview],
 ) -> bytes:
-    """The model of operators that may merge. `weights` are encoded tensors by name; a skeleton holds none.
+    """A merge stage as one model: one convolution over padded and stacked kernels, its activation, a split.
+
+    IOS, section 3.2; `stageloom.shared.merge` says which operators may merge and where each kernel lies in
+    the common one. `weights` are encoded tensors by name; the skeleton holds none.
 
     Raises:
         ModelError: the nodes are not the convolutions that the graph describes.

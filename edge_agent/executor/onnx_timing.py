@@ -15,8 +15,7 @@ import numpy as np
 from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
 from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, Values, open_session
-from stageloom.edge_agent.executor.timing import IdleTime
-from stageloom.edge_agent.executor.timing import summary as summary
+from stageloom.edge_agent.executor.timing import IdleTime, summary
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph

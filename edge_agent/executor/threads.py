@@ -71,7 +71,6 @@ class StepOrder:
                 gate.release()
 
     def running(self, step: StepId) -> bool:
-        """Issued and not ended."""
         return step in self._running
 
 
@@ -263,7 +262,6 @@ class StreamPool:
             raise run.error
 
     def close(self) -> None:
-        """End the helpers."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:

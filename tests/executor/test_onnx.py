@@ -17,7 +17,8 @@ from stageloom.edge_agent.executor.onnx_sessions import (
     Values,
     weight_bytes,
 )
-from stageloom.edge_agent.executor.onnx_timing import summary, windows
+from stageloom.edge_agent.executor.onnx_timing import windows
+from stageloom.edge_agent.executor.timing import summary
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError

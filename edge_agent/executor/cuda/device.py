@@ -6,10 +6,11 @@ devices that hold every launch back and carry launches out in any order that str
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from stageloom.edge_agent.executor.cuda.streams import MAX_GROUP_STREAMS, MAX_STREAMS
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.shared.search.opara import OperatorProfile
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,36 @@ PROFILING = MOVING + 1
 
 PREPARING = PROFILING + MAX_GROUP_STREAMS
 """The first of up to eight streams on which nothing runs but what prepares programs."""
+
+
+_BLOCK_RESERVES_BYTES: Final = 1024  # of shared memory, by the system, since compute capability 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiprocessor:
+    """What the blocks on one multiprocessor share."""
+
+    registers: int = 65_536
+    shared_bytes: int = 233_472
+    threads: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """What one block of threads of a kernel takes of a multiprocessor."""
+
+    registers: int  # per thread
+    shared_bytes: int
+    threads: int
+
+    def shares(self, of: Multiprocessor) -> OperatorProfile:
+        """As shares of what a multiprocessor has."""
+        reserved = _BLOCK_RESERVES_BYTES if self.threads else 0
+        return OperatorProfile(
+            shared_memory=(self.shared_bytes + reserved) / of.shared_bytes,
+            threads=self.threads / of.threads,
+            registers=self.registers * self.threads / of.registers,
+        )
 
 
 class StreamDevice(Protocol):

@@ -90,7 +90,7 @@ class HostMemory(Generic[Piece]):
 
 
 class _Launched(Generic[T]):
-    """What a launch on the issuer's thread left, in the form of a future."""
+    """The result of a launch on the issuer's thread, used like a future."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -103,22 +103,19 @@ class _Launched(Generic[T]):
 
 
 class IssuerLauncher:
-    """Launches on the thread that issues a step, which gets the error of a launch."""
+    """Launches on the thread that issues a step; the error of a launch is raised there."""
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> "_Launched[T]":
-        """Launch now."""
         return _Launched(work(*arguments))
 
-    def shutdown(self) -> None:
-        """It has no thread."""
+    def shutdown(self) -> None: ...
 
 
 class LoadedOnDevice(Protocol):
-    """A loaded plan of any provider."""
+    """A loaded plan of any kernel provider, with its graphs."""
 
     @property
-    def bound(self) -> BoundPlan:
-        """The plan with its graphs."""
+    def bound(self) -> BoundPlan: ...
 
 
 PlanT = TypeVar("PlanT", bound=LoadedOnDevice)
@@ -149,7 +146,7 @@ class IssuedStep:
 
 
 class CudaExecutor(ABC, Generic[PlanT]):
-    """See the module's text. A step that fails loses its members' tensors, and theirs alone."""
+    """Issues and ends steps on a `StreamDevice`. A step that fails loses the tensors of its members alone."""
 
     name: ClassVar[str]
 
@@ -174,12 +171,10 @@ class CudaExecutor(ABC, Generic[PlanT]):
     # What a provider of kernels does
 
     @abstractmethod
-    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
-        """As `StepRunner`."""
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int: ...
 
     @abstractmethod
-    def unload(self, key: PlanKey) -> None:
-        """As `StepRunner`."""
+    def unload(self, key: PlanKey) -> None: ...
 
     @abstractmethod
     def _streams(self, step: Step) -> Sequence[Stream]:

@@ -57,7 +57,6 @@ class Part:
 
     @property
     def block(self) -> Block:
-        """What it runs."""
         return self.model.blocks[self.member.block]
 
     @property
@@ -68,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Recipe(Generic[KernelT]):
-    """See the module's text. The first item begins and the last one ends everything, on stream 0."""
+    """Calls without memory. The first item begins and the last one ends everything, on stream 0."""
 
     combined: int  # which combined block of the plan
     items: LaunchList
@@ -86,7 +85,6 @@ class Recipe(Generic[KernelT]):
 
     @property
     def streams(self) -> int:
-        """How many streams it uses."""
         return len({item.stream for item in self.items})
 
     @cached_property
@@ -96,7 +94,6 @@ class Recipe(Generic[KernelT]):
 
     @cached_property
     def last_of_group(self) -> Mapping[int, int]:
-        """Per group its last item."""
         return {group: index for index, group in enumerate(self.groups)}
 
     @cached_property

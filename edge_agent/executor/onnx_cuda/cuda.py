@@ -82,11 +82,10 @@ class CudaSessionDevice:
     # Streams and events
 
     def stream(self, number: int) -> Stream:
-        """As `SessionDevice`."""
         return self._streams[number]
 
     def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
-        """As `SessionDevice`. onnxruntime's own default is TF32; its arenas grow by powers of two."""
+        """Both settings replace a default: onnxruntime allows TF32, and its arenas grow by powers of two."""
         return PROVIDER, {
             "device_id": str(self.number),
             "user_compute_stream": str(int(stream)),
@@ -95,61 +94,57 @@ class CudaSessionDevice:
         }
 
     def launch(self, stream: Stream, work: Callable[[], object]) -> None:
-        """As `SessionDevice`: a session knows its stream."""
+        """A session launches on its own stream."""
         work()
 
     def copying(self, stream: Stream, target: int, source: int, nbytes: int) -> Launch:
-        """As `SessionDevice`; the addresses say in which direction."""
+        """cudaMemcpyDefault takes the direction from the addresses."""
         if not nbytes:
             return lambda: None
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault
         return partial(self._call, self._cuda.cudaMemcpyAsync, target, source, nbytes, kind, stream)
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
-        """As `SessionDevice`; nothing is captured here.
+        """A thread that waits for the event sleeps, since an edge device has few cores to spin on.
 
-        A thread that waits for the event sleeps, since an edge device has few cores to spin on.
+        `external` makes no difference: nothing is captured here.
         """
         event = _Event(self._cuda, self._call, timed=timed)
         self._call(self._cuda.cudaEventRecord, event.handle, stream)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """As `SessionDevice`."""
         self._call(self._cuda.cudaStreamWaitEvent, stream, event.handle, 0)
 
     def synchronize(self, event: Event) -> None:
-        """As `SessionDevice`."""
         self._call(self._cuda.cudaEventSynchronize, event.handle)
 
     def elapsed_s(self, first: Event, second: Event) -> float:
-        """As `SessionDevice`; CUDA answers in milliseconds."""
+        """CUDA measures in milliseconds."""
         return float(self._call(self._cuda.cudaEventElapsedTime, first.handle, second.handle)) / 1e3
 
     def sleep(self, stream: Stream, seconds: float) -> None:
-        """As `SessionDevice`: the host sleeps in the stream's stead, and the stream waits for that."""
+        """A host function sleeps, and the stream waits for it."""
         self._call(self._cuda.cudaLaunchHostFunc, stream, self._pause, int(seconds * 1e6))
 
     # Memory
 
     def allocate(self, nbytes: int) -> int:
-        """As `SessionDevice`; cudaMalloc aligns to 256 bytes."""
+        """cudaMalloc aligns to 256 bytes."""
         address = self._call(self._cuda.cudaMalloc, nbytes)
         self._call(self._cuda.cudaMemset, address, 0, nbytes)
         self._call(self._cuda.cudaStreamSynchronize, 0)
         return int(address)
 
     def free(self, address: int) -> None:
-        """As `SessionDevice`."""
         self._call(self._cuda.cudaFree, address)
 
     def host_bytes(self, nbytes: int) -> np.ndarray:
-        """As `SessionDevice`: pinned memory, which is kept for ever."""
+        """Pinned memory, which is never given back."""
         address = self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
 
     def free_bytes(self) -> int:
-        """As `SessionDevice`."""
         free, _ = self._call(self._cuda.cudaMemGetInfo)
         return int(free)
 

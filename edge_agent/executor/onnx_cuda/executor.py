@@ -47,8 +47,6 @@ PRECISIONS = ("fp32", "tf32")
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A plan with its memory."""
-
     recipes: PlanRecipes
     memory: PlanMemory
     artifacts: Mapping[Digest, Artifact]

@@ -28,7 +28,7 @@ from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch, Session
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
 from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, session_from, weight_bytes
 from stageloom.edge_agent.executor.onnx_timing import seeded_values
-from stageloom.edge_agent.executor.timing import IdleTime, summary
+from stageloom.edge_agent.executor.timing import IdleTime, time_repeats
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
@@ -184,7 +184,7 @@ def time_operators(
                 session = open_device_session(device, key, source)
                 work = bound_run(session, graph, request.batch, places, device, options)
                 _lap(work, device, 1)  # loads kernels and makes what later operators read
-            times.append(_time_one(work, device, request.repeats, moments))
+            times.append(time_repeats(partial(_lap, work, device, _RUNS_PER_LAP), request.repeats, moments))
             for tensor in [t for t in places if all(reader <= op for reader in graph.consumers[t])]:
                 device.free(places.pop(tensor))
     except ExecutorError:
@@ -208,16 +208,6 @@ def _fill_inputs(graph: Graph, batch: int, device: SessionDevice, places: dict[T
         copy = device.copying(stream, places[tensor], host.ctypes.data, array.nbytes)
         device.launch(stream, copy)
         device.synchronize(device.record(stream))
-
-
-def _time_one(work: Launch, device: SessionDevice, repeats: int, moments: IdleTime) -> OperatorTime:
-    taken_s: list[float] = []
-    while len(taken_s) < repeats and moments.wait():
-        with moments.spend():
-            took_s = _lap(work, device, _RUNS_PER_LAP)
-        if moments.undisturbed:
-            taken_s.append(took_s)
-    return summary(taken_s) if taken_s else NOT_TIMED
 
 
 def _lap(work: Launch, device: SessionDevice, runs: int) -> float:

@@ -24,7 +24,7 @@ from stageloom.edge_agent.executor.base import (
 )
 from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BoundProgram, BufferRole
 from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool
-from stageloom.edge_agent.executor.torch.operator_times import Lap
+from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.bound import BoundPlan
@@ -228,7 +228,12 @@ def _as_array(tensor: Tensor, dtype: str) -> np.ndarray:
 
 
 class PendingMoves:
-    """Moves in issue order until they are carried out. Thread-safe."""
+    """Instances that go over to a new plan, in issue order until they are carried out. Thread-safe.
+
+    A move comes in issue order while steps that it must follow may still run, and before steps that touch
+    the same slots; those name the former among their own. So a move is carried out by the thread that first
+    finds, at the begin or the end of a step, that all it waits for has ended.
+    """
 
     def __init__(self, carry_out: Callable[[MoveInstance], None]) -> None:
         self._carry_out = carry_out

@@ -27,10 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.cuda.device import MOVING, PREPARING, Event, Graph, Launch, Pool, Stream
+from stageloom.edge_agent.executor.cuda.device import (
+    MOVING,
+    PREPARING,
+    BlockNeeds,
+    Event,
+    Graph,
+    Launch,
+    Multiprocessor,
+    Pool,
+    Stream,
+)
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
 from stageloom.edge_agent.lowering.dtypes import use_tf32
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from stageloom.shared.errors import ExecutorError
 
 _SLEEP_PROBE_CYCLES = 10_000_000
@@ -79,16 +88,15 @@ class CudaGraphDevice:
     # Streams and events
 
     def stream(self, number: int) -> Stream:
-        """As `GraphDevice`."""
         return self._streams[number]
 
     def launch(self, stream: Stream, work: Launch) -> None:
-        """As `GraphDevice`; the context manager restores the current stream whatever happens (P11)."""
+        """The context manager restores the current stream also after an error (P11)."""
         with torch.cuda.stream(stream):
             work()
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
-        """As `GraphDevice`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+        """A thread that waits for the event sleeps, since an edge device has few cores to spin on."""
         how = {"external": True} if external else {}  # torch knows that since 2.8
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timed, blocking=True, **how
@@ -97,35 +105,31 @@ class CudaGraphDevice:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """As `GraphDevice`."""
         stream.wait_event(event)
 
     def synchronize(self, event: Event) -> None:
-        """As `GraphDevice`."""
         event.synchronize()
 
     def settle(self) -> None:
-        """As `GraphDevice`."""
         torch.cuda.current_stream().synchronize()
 
     def elapsed_s(self, first: Event, second: Event) -> float:
-        """As `GraphDevice`; torch answers in milliseconds."""
+        """torch measures in milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
     # Graphs
 
     def new_pool(self) -> Pool:
-        """As `GraphDevice`."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, pool: Pool, streams: Sequence[Stream], body: Callable[[], None]) -> Graph:
-        """As `GraphDevice`; an error inside ends the capture and is raised."""
+        """An error in `body` ends the capture and is raised."""
         graph = torch.cuda.CUDAGraph()
         _capture(graph, pool, streams[0], body)
         return graph
 
     def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
-        """As `GraphDevice`: captured and thrown away. torch hands graphs out since 2.8."""
+        """The work is captured and thrown away; torch hands out captured graphs since 2.8."""
         cuda = driver()
         if cuda is None or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
             return ()
@@ -134,22 +138,20 @@ class CudaGraphDevice:
         return block_needs(cuda, graph.raw_cuda_graph())
 
     def multiprocessor(self) -> Multiprocessor:
-        """As `GraphDevice`; what torch does not know keeps a Hopper's values."""
+        """Attributes that torch does not know keep a Hopper's values."""
         return multiprocessor(self.torch_device)
 
     def replay(self, stream: Stream, graph: Graph) -> None:
-        """As `GraphDevice`."""
         with torch.cuda.stream(stream):
             graph.replay()
 
     # Memory, time, settings
 
     def host_bytes(self, nbytes: int) -> Tensor:
-        """As `GraphDevice`: pinned memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def sleep(self, stream: Stream, seconds: float) -> None:
-        """As `GraphDevice`, by a kernel that counts clock cycles."""
+        """A kernel counts clock cycles."""
         if not self._cycles_per_s:
             self._cycles_per_s = self._measure_clock()
         cycles = max(1, int(seconds * self._cycles_per_s))
@@ -165,12 +167,11 @@ class CudaGraphDevice:
         return _SLEEP_PROBE_CYCLES / self.elapsed_s(began, ended)
 
     def preparing(self) -> AbstractContextManager[object]:
-        """As `GraphDevice`."""
         return _PREPARING
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """As `GraphDevice`: cudnn tries its kernels once per shape and thread; capture on the same one (P6).
+        """cudnn tries its kernels once per shape and thread, so that thread must also capture (P6).
 
         After each search torch would give all cached memory back, for which the whole device waits (P14).
         """
@@ -184,19 +185,15 @@ class CudaGraphDevice:
             torch._C._cudnn_set_conv_benchmark_empty_cache(empties)
 
     def use_tf32(self, on: bool) -> None:
-        """As `GraphDevice` (P8)."""
         use_tf32(on)
 
     def give_back(self) -> None:
-        """As `GraphDevice`."""
         torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
-        """As `GraphDevice`."""
         return torch.cuda.memory_reserved()
 
     def free_bytes(self) -> int:
-        """As `GraphDevice`."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
@@ -297,7 +294,10 @@ def driver() -> ModuleType | None:
 
 
 def block_needs(cuda: Any, graph: int) -> tuple[BlockNeeds, ...]:
-    """Of every kernel node of a captured graph, which is given by its handle.
+    """What every kernel node of a captured graph, given by its handle, needs of a multiprocessor.
+
+    Opara (Chen et al. 2023, section 3.2) reads these off a profiler. A profiler in a process that serves
+    slows down every launch while it listens; a captured launch says the same of itself, and runs nothing.
 
     Raises:
         RuntimeError: a call of the driver failed.

@@ -18,7 +18,7 @@ from stageloom.edge_agent.executor.cuda.executor import CudaExecutor, IssuedStep
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, issue_program
 from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
-from stageloom.edge_agent.executor.torch.operator_times import Lap
+from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
 from stageloom.shared.artifact import Artifact
@@ -66,12 +66,10 @@ class GraphCache(Generic[K]):
         return given_up
 
     def touch(self, key: K) -> None:
-        """It was used."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
 
     def drop(self, key: K) -> None:
-        """It is gone."""
         self._total -= self._sizes.pop(key, 0)
 
 

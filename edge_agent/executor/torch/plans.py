@@ -18,11 +18,16 @@ from stageloom.edge_agent.executor.base import (
 from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
-from stageloom.edge_agent.executor.torch.kernels import KernelChoices
-from stageloom.edge_agent.executor.torch.memory import BufferSource, PlanBuffers, TorchProgram, bind_recipe
-from stageloom.edge_agent.executor.torch.operator_times import Lap, time_units
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
+from stageloom.edge_agent.executor.torch.memory import (
+    BufferSource,
+    PlanBuffers,
+    TorchProgram,
+    bind_recipe,
+    stated_plan_bytes,
+    stated_weight_bytes,
+)
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, make_recipe
-from stageloom.edge_agent.executor.torch.stated import stated_plan_bytes, stated_weight_bytes
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.unit import Unit
@@ -159,7 +164,6 @@ class LoadedPlan:
         return self.recipe(program.combined, buckets, in_turn=in_turn)
 
     def lowering(self, model: int) -> ModelLowering:
-        """A model of the plan."""
         return self._lowerings[model]
 
     def bind(self, recipe: TorchRecipe, memory: BufferSource | None = None) -> TorchProgram:
@@ -259,7 +263,7 @@ class TorchPlans:
     def time_operators(
         self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
     ) -> tuple[OperatorTime, ...]:
-        """Time of each operator run alone in float32; see `operator_times`. [num_operators]
+        """Time of each operator run alone in float32; see `time_units`. [num_operators]
 
         Raises:
             ExecutorError: an operator cannot run alone.
@@ -270,7 +274,6 @@ class TorchPlans:
         return time_units(lowering, request, idle, self._lap())
 
     def _lap(self) -> Lap:
-        """How to time one launch."""
         raise NotImplementedError
 
     def _crossing(self, plan: LoadedPlan, member: StepMember, tensor: TensorId) -> Tensor:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.cuda.device import Launch
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
 from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
 MAX_RUNNING, MAX_PREPARING = 32, 17

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from stageloom.edge_agent.executor.cuda.device import Launch
+from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
 from stageloom.edge_agent.executor.torch.builder import Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import block_needs
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, KernelChoices
 from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier
 from tests.executor.models import artifact_of, random_inputs
