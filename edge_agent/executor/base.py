@@ -70,6 +70,18 @@ def require_artifacts(bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) ->
         raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
 
 
+def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], remedy: str = "") -> None:
+    """Raises:
+    ExecutorError: the executor does not know the plan's precision.
+    """
+    precision = bound.plan.executor.precision
+    if precision not in known:
+        raise ExecutorError(
+            f"the {executor} executor does not know the precision {precision!r}",
+            remedy=remedy or f"use one of {', '.join(known)}",
+        )
+
+
 def one_line(error: BaseException) -> str:
     """A backend's error as one line, short enough for a report."""
     if isinstance(error, StageloomError):

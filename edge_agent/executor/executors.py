@@ -178,7 +178,7 @@ class Executors:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
             users = list(self._of.values())
-            unused = [one for one in self._made.values() if one not in users] if users else []
+            unused = [executor for executor in self._made.values() if users and executor not in users]
             for executor in unused:
                 del self._made[executor.name]
         for executor in unused:

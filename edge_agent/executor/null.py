@@ -155,7 +155,7 @@ class NullExecutor:
             does = programs[0].does
         else:
             programs = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
-            does = tuple(d for one in programs for d in one.does)
+            does = tuple(run for program in programs for run in program.does)
         self.history.append(NullRecord(step.id, does))
         if self.pause is None and not self.tracing:
             return ()

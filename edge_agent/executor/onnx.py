@@ -21,6 +21,7 @@ from stageloom.edge_agent.executor.base import (
     bucket_of,
     one_line,
     require_artifacts,
+    require_precision,
     split_rows,
 )
 from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, SessionProgram
@@ -99,11 +100,7 @@ class OnnxExecutor:
         Raises:
             ExecutorError: an option is unknown, an artifact is missing, or a session cannot be made.
         """
-        if bound.plan.executor.precision != "fp32":
-            raise ExecutorError(
-                f"the onnx executor does not know the precision {bound.plan.executor.precision!r}",
-                remedy="use fp32, which keeps the model's own types",
-            )
+        require_precision(bound, "onnx", ["fp32"], "use fp32, which keeps the model's own types")
         require_artifacts(bound, artifacts)
         combined = tuple(CombinedPrograms(bound, block) for block in bound.combined)
         singles = {

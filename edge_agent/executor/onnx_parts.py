@@ -192,44 +192,44 @@ def merged_model(
     Raises:
         ModelError: the nodes are not the convolutions that the graph describes.
     """
-    one = merged(graph, ops)
-    nodes = [[skeleton.graph.node[i] for i in graph.operators[op].nodes] for op in one.ops]
+    convolution = merged(graph, ops)
+    nodes = [[skeleton.graph.node[i] for i in graph.operators[op].nodes] for op in convolution.ops]
     constants = {name for node in nodes[0][1:] for name in node.input if name in weights}
-    names = [graph.tensors[tensor].name for tensor in (one.input, *one.outputs)]
+    names = [graph.tensors[tensor].name for tensor in (convolution.input, *convolution.outputs)]
     prefix = "merged"
     while any(name.startswith(prefix) for name in (*names, *constants)):
         prefix += "_"
-    body = _body(one, nodes[0], names, prefix)
-    stacked = _stacked(graph, one, nodes, weights)
+    body = _body(convolution, nodes[0], names, prefix)
+    stacked = _stacked(graph, convolution, nodes, weights)
     body.initializer.extend(
         numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked.items()
     )
     body.initializer.extend(onnx.TensorProto.FromString(bytes(weights[name])) for name in sorted(constants))
     if _opset(skeleton) >= _SPLIT_SIZES_ARE_AN_INPUT:
-        sizes = np.array(one.filters, np.int64)
+        sizes = np.array(convolution.filters, np.int64)
         body.initializer.append(numpy_helper.from_array(sizes, f"{prefix}.sizes"))
         body.node[-1].input.append(f"{prefix}.sizes")
     else:
-        body.node[-1].attribute.append(helper.make_attribute("split", one.filters))
-    body.input.append(_described(graph, one.input, batch))
-    body.output.extend(_described(graph, tensor, batch) for tensor in sorted(one.outputs))
+        body.node[-1].attribute.append(helper.make_attribute("split", convolution.filters))
+    body.input.append(_described(graph, convolution.input, batch))
+    body.output.extend(_described(graph, tensor, batch) for tensor in sorted(convolution.outputs))
     model = onnx.ModelProto(ir_version=skeleton.ir_version, graph=body)
     model.opset_import.extend(skeleton.opset_import)
     return bytes(model.SerializeToString())
 
 
 def _body(
-    one: MergedConvolution, first: Sequence[onnx.NodeProto], names: Sequence[str], prefix: str
+    merge: MergedConvolution, first: Sequence[onnx.NodeProto], names: Sequence[str], prefix: str
 ) -> onnx.GraphProto:
     """The convolution, what follows it in the first operator, as in all of them, and the split."""
     convolution = helper.make_node(
         "Conv",
         [names[0], f"{prefix}.kernels", f"{prefix}.biases"],
         [f"{prefix}.0"],
-        kernel_shape=one.convolution.kernel,
-        strides=one.convolution.strides,
-        dilations=one.convolution.dilations,
-        pads=one.convolution.pads,
+        kernel_shape=merge.convolution.kernel,
+        strides=merge.convolution.strides,
+        dilations=merge.convolution.dilations,
+        pads=merge.convolution.pads,
     )
     renamed = {first[0].output[0]: f"{prefix}.0"}
     tail = []
@@ -246,23 +246,23 @@ def _body(
 
 def _stacked(
     graph: Graph,
-    one: MergedConvolution,
+    merge: MergedConvolution,
     nodes: Sequence[Sequence[onnx.NodeProto]],
     weights: Mapping[str, memoryview],
 ) -> dict[str, np.ndarray]:
     """All kernels [sum of filters, channels, *kernel], zeros around the smaller ones, and all biases."""
-    channels = graph.tensors[one.input].shape[1]
+    channels = graph.tensors[merge.input].shape[1]
     kernels, biases = [], []
-    for op, filters, offset, own in zip(one.ops, one.filters, one.offsets, nodes, strict=True):
+    for op, filters, offset, own in zip(merge.ops, merge.filters, merge.offsets, nodes, strict=True):
         kernel, *bias = [_array(weights, name) for name in own[0].input[1:] if name]
-        found = graph.operators[op].convolution
-        if found is None or kernel.shape != (filters, channels, *found.kernel):
+        described = graph.operators[op].convolution
+        if described is None or kernel.shape != (filters, channels, *described.kernel):
             raise ModelError(
                 f"operator {op} of model {graph.name!r} has other weights than its graph says",
                 remedy="import the model again",
             )
-        padded = np.zeros((filters, channels, *one.convolution.kernel), kernel.dtype)
-        taps = [slice(first, first + size) for first, size in zip(offset, found.kernel, strict=True)]
+        padded = np.zeros((filters, channels, *merge.convolution.kernel), kernel.dtype)
+        taps = [slice(first, first + size) for first, size in zip(offset, described.kernel, strict=True)]
         padded[(slice(None), slice(None), *taps)] = kernel
         kernels.append(padded)
         biases.append(bias[0] if bias else np.zeros(filters, kernel.dtype))
@@ -277,10 +277,10 @@ def _array(weights: Mapping[str, memoryview], name: str) -> np.ndarray:
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
+    return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=1)
 
 
 def _described(graph: Graph, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
-    found = graph.tensors[tensor]
-    shape = found.shape if batch == 1 else (batch, *found.shape[1:])
-    return helper.make_tensor_value_info(found.name, ELEMENT_TYPES[found.dtype], shape)
+    described = graph.tensors[tensor]
+    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+    return helper.make_tensor_value_info(described.name, ELEMENT_TYPES[described.dtype], shape)

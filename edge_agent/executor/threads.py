@@ -102,8 +102,8 @@ def assign(launches: Sequence[Item], max_threads: int = MAX_THREADS) -> Threadin
             before.add(latest[item.stream])
         latest[item.stream] = index
         waits.append(len(before))
-        for one in before:
-            frees[one].append(index)
+        for earlier in before:
+            frees[earlier].append(index)
     return Threading(max(1, min(len(latest), max_threads)), tuple(waits), tuple(map(tuple, frees)))
 
 

@@ -53,8 +53,8 @@ def cpu_name(proc: Path = Path("/proc")) -> str:
 
 def driver_version(proc: Path = Path("/proc")) -> str:
     """NVIDIA's kernel driver, or ""."""
-    found = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
-    return found.group(1) if found else ""
+    match = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
+    return match.group(1) if match else ""
 
 
 def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path = Path("/proc")) -> str:

@@ -64,8 +64,8 @@ def driver_version(proc: Path) -> str:
         text = (proc / "driver/nvidia/version").read_text(errors="replace")
     except OSError:
         return ""
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return found[1] if found else "unknown"
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return match[1] if match else "unknown"
 
 
 def _libraries() -> tuple[str, ...]:

@@ -96,11 +96,11 @@ class Cpu:
 
     def governor(self) -> str:
         """What decides the clocks, such as `performance`; "" where nothing does (most virtual machines)."""
-        found = {
+        names = {
             text_of(path)
             for path in self._sysfs.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
         }
-        return "+".join(sorted(name for name in found if name))
+        return "+".join(sorted(name for name in names if name))
 
     def _clock_mhz(self) -> float | None:
         files = self._sysfs.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
@@ -166,14 +166,14 @@ class Nvml:
 
     def memory_bytes(self) -> int | None:
         """Memory of the device in all."""
-        found = self._ask(lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
-        return None if found is None else int(found.total)
+        memory = self._ask(lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
+        return None if memory is None else int(memory.total)
 
     def throttle_reasons(self) -> int | None:
         """NVML's bit mask of why the clocks are not higher; 1 is idle, 4 the power limit."""
         nvml = self._library
-        found = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-        return None if found is None else int(found)
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        return None if reasons is None else int(reasons)
 
     def power_mode(self) -> str:
         """The power limit: what a desktop or data-centre card has in place of modes."""
@@ -182,8 +182,8 @@ class Nvml:
 
     def _positive(self, ask: Callable[[], Any], scale: float) -> float | None:
         """Neither a clock nor a power is ever 0: a driver that says so does not know."""
-        found = self._ask(ask)
-        return float(found) * scale if found else None
+        value = self._ask(ask)
+        return float(value) * scale if value else None
 
     def _ask(self, ask: Callable[[], Any]) -> Any:
         try:
@@ -265,8 +265,8 @@ class Tegra:
 
 def mode_number(status: str) -> int | None:
     """The number in nvpmodel's status file, such as `pmode:0002`."""
-    found = _MODE.search(status)
-    return int(found.group(1)) if found else None
+    match = _MODE.search(status)
+    return int(match.group(1)) if match else None
 
 
 def mode_names(table: str) -> dict[int, str]:
@@ -276,8 +276,8 @@ def mode_names(table: str) -> dict[int, str]:
 
 def queried_mode(answer: str) -> str:
     """The mode in what `nvpmodel -q` prints; "" where it names none."""
-    found = _NAMED.search(answer)
-    return found.group(1) if found else ""
+    match = _NAMED.search(answer)
+    return match.group(1) if match else ""
 
 
 def ask_nvpmodel() -> str:

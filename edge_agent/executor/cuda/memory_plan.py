@@ -26,15 +26,15 @@ _MEMBERS_WITH_ALL_MASKS = 4
 def items_before(items: Sequence[Item]) -> tuple[int, ...]:
     """Per item the mask of items that have ended when it begins. [num_items]"""
     last: dict[int, int] = {}  # per stream its latest item
-    found: list[int] = []
+    masks: list[int] = []
     for index, item in enumerate(items):
         mask = 0
         direct = item.waits if item.stream not in last else (*item.waits, last[item.stream])
         for before in direct:
-            mask |= found[before] | 1 << before
-        found.append(mask)
+            mask |= masks[before] | 1 << before
+        masks.append(mask)
         last[item.stream] = index
-    return tuple(found)
+    return tuple(masks)
 
 
 def launches_before(items: Sequence[Item], counts: Sequence[int]) -> tuple[int, ...]:
@@ -46,15 +46,15 @@ def launches_before(items: Sequence[Item], counts: Sequence[int]) -> tuple[int, 
     for count in counts:
         starts.append(starts[-1] + count)
     whole = [(1 << starts[i + 1]) - (1 << starts[i]) for i in range(len(items))]
-    found: list[int] = []
+    masks: list[int] = []
     for index, mask in enumerate(items_before(items)):
         ended = 0
         for before in bits(mask):
             ended |= whole[before]
         for _ in range(counts[index]):
-            found.append(ended)
-            ended |= 1 << len(found) - 1
-    return tuple(found)
+            masks.append(ended)
+            ended |= 1 << len(masks) - 1
+    return tuple(masks)
 
 
 def masks_to_hold(members: int) -> tuple[int, ...]:
@@ -114,16 +114,16 @@ def shared_wrongly(
     Written from the definition and not from the planner, so that neither hides the other's mistake.
     """
     by_offset = sorted(range(len(pieces)), key=lambda index: plan.offsets[index])
-    for at, one in enumerate(by_offset):
-        end = plan.offsets[one] + pieces[one].nbytes
+    for at, piece in enumerate(by_offset):
+        end = plan.offsets[piece] + pieces[piece].nbytes
         for other in by_offset[at + 1 :]:
             if plan.offsets[other] >= end:
                 break
             if pieces[other].nbytes and not (
-                _all_before(pieces[one].uses, pieces[other].uses, before)
-                or _all_before(pieces[other].uses, pieces[one].uses, before)
+                _all_before(pieces[piece].uses, pieces[other].uses, before)
+                or _all_before(pieces[other].uses, pieces[piece].uses, before)
             ):
-                return (min(one, other), max(one, other))
+                return (min(piece, other), max(piece, other))
     return None
 
 

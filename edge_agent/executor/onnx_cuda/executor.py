@@ -11,7 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest, bucket_of, require_artifacts
+from stageloom.edge_agent.executor.base import (
+    OperatorTime,
+    TimingRequest,
+    bucket_of,
+    require_artifacts,
+    require_precision,
+)
 from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor
 from stageloom.edge_agent.executor.cuda.layout import CallKind
@@ -90,11 +96,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         return missing + recipes.memory_bytes
 
     def _check_options(self, bound: BoundPlan) -> None:
-        if bound.plan.executor.precision not in PRECISIONS:
-            raise ExecutorError(
-                f"the onnx_cuda executor does not know the precision {bound.plan.executor.precision!r}",
-                remedy=f"use one of {', '.join(PRECISIONS)}",
-            )
+        require_precision(bound, self.name, PRECISIONS)
         self._check_device_options(bound)
 
     @property

@@ -80,10 +80,10 @@ def open_device_session(device: SessionDevice, key: SessionKey, source: ModelPar
 
 def _check_place(session: OnnxSession, provider: str, kind: str, source: ModelParts) -> None:
     name = source.artifact.graph.name
-    found = session.session.get_providers()
-    if found[0] != provider:
+    providers = session.session.get_providers()
+    if providers[0] != provider:
         raise ExecutorError(
-            f"onnxruntime runs model {name!r} on {found[0]} instead of {provider}",
+            f"onnxruntime runs model {name!r} on {providers[0]} instead of {provider}",
             remedy="see its log for the library that it lacks, or use another executor",
         )
     if not hasattr(session.session, "get_input_memory_infos"):  # onnxruntime < 1.23
@@ -125,9 +125,9 @@ def bound_run(
 
 
 def _form(graph: Graph, tensor: TensorId, batch: int) -> tuple[int, tuple[int, ...]]:
-    found = graph.tensors[tensor]
-    shape = found.shape if batch == 1 else (batch, *found.shape[1:])
-    return ELEMENT_TYPES[found.dtype], shape
+    described = graph.tensors[tensor]
+    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+    return ELEMENT_TYPES[described.dtype], shape
 
 
 _RUNS_PER_LAP = 10

@@ -181,7 +181,7 @@ class ProgramBuilder:
             log.warning("a kernel's demand stays unknown: %s", error)
             return 0.0
         of = self._device.multiprocessor()
-        return max((one.shares(of).demand for one in needs), default=0.0)
+        return max((need.shares(of).demand for need in needs), default=0.0)
 
     def _flop_per_byte(self, precision: Precision) -> float:
         """What the device computes in a large product for every byte that a large copy moves; once each."""
@@ -189,11 +189,11 @@ class ProgramBuilder:
             return USUAL_FLOP_PER_BYTE
         if precision not in self._balance:
             try:
-                found = self._measured_balance(precision)
+                balance = self._measured_balance(precision)
             except torch.OutOfMemoryError:
-                found = USUAL_FLOP_PER_BYTE
-            log.info("balance precision=%s flop_per_byte=%.1f", precision.value, found)
-            self._balance[precision] = found
+                balance = USUAL_FLOP_PER_BYTE
+            log.info("balance precision=%s flop_per_byte=%.1f", precision.value, balance)
+            self._balance[precision] = balance
         return self._balance[precision]
 
     def _measured_balance(self, precision: Precision) -> float:
@@ -248,7 +248,7 @@ class ProgramBuilder:
         in_turn = plan.recipe_for(key, in_turn=True)
         if in_turn.arena_bytes > plan.buffers.arena_room(in_turn):
             return False
-        programs = [self._scratch(plan, one) for one in (recipe, in_turn)]
+        programs = [self._scratch(plan, form) for form in (recipe, in_turn)]
         graphs = []
         for program in programs:
             self._warm(program)
@@ -277,7 +277,7 @@ class ProgramBuilder:
                 device.synchronize(ended)
                 if round_:
                     taken[index].append(device.elapsed_s(began, ended))
-        return [median(one) for one in taken]
+        return [median(seconds) for seconds in taken]
 
 
 def _position(recipe: TorchRecipe, call: int) -> int:

@@ -256,11 +256,11 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Pool, stream: Stream, body: Call
 
 def multiprocessor(device: torch.device) -> Multiprocessor:
     """What the blocks on one multiprocessor of a CUDA device share."""
-    usual, found = Multiprocessor(), torch.cuda.get_device_properties(device)
+    usual, properties = Multiprocessor(), torch.cuda.get_device_properties(device)
     return Multiprocessor(
-        registers=getattr(found, "regs_per_multiprocessor", usual.registers),
-        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", usual.shared_bytes),
-        threads=getattr(found, "max_threads_per_multi_processor", usual.threads),
+        registers=getattr(properties, "regs_per_multiprocessor", usual.registers),
+        shared_bytes=getattr(properties, "shared_memory_per_multiprocessor", usual.shared_bytes),
+        threads=getattr(properties, "max_threads_per_multi_processor", usual.threads),
     )
 
 

@@ -122,12 +122,12 @@ class KernelChoices:
         if known is not None:
             return known
         seconds = tuple(
-            (one.name, taken_s)
-            for one in unit.alternatives
-            if (taken_s := _median_s(one, unit, reads, makes, instruments.timer)) is not None
+            (alternative.name, taken_s)
+            for alternative in unit.alternatives
+            if (taken_s := _median_s(alternative, unit, reads, makes, instruments.timer)) is not None
         )
         choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
-        best = next(one for one in unit.alternatives if one.name == choice.name)
+        best = next(alternative for alternative in unit.alternatives if alternative.name == choice.name)
         nature = Nature(
             seconds=dict(seconds)[choice.name],
             memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
@@ -165,20 +165,22 @@ def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_by
 
 
 def _median_s(
-    one: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
+    alternative: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
 ) -> float | None:
     """What an alternative takes; None where it cannot run. The first is the plain one, which must."""
     try:
-        return median(timer(_bound(one, reads, makes)))
+        return median(timer(_bound(alternative, reads, makes)))
     except RuntimeError as error:  # a library has no kernel for this shape, type or layout
-        if one is unit.alternatives[0]:
+        if alternative is unit.alternatives[0]:
             raise
-        log.info("operators %s have no kernel %s: %s", list(unit.ops), one.name, error)
+        log.info("operators %s have no kernel %s: %s", list(unit.ops), alternative.name, error)
         return None
 
 
-def _bound(one: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Callable[[], object]:
-    return lambda: one.run_into(reads, makes)
+def _bound(
+    alternative: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]
+) -> Callable[[], object]:
+    return lambda: alternative.run_into(reads, makes)
 
 
 def _key(lowering: ModelLowering, batch: int) -> _Model:

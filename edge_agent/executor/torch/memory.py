@@ -213,8 +213,8 @@ class TorchProgram(BoundProgram):
 
     def arguments(self, call: int) -> tuple[list[Tensor], list[Tensor]]:
         """What a call reads and what it makes."""
-        found = self.recipe.calls[call]
-        return [self.tensors[v] for v in found.reads], [self.tensors[v] for v in found.makes]
+        described = self.recipe.calls[call]
+        return [self.tensors[v] for v in described.reads], [self.tensors[v] for v in described.makes]
 
 
 def bind_recipe(recipe: TorchRecipe, memory: BufferSource) -> TorchProgram:
@@ -306,9 +306,9 @@ def _merged_bytes(bound: BoundPlan) -> int:
             model = combined.members[combined.graph.member_of[stage.operators[0]]].model
             graph = bound.models[model].graph
             ops = tuple(sorted(combined.graph.model_op(op) for op in stage.operators))
-            one = merged(graph, ops)
-            channels = graph.tensors[one.input].shape[1]
-            stages[model, ops] = 4 * sum(one.filters) * (channels * prod(one.convolution.kernel) + 1)
+            merge = merged(graph, ops)
+            channels = graph.tensors[merge.input].shape[1]
+            stages[model, ops] = 4 * sum(merge.filters) * (channels * prod(merge.convolution.kernel) + 1)
     return sum(stages.values())
 
 
@@ -326,8 +326,8 @@ def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
         folded = fold_streams(items, streams_per_lane(bound.plan.lanes))
         needed = max(needed, _laid_out(bound, combined, folded))
     for position in range(len(combined.members)):
-        one = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
-        needed = max(needed, _laid_out(bound, combined, fold_streams(one, 1)))
+        alone = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
+        needed = max(needed, _laid_out(bound, combined, fold_streams(alone, 1)))
     return needed
 
 
@@ -359,8 +359,8 @@ def _crosses(model: BoundModel, block: int, tensor: TensorId) -> bool:
 
 
 def _form(model: BoundModel, tensor: TensorId) -> TensorForm:
-    found = model.graph.tensors[tensor]
-    return TensorForm(found.shape, (), model.plan.batch * found.nbytes)
+    described = model.graph.tensors[tensor]
+    return TensorForm(described.shape, (), model.plan.batch * described.nbytes)
 
 
 def _halved(nbytes: int, precision: Precision) -> int:

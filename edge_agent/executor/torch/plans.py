@@ -14,6 +14,7 @@ from stageloom.edge_agent.executor.base import (
     bucket_of,
     one_line,
     require_artifacts,
+    require_precision,
 )
 from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole
@@ -229,14 +230,8 @@ class TorchPlans:
         self._plans[key] = plan
 
     def _precision(self, bound: BoundPlan) -> Precision:
-        wanted = bound.plan.executor.precision
-        for known in self.precisions:
-            if known.value == wanted:
-                return known
-        raise ExecutorError(
-            f"the {self.name} executor does not know the precision {wanted!r}",
-            remedy=f"use one of {', '.join(precision.value for precision in self.precisions)}",
-        )
+        require_precision(bound, self.name, [precision.value for precision in self.precisions])
+        return Precision(bound.plan.executor.precision)
 
     def _check_options(self, bound: BoundPlan) -> None:
         """Refuse what this executor cannot honour."""

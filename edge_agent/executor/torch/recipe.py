@@ -98,21 +98,21 @@ class _Draft:
 
     def all_calls(self) -> tuple[tuple[Call[MemberTensor], ...], tuple[Unit | None, ...]]:
         """Inputs to their slots, the operators, outputs on their way, staged results to their slots."""
-        found: list[tuple[Call[MemberTensor], Unit | None]] = []
+        drafted: list[tuple[Call[MemberTensor], Unit | None]] = []
         for part in self._parts.values():
-            found += [(call, None) for call in self._arrivals(part)]
+            drafted += [(call, None) for call in self._arrivals(part)]
         for index, item in enumerate(self.items):
-            found += [(self._call(index, item.member, unit), unit) for unit in self._units(item)]
+            drafted += [(self._call(index, item.member, unit), unit) for unit in self._units(item)]
         end = len(self.items) - 1
         for part in self._parts.values():
-            found += [(call, None) for call in self._departures(end, part)]
+            drafted += [(call, None) for call in self._departures(end, part)]
         for position in sorted(self._staged):
-            found += [(call, None) for call in self._settlements(end, self._parts[position])]
-        calls = tuple(call for call, _ in found)
+            drafted += [(call, None) for call in self._settlements(end, self._parts[position])]
+        calls = tuple(call for call, _ in drafted)
         self.borders = {
             v for call in calls for v in (*call.reads, *call.makes) if v.role is not BufferRole.INNER
         }
-        return calls, tuple(unit for _, unit in found)
+        return calls, tuple(unit for _, unit in drafted)
 
     def forms(self, calls: Sequence[Call[MemberTensor]]) -> dict[MemberTensor, TensorForm]:
         """What every value looks like."""
@@ -267,8 +267,8 @@ def _nature(
 ) -> Nature:
     if unit is None or call.kind is CallKind.VIEW:
         return Nature(seconds=0.0, memory_bound=True)
-    found = [natures[at] for op in unit.ops if (at := (call.makes[0].position, op)) in natures]
-    if not found:
+    known = [natures[at] for op in unit.ops if (at := (call.makes[0].position, op)) in natures]
+    if not known:
         return Nature()
-    longest = max(found, key=lambda nature: nature.seconds)
-    return replace(longest, seconds=sum(nature.seconds for nature in found))
+    longest = max(known, key=lambda nature: nature.seconds)
+    return replace(longest, seconds=sum(nature.seconds for nature in known))
