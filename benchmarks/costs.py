@@ -37,9 +37,9 @@ from benchmarks import zoo
 from benchmarks.contract.schedules import bound_of, graph_of, plan_of
 from benchmarks.report import Report, arguments, emit, progress
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_timing import operator_runs
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.edge_agent.worker.profiling import OwnExecutor, StageSamples, joined, profile_stages
 from stageloom.shared.artifact import Artifact, open_artifact

@@ -15,13 +15,13 @@ from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Background, Loop
+from stageloom.edge_agent.machine.device import MachineWatch
+from stageloom.edge_agent.machine.utilisation import this_machine
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk
 from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.reporting.telemetry import Journal
 from stageloom.edge_agent.store import ArtifactStore
-from stageloom.edge_agent.utilisation.chain import this_machine
-from stageloom.edge_agent.utilisation.watch import MachineWatch
 from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 

@@ -31,7 +31,7 @@ from benchmarks.contract.record import Record
 from benchmarks.contract.subjects import LARGE, LIGHT, Subject, onnx_subject, zoo_subject
 from benchmarks.report import Report, arguments, emit, progress
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
 from stageloom.edge_agent.executor.torch.cuda import first_graph
-from stageloom.edge_agent.utilisation.nvml import Nvml, open_nvml
+from stageloom.edge_agent.machine.utilisation import Nvml, open_nvml
 
 STREAMS: Final = 16
 """Taken once and reused: torch hands out 32 in turn, and the 33rd is the first again."""

@@ -17,12 +17,12 @@ from benchmarks.gpu.goals import (
 )
 from benchmarks.gpu.limits import distances, work_of
 from benchmarks.gpu.networks import Subject
+from benchmarks.gpu.profiled_kernels import busy_share, concurrency, kernels_of, union_us
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rounds import Variant, faster
 from benchmarks.gpu.table import Table, again_row, known_times, sequential_rows
 from benchmarks.gpu.torch_rows import MIX, batch_name
 from benchmarks.gpu.tracing import trace_of
-from stageloom.edge_agent.utilisation.kernels import busy_share, concurrency, kernels_of, union_us
 
 _TRACED_RUNS = 5
 

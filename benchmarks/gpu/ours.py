@@ -17,7 +17,7 @@ from benchmarks.gpu.plans import Candidate
 from benchmarks.gpu.resident import ResidentExecutor
 from benchmarks.gpu.rounds import Variant
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.ids import StepId, TaskId

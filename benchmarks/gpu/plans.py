@@ -10,8 +10,9 @@ from functools import partial
 from typing import Final
 
 from benchmarks.gpu.networks import Subject
+from benchmarks.gpu.profiled_kernels import OperatorResources, opara_profile
 from benchmarks.gpu.torch_rows import MIX
-from stageloom.edge_agent.utilisation.kernels import Multiprocessor, OperatorResources, opara_profile
+from stageloom.edge_agent.executor.cuda.device import Multiprocessor
 from stageloom.shared.blocks import Block, CombinedGraph, combine, split
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan

@@ -3,25 +3,25 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from stageloom.edge_agent.executor.cuda.device import GraphDevice
 from stageloom.edge_agent.executor.torch.builder import Effort
-from stageloom.edge_agent.executor.torch.cuda import CudaDevice
-from stageloom.edge_agent.executor.torch.device import Device
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.shared.engine.steps import ProgramKey
 
 _GRAPH_BYTES: Final = 24 << 30
 _EFFORT: Final = Effort(form_rounds=0)
 
 
-class ResidentExecutor(TorchGraphExecutor):
+class ResidentExecutor(TorchCudaExecutor):
     """Every schedule keeps its own form, so that a row measures what it names; no graph is given up."""
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(self, device: GraphDevice | None = None) -> None:
         """
         Raises:
             ExecutorError: there is no CUDA device.
         """
-        super().__init__(device or CudaDevice(), effort=_EFFORT, graph_bytes=_GRAPH_BYTES)
+        super().__init__(device or CudaGraphDevice(), effort=_EFFORT, graph_bytes=_GRAPH_BYTES)
 
     def replay(self, program: ProgramKey) -> Callable[[], None] | None:
         """Launches a prepared program's graph on torch's current stream; None where it was not captured."""

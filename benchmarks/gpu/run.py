@@ -16,6 +16,7 @@ from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.oracle import onnxruntime_error
 from benchmarks.gpu.plans import Knowledge
 from benchmarks.gpu.probing import Probes
+from benchmarks.gpu.profiled_kernels import OperatorResources, Rates
 from benchmarks.gpu.results import Deadline, Results, why
 from benchmarks.gpu.serving import Service
 from benchmarks.gpu.serving_rows import ServingRows
@@ -27,8 +28,7 @@ from benchmarks.gpu.table import Table
 from benchmarks.gpu.torch_rows import MIX, use_precision
 from benchmarks.gpu.tracing import multiprocessor, operators_of
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.utilisation.chain import this_machine
-from stageloom.edge_agent.utilisation.kernels import OperatorResources, Rates
+from stageloom.edge_agent.machine.utilisation import this_machine
 from stageloom.shared.plan import Plan
 
 _SEED = 20261121

@@ -17,17 +17,17 @@ import torch
 from benchmarks.gpu.compiled import Zoo, child_command
 from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.networks import Network, Subject
-from benchmarks.gpu.subjects import make_subject
-from benchmarks.gpu.torch_rows import use_precision
-from stageloom.edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
-from stageloom.edge_agent.utilisation.kernels import (
+from benchmarks.gpu.profiled_kernels import (
     OPERATOR_PREFIX,
-    Multiprocessor,
     OperatorResources,
     Rates,
     kernels_by_operator,
     operator_resources,
 )
+from benchmarks.gpu.subjects import make_subject
+from benchmarks.gpu.torch_rows import use_precision
+from stageloom.edge_agent.executor.cuda.device import Multiprocessor
+from stageloom.edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
 
 _RUNS = 3
 

@@ -29,8 +29,8 @@ from benchmarks.report import progress, spread
 from benchmarks.saturated import Inputs
 from benchmarks.search.subjects import LIMITS, Network, rows_of, side_by_side
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.profiling import OwnExecutor, profile_stages

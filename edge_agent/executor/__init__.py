@@ -1,4 +1,4 @@
-"""Executors: `base` is the interface, `registry` finds one by name, the rest are backends.
+"""Executors: `base` is the interface, `executors` finds one by name, the rest are backends.
 
-A backend's own packages are imported only when the registry loads it.
+A backend's own packages are imported only when `make_executor` loads it.
 """

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from msgspec import Struct
 
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import Member
 
@@ -19,9 +20,73 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "Sequence[Mapping[str, numpy.ndarray]]"
 """Per task of an instance its tensors by name, each with the graph's batch-1 shape."""
 
+StepFeeds: TypeAlias = "Mapping[InstanceId, Rows]"
+"""The inputs of a step's members whose block is the model's first."""
+
 BlockTap: TypeAlias = "Callable[[InstanceId, Member, Mapping[str, numpy.ndarray]], None]"
 """Called after a block of an instance has run, with every tensor that crosses the border behind it, by name
 and with the batch's rows along axis 0. Runs on the lane's thread: for verification, not for service."""
+
+
+def bucket_of(step: Step, member: StepMember) -> int:
+    """The batch that the member's program was built for."""
+    rank = (step.program.mask & ((1 << member.position) - 1)).bit_count()
+    return step.program.buckets[rank]
+
+
+def check_feeds(bound: BoundPlan, step: Step, feeds: StepFeeds) -> None:
+    """Raises:
+    ExecutorError: inputs are missing or have another shape or type than the graph's.
+    """
+    for member in step.members:
+        if member.member.block:
+            continue
+        graph = bound.models[member.member.model].graph
+        rows = feeds.get(member.instance, ())
+        if len(rows) != len(member.tasks):
+            raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
+        for described in (graph.tensors[t] for t in graph.inputs):
+            for row in rows:
+                array = row[described.name]
+                if array.shape != described.shape or array.dtype.name != described.dtype:
+                    raise ExecutorError(
+                        f"input {described.name!r} is {array.dtype} {list(array.shape)}, "
+                        f"not {described.dtype} {list(described.shape)}"
+                    )
+
+
+def split_rows(model: BoundModel, tasks: int, arrays: "Mapping[str, numpy.ndarray]") -> Rows:
+    """Per task its tensors, each with the graph's batch-1 shape: views of `arrays`. [rows, ...]"""
+    if model.plan.batch == 1:
+        return [dict(arrays)] * tasks
+    return [{name: array[row : row + 1] for name, array in arrays.items()} for row in range(tasks)]
+
+
+def require_artifacts(bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+    """Raises:
+    ExecutorError: a model's artifact is missing.
+    """
+    if missing := {model.plan.artifact for model in bound.models} - artifacts.keys():
+        raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
+
+
+def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], remedy: str = "") -> None:
+    """Raises:
+    ExecutorError: the executor does not know the plan's precision.
+    """
+    precision = bound.plan.executor.precision
+    if precision not in known:
+        raise ExecutorError(
+            f"the {executor} executor does not know the precision {precision!r}",
+            remedy=remedy or f"use one of {', '.join(known)}",
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """A backend's error as one line, short enough for a report."""
+    if isinstance(error, StageloomError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class GroupTime(Struct, frozen=True, gc=False):
@@ -104,7 +169,7 @@ class StepRunner(Protocol):
             ExecutorError: the program cannot be built.
         """
 
-    def issue(self, step: Step, feeds: "Mapping[InstanceId, Rows]") -> None:
+    def issue(self, step: Step, feeds: StepFeeds) -> None:
         """Start a step. `feeds` holds the inputs of members whose block is the model's first."""
 
     def wait(self, step: StepId) -> StepResult:

@@ -8,13 +8,54 @@ way.
 
 import threading
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
 from stageloom.edge_agent.executor.base import Executor, Rows, StepResult
-from stageloom.edge_agent.executor.registry import make_executor
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, StepId
+
+_WHERE = {
+    "null": ("stageloom.edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
+    "onnx": ("stageloom.edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
+    "onnx_cuda": (
+        "stageloom.edge_agent.executor.onnx_cuda.executor",
+        "OnnxCudaExecutor",
+        "pip install 'stageloom[edge,onnx-gpu]'",
+    ),
+    "torch_cpu": (
+        "stageloom.edge_agent.executor.torch.cpu",
+        "TorchCpuExecutor",
+        "pip install 'stageloom[edge,torch]'",
+    ),
+    "torch_cuda": (
+        "stageloom.edge_agent.executor.torch.executor",
+        "TorchCudaExecutor",
+        "pip install 'stageloom[edge,torch]'",
+    ),
+}
+
+EXECUTORS = tuple(_WHERE)
+"""Known names."""
+
+
+def make_executor(name: str) -> Executor:
+    """A new executor.
+
+    Raises:
+        ExecutorError: the name is unknown, or a package of the backend is missing.
+    """
+    if name not in _WHERE:
+        raise ExecutorError(f"no executor is called {name!r}", remedy=f"use one of {', '.join(_WHERE)}")
+    module, attribute, remedy = _WHERE[name]
+    try:
+        factory = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ExecutorError(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
+    return cast(Executor, factory())
 
 
 class Executors:
@@ -30,7 +71,6 @@ class Executors:
 
     @property
     def tracing(self) -> bool:
-        """Fill StepResult.groups."""
         return self._tracing
 
     @tracing.setter
@@ -83,7 +123,6 @@ class Executors:
         self._of[program.plan].prepare(program)
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        """Start a step."""
         executor = self._of[step.program.plan]
         executor.issue(step, feeds)
         self._issued[step.id] = executor
@@ -119,7 +158,6 @@ class Executors:
             executor.drop_idle()
 
     def close(self) -> None:
-        """Free everything."""
         with self._lock:
             executors = list(self._made.values())
             self._made.clear()
@@ -140,7 +178,7 @@ class Executors:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
             users = list(self._of.values())
-            unused = [one for one in self._made.values() if one not in users] if users else []
+            unused = [executor for executor in self._made.values() if users and executor not in users]
             for executor in unused:
                 del self._made[executor.name]
         for executor in unused:

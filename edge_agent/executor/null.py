@@ -19,7 +19,7 @@ from stageloom.edge_agent.executor.base import (
     StepResult,
     TimingRequest,
 )
-from stageloom.edge_agent.executor.order import StepOrder
+from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
@@ -66,12 +66,10 @@ class NullExecutor:
         self._moves: dict[InstanceId, list[MoveInstance]] = {}  # until the first step on the new plan
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
-        """Nothing."""
         return 0
 
     @property
     def held_bytes(self) -> int:
-        """Nothing."""
         return 0
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
@@ -157,7 +155,7 @@ class NullExecutor:
             does = programs[0].does
         else:
             programs = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
-            does = tuple(d for one in programs for d in one.does)
+            does = tuple(run for program in programs for run in program.does)
         self.history.append(NullRecord(step.id, does))
         if self.pause is None and not self.tracing:
             return ()
@@ -179,7 +177,6 @@ class NullExecutor:
         self._moves.setdefault(action.instance, []).append(action)
 
     def drop(self, instance: InstanceId) -> None:
-        """Forget where the instance was."""
         self._next_block.pop(instance, None)
         self._moves.pop(instance, None)
 
@@ -190,17 +187,14 @@ class NullExecutor:
         return (OperatorTime(0.0, 0.0, request.repeats),) * len(artifact.graph.operators)
 
     def unload(self, key: PlanKey) -> None:
-        """Forget the plan."""
         self._plans.pop(key, None)
         for program in [program for program in list(self._programs) if program[0] == key]:
             del self._programs[program]
         for border in [border for border in list(self._zeros) if border[0] == key]:
             del self._zeros[border]
 
-    def drop_idle(self) -> None:
-        """Nothing is kept."""
+    def drop_idle(self) -> None: ...
 
     def close(self) -> None:
-        """Forget everything."""
         for key in list(self._plans):
             self.unload(key)

@@ -6,10 +6,8 @@ here, and nothing is copied or overwritten: staging and moves between plans cost
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import attrgetter
 
 import numpy as np
 
@@ -20,21 +18,22 @@ from stageloom.edge_agent.executor.base import (
     Rows,
     StepResult,
     TimingRequest,
+    bucket_of,
+    one_line,
+    require_artifacts,
+    require_precision,
+    split_rows,
 )
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, Program
+from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, SessionProgram
 from stageloom.edge_agent.executor.onnx_sessions import (
     SessionCache,
     SessionKey,
     Values,
     activation_bytes,
-    one_line,
-    return_free_memory,
     weight_bytes,
 )
 from stageloom.edge_agent.executor.onnx_timing import time_operators
-from stageloom.edge_agent.executor.order import StepOrder
-from stageloom.edge_agent.executor.streams import MAX_THREADS, StreamPool
+from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
@@ -66,7 +65,7 @@ class OnnxExecutor:
         self._pool = StreamPool()
         self._cache = SessionCache()
         self._plans: dict[PlanKey, _Loaded] = {}
-        self._programs: dict[ProgramKey, Program] = {}
+        self._programs: dict[ProgramKey, SessionProgram] = {}
         self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
         self._values: dict[InstanceId, Values] = {}
 
@@ -101,13 +100,8 @@ class OnnxExecutor:
         Raises:
             ExecutorError: an option is unknown, an artifact is missing, or a session cannot be made.
         """
-        if bound.plan.executor.precision != "fp32":
-            raise ExecutorError(
-                f"the onnx executor does not know the precision {bound.plan.executor.precision!r}",
-                remedy="use fp32, which keeps the model's own types",
-            )
-        if missing := {m.plan.artifact for m in bound.models} - artifacts.keys():
-            raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
+        require_precision(bound, "onnx", ["fp32"], "use fp32, which keeps the model's own types")
+        require_artifacts(bound, artifacts)
         combined = tuple(CombinedPrograms(bound, block) for block in bound.combined)
         singles = {
             session
@@ -115,7 +109,7 @@ class OnnxExecutor:
             for session in programs.keys(dict.fromkeys(range(len(block.members)), 1))
         }
         try:
-            self._hold(key, singles, artifacts)
+            self._cache.hold(key, singles, artifacts)
         except ExecutorError:
             self._cache.release(key)
             raise
@@ -131,28 +125,11 @@ class OnnxExecutor:
             return
         loaded = self._plans[program.plan]
         built = self._build(program, loaded)
-        self._hold(program.plan, {key for keys in built.sessions for key in keys}, loaded.artifacts)
+        self._cache.hold(program.plan, {key for keys in built.sessions for key in keys}, loaded.artifacts)
         self._pool.grow(loaded.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
-    def _hold(
-        self, plan: PlanKey, keys: Collection[SessionKey], artifacts: Mapping[Digest, Artifact]
-    ) -> None:
-        """Have these sessions for a plan; an artifact is parsed only if one is missing, and then once."""
-        parsed: dict[Digest, ModelParts] = {}
-
-        def parts(digest: Digest) -> ModelParts:
-            if digest not in parsed:
-                parsed[digest] = ModelParts(artifacts[digest])
-            return parsed[digest]
-
-        for key in sorted(keys, key=attrgetter("artifact", "batch", "ops")):
-            self._cache.ensure(key, plan, partial(parts, key.artifact))
-        if parsed:
-            parsed.clear()
-            return_free_memory()
-
-    def _build(self, program: ProgramKey, loaded: _Loaded) -> Program:
+    def _build(self, program: ProgramKey, loaded: _Loaded) -> SessionProgram:
         bucket_of = dict(zip(bits(program.mask), program.buckets, strict=True))
         return loaded.combined[program.combined].program(program.mask, bucket_of)
 
@@ -190,7 +167,7 @@ class OnnxExecutor:
             return [(step.program, None)]
         plan, combined = step.program.plan, step.program.combined
         return [
-            (ProgramKey(plan, combined, 1 << m.position, (_bucket(step, m),)), m.position)
+            (ProgramKey(plan, combined, 1 << m.position, (bucket_of(step, m),)), m.position)
             for m in step.members
         ]
 
@@ -203,7 +180,7 @@ class OnnxExecutor:
                 raise ExecutorError(f"instance {member.instance} lost its tensors in a failed step") from None
         graph = self._plans[step.program.plan].bound.models[member.member.model].graph
         rows = feeds[member.instance]
-        bucket = _bucket(step, member)
+        bucket = bucket_of(step, member)
         return {t: _stack([row[graph.tensors[t].name] for row in rows], bucket) for t in graph.inputs}
 
     def _run(
@@ -273,13 +250,9 @@ class OnnxExecutor:
     def _leave(self, step: Step, member: StepMember, values: Values) -> Rows:
         """The outputs of an instance that ends, per task; it holds nothing from here on."""
         self._values.pop(member.instance, None)
-        graph = self._plans[step.program.plan].bound.models[member.member.model].graph
-        if len(member.tasks) == 1 and _bucket(step, member) == 1:
-            return [{graph.tensors[t].name: values[t] for t in graph.outputs}]
-        return [
-            {graph.tensors[t].name: values[t][row : row + 1] for t in graph.outputs}
-            for row in range(len(member.tasks))
-        ]
+        model = self._plans[step.program.plan].bound.models[member.member.model]
+        outputs = {model.graph.tensors[t].name: values[t] for t in model.graph.outputs}
+        return split_rows(model, len(member.tasks), outputs)
 
     def move(self, action: MoveInstance) -> None:
         """Nothing to do: tensors are kept by instance, and the cut is the same in both plans."""
@@ -303,9 +276,7 @@ class OnnxExecutor:
 
     def drop_idle(self) -> None:
         """Free the sessions that no loaded plan holds."""
-        if self._cache.idle():
-            self._cache.drop_idle()
-            return_free_memory()
+        self._cache.drop_idle()
 
     def close(self) -> None:
         """Let go of everything and end the pool."""
@@ -331,12 +302,6 @@ def _activation_bytes(bound: BoundPlan) -> int:
     """What the plan's steps need at once: one run per lane, of its most demanding model."""
     largest = max(activation_bytes(model.graph, model.plan.batch) for model in bound.models)
     return bound.plan.lanes * largest
-
-
-def _bucket(step: Step, member: StepMember) -> int:
-    """The batch that the member's program was built for."""
-    rank = (step.program.mask & ((1 << member.position) - 1)).bit_count()
-    return step.program.buckets[rank]
 
 
 def _stack(rows: Sequence[np.ndarray], bucket: int) -> np.ndarray:

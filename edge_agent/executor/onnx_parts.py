@@ -8,18 +8,22 @@ appending another `graph` that holds weights adds them to the first.
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
-from stageloom.edge_agent.executor.onnx_merge import merged_model
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ModelError
-from stageloom.shared.ids import OpId
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.nodes import captured_names
 from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.values import ELEMENT_TYPES
+from stageloom.shared.merge import MergedConvolution, merged
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH = 7
@@ -167,3 +171,116 @@ def _write(fd: int, content: memoryview) -> None:
     """All of it; the interpreter lock is free meanwhile."""
     while content:
         content = content[os.write(fd, content) :]
+
+
+_SPLIT_SIZES_ARE_AN_INPUT = 13
+"""Before this version of the operator set, Split has its sizes in an attribute."""
+
+
+def merged_model(
+    skeleton: onnx.ModelProto,
+    graph: Graph,
+    ops: Sequence[OpId],
+    batch: int,
+    weights: Mapping[str, memoryview],
+) -> bytes:
+    """A merge stage as one model: one convolution over padded and stacked kernels, its activation, a split.
+
+    IOS, section 3.2; `stageloom.shared.merge` says which operators may merge and where each kernel lies in
+    the common one. `weights` are encoded tensors by name; the skeleton holds none.
+
+    Raises:
+        ModelError: the nodes are not the convolutions that the graph describes.
+    """
+    convolution = merged(graph, ops)
+    nodes = [[skeleton.graph.node[i] for i in graph.operators[op].nodes] for op in convolution.ops]
+    constants = {name for node in nodes[0][1:] for name in node.input if name in weights}
+    names = [graph.tensors[tensor].name for tensor in (convolution.input, *convolution.outputs)]
+    prefix = "merged"
+    while any(name.startswith(prefix) for name in (*names, *constants)):
+        prefix += "_"
+    body = _body(convolution, nodes[0], names, prefix)
+    stacked = _stacked(graph, convolution, nodes, weights)
+    body.initializer.extend(
+        numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked.items()
+    )
+    body.initializer.extend(onnx.TensorProto.FromString(bytes(weights[name])) for name in sorted(constants))
+    if _opset(skeleton) >= _SPLIT_SIZES_ARE_AN_INPUT:
+        sizes = np.array(convolution.filters, np.int64)
+        body.initializer.append(numpy_helper.from_array(sizes, f"{prefix}.sizes"))
+        body.node[-1].input.append(f"{prefix}.sizes")
+    else:
+        body.node[-1].attribute.append(helper.make_attribute("split", convolution.filters))
+    body.input.append(_described(graph, convolution.input, batch))
+    body.output.extend(_described(graph, tensor, batch) for tensor in sorted(convolution.outputs))
+    model = onnx.ModelProto(ir_version=skeleton.ir_version, graph=body)
+    model.opset_import.extend(skeleton.opset_import)
+    return bytes(model.SerializeToString())
+
+
+def _body(
+    merge: MergedConvolution, first: Sequence[onnx.NodeProto], names: Sequence[str], prefix: str
+) -> onnx.GraphProto:
+    """The convolution, what follows it in the first operator, as in all of them, and the split."""
+    convolution = helper.make_node(
+        "Conv",
+        [names[0], f"{prefix}.kernels", f"{prefix}.biases"],
+        [f"{prefix}.0"],
+        kernel_shape=merge.convolution.kernel,
+        strides=merge.convolution.strides,
+        dilations=merge.convolution.dilations,
+        pads=merge.convolution.pads,
+    )
+    renamed = {first[0].output[0]: f"{prefix}.0"}
+    tail = []
+    for number, node in enumerate(first[1:], 1):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        renamed[node.output[0]] = f"{prefix}.{number}"
+        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        copy.output[:] = [f"{prefix}.{number}"]
+        tail.append(copy)
+    split = helper.make_node("Split", [f"{prefix}.{len(tail)}"], names[1:], axis=1)
+    return helper.make_graph([convolution, *tail, split], prefix, [], [])
+
+
+def _stacked(
+    graph: Graph,
+    merge: MergedConvolution,
+    nodes: Sequence[Sequence[onnx.NodeProto]],
+    weights: Mapping[str, memoryview],
+) -> dict[str, np.ndarray]:
+    """All kernels [sum of filters, channels, *kernel], zeros around the smaller ones, and all biases."""
+    channels = graph.tensors[merge.input].shape[1]
+    kernels, biases = [], []
+    for op, filters, offset, own in zip(merge.ops, merge.filters, merge.offsets, nodes, strict=True):
+        kernel, *bias = [_array(weights, name) for name in own[0].input[1:] if name]
+        described = graph.operators[op].convolution
+        if described is None or kernel.shape != (filters, channels, *described.kernel):
+            raise ModelError(
+                f"operator {op} of model {graph.name!r} has other weights than its graph says",
+                remedy="import the model again",
+            )
+        padded = np.zeros((filters, channels, *merge.convolution.kernel), kernel.dtype)
+        taps = [slice(first, first + size) for first, size in zip(offset, described.kernel, strict=True)]
+        padded[(slice(None), slice(None), *taps)] = kernel
+        kernels.append(padded)
+        biases.append(bias[0] if bias else np.zeros(filters, kernel.dtype))
+    return {"kernels": np.concatenate(kernels), "biases": np.concatenate(biases)}
+
+
+def _array(weights: Mapping[str, memoryview], name: str) -> np.ndarray:
+    if name not in weights:
+        raise ModelError(f"the weights {name[:80]!r} are not in the model", remedy="import the model again")
+    array: np.ndarray = numpy_helper.to_array(onnx.TensorProto.FromString(bytes(weights[name])))
+    return array
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=1)
+
+
+def _described(graph: Graph, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
+    described = graph.tensors[tensor]
+    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+    return helper.make_tensor_value_info(described.name, ELEMENT_TYPES[described.dtype], shape)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stageloom.edge_agent.executor.onnx_sessions import SessionKey
-from stageloom.edge_agent.executor.streams import Threading, assign
+from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundCombined, BoundPlan
 from stageloom.shared.ids import TensorId
@@ -20,7 +20,7 @@ Atom = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SessionProgram:
     """One combined block under one mask, with a bucket per active member."""
 
     items: tuple[Item, ...]
@@ -66,7 +66,7 @@ class CombinedPrograms:
                 for atom in self._atoms(item):
                     yield self._key(item, atom, bucket_of[item.member])
 
-    def program(self, mask: int, bucket_of: dict[int, int]) -> Program:
+    def program(self, mask: int, bucket_of: dict[int, int]) -> SessionProgram:
         """Lower the schedule under a mask. Cheap: no session is made."""
         items = self._lowered(mask)
         sessions = tuple(
@@ -75,7 +75,7 @@ class CombinedPrograms:
         )
         threading = assign(items)
         dead = self._dead(items) if threading.threads == 1 else ((),) * len(items)
-        return Program(items, sessions, threading, dead)
+        return SessionProgram(items, sessions, threading, dead)
 
     def _cover(self, ops: Atom) -> Iterator[Atom]:
         """The atoms that make up an item."""

@@ -7,14 +7,18 @@ process and keep no threads of their own unless asked to: a lane's thread comput
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
+from stageloom.edge_agent.executor.base import one_line
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import ExecutorError, ModelError
 from stageloom.shared.graph import Graph
@@ -49,7 +53,7 @@ class SessionKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class OnnxSession:
     """A session with the tensors it reads and makes."""
 
     session: Any
@@ -99,7 +103,7 @@ class SessionCache:
     def __init__(
         self,
         idle_bytes: int = MAX_IDLE_BYTES,
-        make: "Callable[[SessionKey, ModelParts], Session] | None" = None,
+        make: "Callable[[SessionKey, ModelParts], OnnxSession] | None" = None,
         weigh: Callable[[SessionKey, Graph], int] = weight_bytes,
     ) -> None:
         """`make` opens a session, by default one on the processor; `weigh` says what it keeps in bytes."""
@@ -107,7 +111,7 @@ class SessionCache:
         self._make = make or open_session
         self._weigh = weigh
         self._idle: dict[SessionKey, int] = {}  # bytes of their weights; the longest idle first
-        self._sessions: dict[SessionKey, Session] = {}
+        self._sessions: dict[SessionKey, OnnxSession] = {}
         self._weights: dict[SessionKey, int] = {}
         self._holders: dict[SessionKey, set[PlanKey]] = {}
         self._making = threading.Lock()  # one at a time: two would want twice the memory at once
@@ -116,11 +120,11 @@ class SessionCache:
         """Sessions that a plan holds."""
         return len(self._holders)
 
-    def get(self, key: SessionKey) -> Session | None:
+    def get(self, key: SessionKey) -> OnnxSession | None:
         """The session if it is there."""
         return self._sessions.get(key)
 
-    def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> Session:
+    def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> OnnxSession:
         """The session, made from `source` now if need be, held for a plan until `release`.
 
         Raises:
@@ -135,6 +139,36 @@ class SessionCache:
             self._idle.pop(key, None)
             self._holders.setdefault(key, set()).add(holder)
             return session
+
+    def hold(
+        self,
+        holder: PlanKey,
+        keys: Collection[SessionKey],
+        artifacts: Mapping[Digest, Artifact],
+        made: "Callable[[SessionKey, OnnxSession], None] | None" = None,
+    ) -> None:
+        """Have these sessions for a plan; an artifact is parsed only if one is missing, and then once.
+
+        `made` is called with every session that was not there before.
+
+        Raises:
+            ExecutorError: onnxruntime cannot build one.
+        """
+        parsed: dict[Digest, ModelParts] = {}
+
+        def parts(digest: Digest) -> ModelParts:
+            if digest not in parsed:
+                parsed[digest] = ModelParts(artifacts[digest])
+            return parsed[digest]
+
+        for key in sorted(keys, key=attrgetter("artifact", "batch", "ops", "stream")):
+            new = key not in self._sessions
+            session = self.ensure(key, holder, partial(parts, key.artifact))
+            if new and made is not None:
+                made(key, session)
+        if parsed:
+            parsed.clear()
+            return_free_memory()
 
     def release(self, holder: PlanKey) -> None:
         """Let go of a plan's sessions."""
@@ -154,7 +188,10 @@ class SessionCache:
     def drop_idle(self) -> None:
         """Free the sessions that no plan holds."""
         with self._making:
+            if not self._idle:
+                return
             self._shrink(0)
+        return_free_memory()
 
     def _shrink(self, nbytes: int) -> None:
         over = sum(self._idle.values()) - nbytes
@@ -174,7 +211,7 @@ def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], t
     return tuple(sorted(read - made)), tuple(sorted(needed))
 
 
-def open_session(key: SessionKey, source: ModelParts) -> Session:
+def open_session(key: SessionKey, source: ModelParts) -> OnnxSession:
     """Make a session.
 
     Raises:
@@ -191,7 +228,7 @@ def open_session(key: SessionKey, source: ModelParts) -> Session:
     return session_from(key, source, options, ["CPUExecutionProvider"])
 
 
-def session_from(key: SessionKey, source: ModelParts, options: Any, providers: Sequence[Any]) -> Session:
+def session_from(key: SessionKey, source: ModelParts, options: Any, providers: Sequence[Any]) -> OnnxSession:
     """A session with these options and providers.
 
     Raises:
@@ -208,7 +245,7 @@ def session_from(key: SessionKey, source: ModelParts, options: Any, providers: S
             f"onnxruntime cannot load {len(key.ops)} operators of model {graph.name!r}: {one_line(error)}",
             remedy="import the model again or use another executor",
         ) from error
-    return Session(
+    return OnnxSession(
         session=session,
         inputs=tuple((t, graph.tensors[t].name) for t in inputs),
         outputs=outputs,
@@ -239,11 +276,6 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def one_line(error: Exception) -> str:
-    """An error of onnxruntime, short enough for a report."""
-    return " ".join(str(error).split())[:300]
 
 
 _arena_lock = threading.Lock()

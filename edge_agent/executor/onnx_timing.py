@@ -12,11 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
-from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
-from stageloom.edge_agent.executor.summary import summary as summary
+from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, Values, open_session
+from stageloom.edge_agent.executor.timing import IdleTime, summary
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
@@ -86,7 +85,7 @@ class _Timing:
             ExecutorError: as `time_operators`.
         """
         taken_s: list[list[float]] = [[] for _ in ops]
-        sessions: dict[int, Session] = {}
+        sessions: dict[int, OnnxSession] = {}
         before = self._values
         while any(
             len(taken) < self._request.repeats and op not in self._refusing
@@ -103,7 +102,7 @@ class _Timing:
                     taken.append(took_s)
         return taken_s
 
-    def _run(self, op: int, sessions: dict[int, Session]) -> float | None:
+    def _run(self, op: int, sessions: dict[int, OnnxSession]) -> float | None:
         """Seconds of one run, what it reads for the last time dropped; None where the operator refuses it."""
         graph = self._artifact.graph
         if op not in sessions:
@@ -121,7 +120,7 @@ class _Timing:
             del self._values[tensor]
         return took_s
 
-    def _session(self, op: int) -> Session:
+    def _session(self, op: int) -> OnnxSession:
         key = SessionKey(self._artifact.digest, (op,), self._request.batch, self._request.intra_op_threads)
         try:
             return open_session(key, self._source)

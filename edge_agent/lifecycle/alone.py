@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.executor.registry import EXECUTORS
+from stageloom.edge_agent.executor.executors import EXECUTORS
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact

@@ -1,14 +1,15 @@
-"""What this machine is: the device class, under which costs and schedules are shared, and the environment."""
+"""What this machine is and reports: its device class, under which costs are shared, and telemetry rows."""
 
 import os
 import platform
 import re
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from stageloom.edge_agent.utilisation.chain import is_tegra, this_machine
-from stageloom.edge_agent.utilisation.reading import text_of
+from stageloom.edge_agent.machine.utilisation import Metric, UtilisationChain, is_tegra, text_of, this_machine
 from stageloom.shared.digest import digest_bytes
+from stageloom.shared.messages.telemetry import RowData, Utilisation
 
 _GPU_INFORMATION = "driver/nvidia/gpus"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "torch")
@@ -52,8 +53,8 @@ def cpu_name(proc: Path = Path("/proc")) -> str:
 
 def driver_version(proc: Path = Path("/proc")) -> str:
     """NVIDIA's kernel driver, or ""."""
-    found = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
-    return found.group(1) if found else ""
+    match = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
+    return match.group(1) if match else ""
 
 
 def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path = Path("/proc")) -> str:
@@ -72,3 +73,44 @@ def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path
     # What is cut off counts, too: a digest stands for it.
     whole = digest_bytes([text.encode()])[:_DIGEST]
     return f"{text[: _LONGEST - _DIGEST - 1]} {whole}"
+
+
+class MachineWatch:
+    """What the agent reports of its machine; between calls of `look` answers come from the last reading."""
+
+    def __init__(
+        self,
+        chain: UtilisationChain,
+        environment: Callable[[str], str] = lambda mode: device_class(mode=mode),
+    ) -> None:
+        self._chain = chain
+        self._environment = environment
+        self._known: set[str] = set()  # metrics that had a value once
+        self._looked = False
+        self.power_mode = chain.power_mode()
+
+    def look(self) -> list[RowData]:
+        """Read the machine. What it has never told is reported once as unsupported and then left out."""
+        self._look_at_mode()
+        metrics = self._chain.read()
+        self._known |= {metric.name for metric in metrics if metric.value is not None}
+        rows = _rows(metric for metric in metrics if metric.name in self._known or not self._looked)
+        self._looked = True
+        return rows
+
+    def clocks(self) -> list[RowData]:
+        """Clocks and power limit as they are now, to stand beside a profile."""
+        return _rows(metric for metric in self._chain.clocks() if metric.value is not None)
+
+    def environment(self) -> str:
+        """The device class in the power mode of now: what a profile of now is filed under."""
+        self._look_at_mode()
+        return self._environment(self.power_mode)
+
+    def _look_at_mode(self) -> None:
+        """A mode that cannot be read just now has not changed: a change makes the agent plan anew."""
+        self.power_mode = self._chain.power_mode() or self.power_mode
+
+
+def _rows(metrics: Iterable[Metric]) -> list[RowData]:
+    return [Utilisation(metric.name, metric.value, metric.unit) for metric in metrics]

@@ -5,12 +5,15 @@ not run.
 """
 
 import os
+import re
 import resource
 import shutil
 import stat
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,10 +22,86 @@ from msgspec import Struct
 from stageloom.edge_agent.config import SETTINGS_NAME, load_config
 from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
-from stageloom.edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
-from stageloom.edge_agent.machine.torch_facts import TorchFacts, torch_facts
 from stageloom.shared.errors import SettingError
 from stageloom.shared.systemd.install import UNIT_DIRECTORY
+
+_LIBRARIES = re.compile(r"nvidia-(cudnn|cublas|cuda-runtime)(-cu\d+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """Versions; empty where there is none."""
+
+    torch: str = ""
+    cuda: str = ""  # that torch was built for
+    libraries: tuple[str, ...] = ()  # that pip brought along: `cudnn 9.10.2`
+    driver: str = ""
+
+
+def torch_facts(proc: Path = Path("/proc")) -> TorchFacts:
+    """What torch this interpreter would import, read from files: importing it takes a second and may fail."""
+    spec = find_spec("torch")
+    text = ""
+    if spec is not None and spec.origin is not None:
+        try:
+            text = (Path(spec.origin).parent / "version.py").read_text(errors="replace")
+        except OSError:
+            text = "__version__ = 'unknown'"
+    found = version_facts(text)
+    return TorchFacts(found.torch, found.cuda, _libraries() if found.cuda else (), driver_version(proc))
+
+
+def version_facts(text: str) -> TorchFacts:
+    """What torch's `version.py` says of itself."""
+    number = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda(?:: [^=]+)? = '([^']+)'", text, re.MULTILINE)
+    return TorchFacts(number[1] if number else "", cuda[1] if cuda else "")
+
+
+def driver_version(proc: Path) -> str:
+    """The kernel driver's version, `unknown` where its text is not understood, "" without a driver."""
+    try:
+        text = (proc / "driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return ""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return match[1] if match else "unknown"
+
+
+def _libraries() -> tuple[str, ...]:
+    names = {}
+    for distribution in distributions():
+        found = _LIBRARIES.match(distribution.metadata["Name"] or "")
+        if found:
+            names[found[1]] = f"{found[1]} {distribution.version}"
+    return tuple(names[name] for name in sorted(names))
+
+
+_CUDA_LIBRARIES = ("libonnxruntime_providers_cuda.so", "onnxruntime_providers_cuda.dll")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFacts:
+    """What the executor onnx_cuda would find."""
+
+    present: bool = False
+    cuda: bool = False  # the CUDA provider's library came along
+    bindings: str = ""  # the version of cuda-bindings
+
+
+def onnx_facts() -> OnnxFacts:
+    """What onnxruntime this interpreter would import, read from files."""
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return OnnxFacts()
+    bindings = installed(("cuda-bindings",)).get("cuda-bindings", "")
+    return OnnxFacts(True, has_cuda(Path(spec.origin).parent), bindings)
+
+
+def has_cuda(package: Path) -> bool:
+    """Whether an installed onnxruntime brought CUDAExecutionProvider along."""
+    return any((package / "capi" / name).is_file() for name in _CUDA_LIBRARIES)
+
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -40,8 +119,19 @@ class Check(Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
+def _ok(name: str, detail: str, remedy: str = "") -> Check:
+    return Check(name=name, result="ok", detail=detail, remedy=remedy)
+
+
+def _warn(name: str, detail: str, remedy: str) -> Check:
+    return Check(name=name, result="warn", detail=detail, remedy=remedy)
+
+
+def _fail(name: str, detail: str, remedy: str) -> Check:
+    return Check(name=name, result="fail", detail=detail, remedy=remedy)
+
+
 def examine(home: Path) -> list[Check]:
-    """All checks."""
     checks: list[Callable[[], Check]] = [
         _python,
         _packages,
@@ -63,56 +153,48 @@ def examine(home: Path) -> list[Check]:
 
 def _python() -> Check:
     number = ".".join(map(str, sys.version_info[:3]))
-    return Check(name="python", result="ok", detail=f"{number}, {cpu_name()}, {os.cpu_count()} processors")
+    return _ok("python", f"{number}, {cpu_name()}, {os.cpu_count()} processors")
 
 
 def _packages() -> Check:
     missing = [name for name in _NEEDED if find_spec(_IMPORT_NAMES.get(name, name)) is None]
     if missing:
-        return Check(
-            name="packages",
-            result="fail",
-            detail=f"missing: {', '.join(missing)}",
-            remedy="pip install 'stageloom[edge]'",
-        )
+        return _fail("packages", f"missing: {', '.join(missing)}", "pip install 'stageloom[edge]'")
     found = installed(_NEEDED)
-    return Check(name="packages", result="ok", detail=", ".join(f"{n} {v}" for n, v in found.items()))
+    return _ok("packages", ", ".join(f"{n} {v}" for n, v in found.items()))
 
 
 def runtime_check(versions: dict[str, str]) -> Check:
     """onnxruntime and onnxruntime-gpu share an import name and overwrite each other's files."""
     if len(versions) == 2:
-        return Check(
-            name="onnxruntime",
-            result="fail",
-            detail="onnxruntime and onnxruntime-gpu are both installed and break each other",
-            remedy="pip uninstall both, then install one of them",
+        return _fail(
+            "onnxruntime",
+            "onnxruntime and onnxruntime-gpu are both installed and break each other",
+            "pip uninstall both, then install one of them",
         )
     if versions:
         ((name, number),) = versions.items()
-        return Check(name="onnxruntime", result="ok", detail=f"{name} {number}")
+        return _ok("onnxruntime", f"{name} {number}")
     if find_spec("onnxruntime") is not None:
-        return Check(name="onnxruntime", result="ok", detail="present, installed by other means")
-    return Check(
-        name="onnxruntime",
-        result="warn",
-        detail="not installed: plans for the onnx executor cannot run",
-        remedy="pip install 'stageloom[onnx]', or the wheel that your GPU's vendor offers",
+        return _ok("onnxruntime", "present, installed by other means")
+    return _warn(
+        "onnxruntime",
+        "not installed: plans for the onnx executor cannot run",
+        "pip install 'stageloom[onnx]', or the wheel that your GPU's vendor offers",
     )
 
 
 def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
     """Is there a GPU, and something that can use it?"""
     if not names:
-        return Check(name="gpu", result="ok", detail="none: models run on the processor")
+        return _ok("gpu", "none: models run on the processor")
     usable = [name for name in ("onnxruntime-gpu", "torch") if name in versions]
     if usable:
-        return Check(name="gpu", result="ok", detail=f"{', '.join(names)}, used through {', '.join(usable)}")
-    return Check(
-        name="gpu",
-        result="warn",
-        detail=f"{', '.join(names)}, but nothing installed here uses it",
-        remedy="pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
+        return _ok("gpu", f"{', '.join(names)}, used through {', '.join(usable)}")
+    return _warn(
+        "gpu",
+        f"{', '.join(names)}, but nothing installed here uses it",
+        "pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
     )
 
 
@@ -122,72 +204,61 @@ def onnx_cuda_check(facts: OnnxFacts, gpus: list[str]) -> Check:
     if not facts.cuda:
         why = "this onnxruntime has no CUDAExecutionProvider" if facts.present else "no onnxruntime"
         detail = f"{why}: plans for onnx_cuda cannot run"
-        return Check(name="onnx_cuda", result="ok", detail=detail, remedy=f"{install} if they should")
+        return _ok("onnx_cuda", detail, f"{install} if they should")
     if not facts.bindings:
-        return Check(
-            name="onnx_cuda",
-            result="warn",
-            detail="CUDAExecutionProvider is there, cuda-bindings is not: onnx_cuda cannot run",
-            remedy="pip install 'stageloom[edge,onnx-gpu]'",
+        return _warn(
+            "onnx_cuda",
+            "CUDAExecutionProvider is there, cuda-bindings is not: onnx_cuda cannot run",
+            "pip install 'stageloom[edge,onnx-gpu]'",
         )
     detail = f"CUDAExecutionProvider, cuda-bindings {facts.bindings}"
     if not gpus:
-        return Check(name="onnx_cuda", result="ok", detail=f"{detail}: onnx_cuda has no GPU")
-    return Check(name="onnx_cuda", result="ok", detail=f"{detail}: onnx_cuda can run on {', '.join(gpus)}")
+        return _ok("onnx_cuda", f"{detail}: onnx_cuda has no GPU")
+    return _ok("onnx_cuda", f"{detail}: onnx_cuda can run on {', '.join(gpus)}")
 
 
 def torch_check(facts: TorchFacts, gpus: list[str]) -> Check:
     """What the executors torch_cpu and torch_cuda would find, and what torch_cuda lacks."""
     if not facts.torch:
-        return Check(
-            name="torch",
-            result="ok",
-            detail="not installed: plans for torch_cuda and torch_cpu cannot run",
-            remedy="pip install 'stageloom[torch]' if they should",
+        return _ok(
+            "torch",
+            "not installed: plans for torch_cuda and torch_cpu cannot run",
+            "pip install 'stageloom[torch]' if they should",
         )
     parts = [f"torch {facts.torch}", f"CUDA {facts.cuda}" if facts.cuda else "no CUDA", *facts.libraries]
     if facts.driver:
         parts.append(f"driver {facts.driver}")
     detail = ", ".join(parts)
     if not gpus:
-        return Check(name="torch", result="ok", detail=f"{detail}: torch_cpu can run, torch_cuda has no GPU")
+        return _ok("torch", f"{detail}: torch_cpu can run, torch_cuda has no GPU")
     if not facts.cuda:
-        return Check(
-            name="torch",
-            result="warn",
-            detail=f"{detail}: this torch cannot use {', '.join(gpus)}",
-            remedy="install the torch wheel for the driver's CUDA version",
+        return _warn(
+            "torch",
+            f"{detail}: this torch cannot use {', '.join(gpus)}",
+            "install the torch wheel for the driver's CUDA version",
         )
     if not facts.driver and "jetson" not in gpus[0].lower():
-        return Check(
-            name="torch",
-            result="warn",
-            detail=f"{detail}: no NVIDIA driver is loaded",
-            remedy="install the driver and load its kernel module",
+        return _warn(
+            "torch", f"{detail}: no NVIDIA driver is loaded", "install the driver and load its kernel module"
         )
-    return Check(name="torch", result="ok", detail=f"{detail}: torch_cuda and torch_cpu can run")
+    return _ok("torch", f"{detail}: torch_cuda and torch_cpu can run")
+
+
+def _nearest(home: Path) -> Path:
+    """The directory itself, or the nearest one above it that exists."""
+    return next((path for path in (home, *home.parents) if path.exists()), home)
 
 
 def home_check(home: Path) -> Check:
     """The state directory can be written by us and read by nobody else."""
-    directory = home
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
+    directory = _nearest(home)
     if not os.access(directory, os.W_OK | os.X_OK):
-        return Check(
-            name="home",
-            result="fail",
-            detail=f"{directory} cannot be written",
-            remedy="mend its permissions or set STAGELOOM_AGENT_HOME",
+        return _fail(
+            "home", f"{directory} cannot be written", "mend its permissions or set STAGELOOM_AGENT_HOME"
         )
     if home.exists() and stat.S_IMODE(home.stat().st_mode) & 0o022:
-        return Check(
-            name="home",
-            result="fail",
-            detail=f"{home} can be written by others",
-            remedy=f"chmod go-w {home}",
-        )
-    return Check(name="home", result="ok", detail=str(home.absolute()))
+        return _fail("home", f"{home} can be written by others", f"chmod go-w {home}")
+    return _ok("home", str(home.absolute()))
 
 
 def settings_check(home: Path) -> Check:
@@ -197,26 +268,19 @@ def settings_check(home: Path) -> Check:
         if config.models:
             require_names(config)
     except SettingError as error:
-        return Check(name="settings", result="fail", detail=error.cause, remedy=error.remedy)
+        return _fail("settings", error.cause, error.remedy)
     file = home / SETTINGS_NAME
-    return Check(name="settings", result="ok", detail=str(file) if file.exists() else "all defaults")
+    return _ok("settings", str(file) if file.exists() else "all defaults")
 
 
 def disk_check(home: Path) -> Check:
     """There is room for artifacts and telemetry."""
-    directory = home
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
+    directory = _nearest(home)
     free = shutil.disk_usage(directory).free
     detail = f"{free >> 20} MiB free in {directory.absolute()}"
     if free < _LEAST_FREE_BYTES:
-        return Check(
-            name="disk",
-            result="warn",
-            detail=detail,
-            remedy=f"free {_LEAST_FREE_BYTES >> 20} MiB, or artifacts may not fit",
-        )
-    return Check(name="disk", result="ok", detail=detail)
+        return _warn("disk", detail, f"free {_LEAST_FREE_BYTES >> 20} MiB, or artifacts may not fit")
+    return _ok("disk", detail)
 
 
 def key_check(home: Path) -> Check:
@@ -227,38 +291,33 @@ def key_check(home: Path) -> Check:
         if path.is_file() and "key" in path.name and stat.S_IMODE(path.stat().st_mode) & 0o077
     ]
     if readable:
-        return Check(
-            name="keys",
-            result="fail",
-            detail=f"others can read {', '.join(readable)}",
-            remedy="chmod 600 them, and join again with a new token if that was so for long",
+        return _fail(
+            "keys",
+            f"others can read {', '.join(readable)}",
+            "chmod 600 them, and join again with a new token if that was so for long",
         )
-    return Check(name="keys", result="ok", detail="for the owner only")
+    return _ok("keys", "for the owner only")
 
 
 def _files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _LEAST_FILES:
-        return Check(
-            name="open files",
-            result="warn",
-            detail=f"at most {soft}",
-            remedy=f"raise the limit to {_LEAST_FILES} (`ulimit -n {_LEAST_FILES}`)",
+        return _warn(
+            "open files", f"at most {soft}", f"raise the limit to {_LEAST_FILES} (`ulimit -n {_LEAST_FILES}`)"
         )
-    return Check(name="open files", result="ok", detail=f"at most {soft}")
+    return _ok("open files", f"at most {soft}")
 
 
 def _shared_memory() -> Check:
     try:
         os.close(os.memfd_create("stageloom-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except (OSError, AttributeError) as error:
-        return Check(
-            name="shared memory",
-            result="fail",
-            detail=f"memory files cannot be made: {error}",
-            remedy="use Linux 3.17 or later; a sandbox may forbid memfd_create",
+        return _fail(
+            "shared memory",
+            f"memory files cannot be made: {error}",
+            "use Linux 3.17 or later; a sandbox may forbid memfd_create",
         )
-    return Check(name="shared memory", result="ok", detail="memory files can be sealed")
+    return _ok("shared memory", "memory files can be sealed")
 
 
 def unit_check(unit: Path) -> Check:
@@ -266,26 +325,24 @@ def unit_check(unit: Path) -> Check:
     try:
         lines = unit.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return Check(name="unit", result="ok", detail="not installed as a service")
+        return _ok("unit", "not installed as a service")
     command = next((line.partition("=")[2] for line in lines if line.startswith("ExecStart=")), "")
     words = command.split()
     if "-m" in words or not words or not os.access(words[0].strip('"'), os.X_OK):
-        return Check(
-            name="unit",
-            result="fail",
-            detail=f"{unit} starts `{command}`, which this version does not have",
-            remedy="run `sudo stageloom-agent install` again, with the options of the first time",
+        return _fail(
+            "unit",
+            f"{unit} starts `{command}`, which this version does not have",
+            "run `sudo stageloom-agent install` again, with the options of the first time",
         )
-    return Check(name="unit", result="ok", detail=f"{unit} starts {words[0]}")
+    return _ok("unit", f"{unit} starts {words[0]}")
 
 
 def clock_check(now_s: float) -> Check:
     """Telemetry carries wall-clock times."""
     if now_s < _BUILT_S:
-        return Check(
-            name="clock",
-            result="warn",
-            detail=f"it says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}",
-            remedy="set the clock, for example by NTP: telemetry would carry that date",
+        return _warn(
+            "clock",
+            f"it says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}",
+            "set the clock, for example by NTP: telemetry would carry that date",
         )
-    return Check(name="clock", result="ok", detail=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_s)))
+    return _ok("clock", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_s)))

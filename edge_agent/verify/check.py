@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.edge_agent.executor.base import Executor, TimingRequest
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.verify.engine_run import EngineRun, Place, TaskTrace
 from stageloom.edge_agent.verify.inputs import ValueRange
 from stageloom.edge_agent.verify.pairs import Differences, Pair, find_pair, seed_model

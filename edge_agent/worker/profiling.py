@@ -23,9 +23,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner, TimingRequest
-from stageloom.edge_agent.executor.executors import Executors
-from stageloom.edge_agent.executor.idle import IdleTime
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import Executors, make_executor
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import Report
 from stageloom.edge_agent.worker.resources import ArtifactTable, budget

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.machine.device import device_class, driver_version
-from stageloom.edge_agent.utilisation import cpu, tegra
-from stageloom.edge_agent.utilisation.chain import UtilisationChain
-from stageloom.edge_agent.utilisation.nvml import Nvml, open_nvml
-from stageloom.edge_agent.utilisation.reading import UNITS
-from stageloom.edge_agent.utilisation.watch import MachineWatch
+from stageloom.edge_agent.machine import utilisation
+from stageloom.edge_agent.machine.device import MachineWatch, device_class, driver_version
+from stageloom.edge_agent.machine.utilisation import UNITS, Nvml, UtilisationChain, open_nvml
 from stageloom.shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
 
 MACHINES: dict[str, dict[str, str]] = json.loads(
@@ -140,7 +137,7 @@ def test_the_processors_load_is_the_share_of_time_since_the_last_reading(tmp_pat
     (tmp_path / "proc/stat").write_text("cpu  1200 0 600 8600 200 0 0 0 0 0\n")
     assert values(it)["cpu"] == pytest.approx(30.0)  # 300 of 1,000 ticks
     assert values(it)["cpu"] is None, "no time has passed: that is not a load of 0"
-    assert cpu.spent("cpu 1 2 3") is None and cpu.spent("") is None
+    assert utilisation.spent("cpu 1 2 3") is None and utilisation.spent("") is None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +145,7 @@ def test_the_processors_load_is_the_share_of_time_since_the_last_reading(tmp_pat
     [("NV Fan Mode:cool\nNV Power Mode: MODE_30W_4CORE\n5\n", "MODE_30W_4CORE"), ("command not found", "")],
 )
 def test_nvpmodels_answer_names_the_mode(text: str, mode: str) -> None:
-    assert tegra.queried_mode(text) == mode
+    assert utilisation.queried_mode(text) == mode
 
 
 def test_a_mode_that_the_table_does_not_name_has_its_number(tmp_path: Path) -> None:

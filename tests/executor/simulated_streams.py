@@ -60,6 +60,10 @@ class SimulatedStreams:
         """All streams of the device."""
         raise NotImplementedError
 
+    def stream(self, number: int) -> SimulatedStream:
+        """A number is one stream for ever."""
+        return self.every_stream()[number]
+
     def launch(self, stream: SimulatedStream, work: Callable[[], object]) -> None:
         """Hold it back."""
 
@@ -71,7 +75,9 @@ class SimulatedStreams:
             self.launches += 1
             stream.queue.append(Entry(happen))
 
-    def record(self, stream: SimulatedStream, *, timed: bool = False) -> SimulatedEvent:
+    def record(
+        self, stream: SimulatedStream, *, timed: bool = False, external: bool = False
+    ) -> SimulatedEvent:
         """A point in the stream."""
         event = SimulatedEvent(timed)
 

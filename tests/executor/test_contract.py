@@ -21,17 +21,10 @@ from benchmarks.contract import cases
 from benchmarks.contract.cases import SCHEDULES, Case
 from benchmarks.contract.compare import Outcome, Wave, compare, loaded
 from benchmarks.contract.schedules import bound_of, plan_of
-from benchmarks.contract.subjects import (
-    LARGE,
-    LIGHT,
-    Subject,
-    artifact_subject,
-    onnx_subject,
-    zoo_subject,
-)
+from benchmarks.contract.subjects import LARGE, LIGHT, Subject, artifact_subject, onnx_subject, zoo_subject
 from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
 from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MIN_SENSITIVITY
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan

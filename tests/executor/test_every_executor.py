@@ -15,7 +15,7 @@ from benchmarks.contract.schedules import (
     random_streams,
 )
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
+from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.errors import ExecutorError, PlanError
 from stageloom.shared.plan import Member

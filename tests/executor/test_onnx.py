@@ -11,13 +11,14 @@ from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
 from stageloom.edge_agent.executor.onnx_sessions import (
-    Session,
+    OnnxSession,
     SessionCache,
     SessionKey,
     Values,
     weight_bytes,
 )
-from stageloom.edge_agent.executor.onnx_timing import summary, windows
+from stageloom.edge_agent.executor.onnx_timing import windows
+from stageloom.edge_agent.executor.timing import summary
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError
@@ -159,13 +160,13 @@ def test_operators_take_turns_so_that_none_finds_its_data_in_the_cache(
     onnx: OnnxExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, ran = artifact_of("squeezenet"), []
-    run = Session.run
+    run = OnnxSession.run
 
-    def noted(self: Session, values: Values) -> None:
+    def noted(self: OnnxSession, values: Values) -> None:
         ran.append(self.outputs)
         run(self, values)
 
-    monkeypatch.setattr(Session, "run", noted)
+    monkeypatch.setattr(OnnxSession, "run", noted)
     onnx.time_operators(model, TimingRequest(repeats=2), lambda: True)
     once = [tuple(operator.outputs) for operator in model.graph.operators]
     assert ran == once * 3, "one round to warm up, then the two that count"

@@ -5,24 +5,24 @@ from collections.abc import Iterator
 import pytest
 
 from stageloom.edge_agent.executor.torch.builder import Effort
-from stageloom.edge_agent.executor.torch.cuda import CudaDevice, why_not
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice, why_not
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 
 SCHEDULED = Effort(form_rounds=0)
 """Keep the schedule's streams even where one would be faster: it is the streams that are tested."""
 
 
 @pytest.fixture(scope="session")
-def device() -> CudaDevice:
+def device() -> CudaGraphDevice:
     """The device: its streams are taken once per process."""
     if reason := why_not():
         pytest.skip(reason)
-    return CudaDevice()
+    return CudaGraphDevice()
 
 
 @pytest.fixture
-def executor(device: CudaDevice) -> Iterator[TorchGraphExecutor]:
+def executor(device: CudaGraphDevice) -> Iterator[TorchCudaExecutor]:
     """`torch_cuda`, with the schedule's streams."""
-    made = TorchGraphExecutor(device, effort=SCHEDULED)
+    made = TorchCudaExecutor(device, effort=SCHEDULED)
     yield made
     made.close()

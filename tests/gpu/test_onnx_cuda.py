@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
-from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier
@@ -25,12 +25,12 @@ REPLAYS = 100
 
 
 @pytest.fixture
-def executor() -> Iterator[OnnxDeviceExecutor]:
+def executor() -> Iterator[OnnxCudaExecutor]:
     """On CUDA, or a reason why there is none."""
     cause, remedy = why_not()
     if cause:
         pytest.skip(f"{cause}; {remedy}")
-    made = OnnxDeviceExecutor(CudaOrtDevice())
+    made = OnnxCudaExecutor(CudaSessionDevice())
     yield made
     made.close()
 
@@ -41,21 +41,21 @@ def model() -> Artifact:
     return artifact_of("googlenet", width=1.0, side=224)
 
 
-def _streamed(executor: OnnxDeviceExecutor, model: Artifact, precision: str = "fp32") -> StepMaker:
+def _streamed(executor: OnnxCudaExecutor, model: Artifact, precision: str = "fp32") -> StepMaker:
     schedule = random_streams(graph_of([model], [()], members(1)), random.Random(1))
     plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA)
     options = ExecutorOptions(name="onnx_cuda", precision=precision)
     return StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
 
 
-def _logits(executor: OnnxDeviceExecutor, steps: StepMaker, number: int, model: Artifact) -> np.ndarray:
+def _logits(executor: OnnxCudaExecutor, steps: StepMaker, number: int, model: Artifact) -> np.ndarray:
     instance, inputs = InstanceId(number), random_inputs(model.graph, 7)
     rows = run(executor, steps.step(0, {0: (instance, 1)}), {instance: [inputs]})[instance]
     return np.array(rows[0]["logits"])
 
 
 def test_answers_are_bit_stable_under_random_delays_on_every_stream(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     steps = _streamed(executor, model)
     rng = random.Random(3)
@@ -65,7 +65,7 @@ def test_answers_are_bit_stable_under_random_delays_on_every_stream(
     assert len({one.tobytes() for one in made}) == 1
 
 
-def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxCudaExecutor, model: Artifact) -> None:
     _streamed(executor, model)
     sessions = executor._cache._sessions
     assert {one.session.get_providers()[0] for one in sessions.values()} == {PROVIDER}
@@ -73,7 +73,7 @@ def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxDeviceExecuto
 
 
 def test_steps_are_launched_while_the_device_still_works_on_the_last(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     """The first step is held up on the device; the second is launched all the same, and both are right."""
     plan = plan_of([model], [halves(model)], [[m] for m in members(2)])
@@ -93,14 +93,14 @@ def test_steps_are_launched_while_the_device_still_works_on_the_last(
     assert not wrong(model, inputs, executor.wait(second.id).outputs[one])
 
 
-def test_answers_with_tf32_are_near(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+def test_answers_with_tf32_are_near(executor: OnnxCudaExecutor, model: Artifact) -> None:
     steps = _streamed(executor, model, "tf32")
     wanted = answer_of(model, random_inputs(model.graph, 7))
     made = _logits(executor, steps, 1, model)
     assert np.linalg.norm(made - wanted) / np.linalg.norm(wanted) < 1e-2
 
 
-def test_every_operator_has_a_time(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+def test_every_operator_has_a_time(executor: OnnxCudaExecutor, model: Artifact) -> None:
     times = executor.time_operators(model, TimingRequest(repeats=3, limit_s=300.0), lambda: True)
     assert len(times) == len(model.graph.operators)
     assert all(time.runs == 3 and time.median_us > 0 for time in times)

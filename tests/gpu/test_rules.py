@@ -15,11 +15,12 @@ import torch
 
 from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
-from stageloom.edge_agent.executor.torch.builder import Builder, Built, Effort
-from stageloom.edge_agent.executor.torch.cuda import CudaDevice
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
-from stageloom.edge_agent.executor.torch.launching import issue_program
+from stageloom.edge_agent.executor.cuda.device import MOVING, PREPARING, PROFILING, streams_from
+from stageloom.edge_agent.executor.cuda.recipe import issue_program
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
+from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey
@@ -41,7 +42,7 @@ def model() -> Artifact:
 
 
 def streamed(
-    executor: TorchGraphExecutor,
+    executor: TorchCudaExecutor,
     model: Artifact,
     key: PlanKey = KEY,
     *,
@@ -55,14 +56,14 @@ def streamed(
     return load(executor, replace(plan, executor=ExecutorOptions(precision=precision)), [model], key)
 
 
-def logits(executor: TorchGraphExecutor, steps: StepMaker, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def logits(executor: TorchCudaExecutor, steps: StepMaker, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Run one task."""
     rows = run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})[ONE]
     return np.array(rows[0]["logits"])
 
 
 def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
-    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact
+    executor: TorchCudaExecutor, device: CudaGraphDevice, model: Artifact
 ) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     inputs = random_inputs(model.graph, 1)
@@ -70,7 +71,7 @@ def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
     assert difference(first, answer_of(model, inputs)) < 1e-4
     (built,) = executor._built.values()
     rng = random.Random(1)
-    streams = device.capture_streams(8)
+    streams = streams_from(device, PREPARING, 8)
     device.sleep(streams[0], 1e-6)  # measures the clock, which no capture may
 
     def delayed() -> Any:
@@ -97,15 +98,15 @@ def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
     assert answers == {first.tobytes()}
 
 
-def _answer_bits(executor: TorchGraphExecutor) -> bytes:
-    from stageloom.edge_agent.executor.torch.recipe import Role
+def _answer_bits(executor: TorchCudaExecutor) -> bytes:
+    from stageloom.edge_agent.executor.cuda.recipe import BufferRole
 
     plan = executor._plans[KEY]
     graph = plan.bound.models[0].graph
-    return plan.buffers.at(Role.ANSWER, Member(0, 0, 0), graph.outputs[0], 1).cpu().numpy().tobytes()
+    return plan.buffers.at(BufferRole.ANSWER, Member(0, 0, 0), graph.outputs[0], 1).cpu().numpy().tobytes()
 
 
-def test_p2_programs_on_two_lanes_give_what_they_give_alone(executor: TorchGraphExecutor) -> None:
+def test_p2_programs_on_two_lanes_give_what_they_give_alone(executor: TorchCudaExecutor) -> None:
     models = [artifact_of("googlenet"), artifact_of("inception_v3")]
     cuts: list[tuple[int, ...]] = [(), ()]
     groups = [[Member(i, 0, 0)] for i in (0, 1)]
@@ -129,22 +130,26 @@ def test_p2_programs_on_two_lanes_give_what_they_give_alone(executor: TorchGraph
             assert made[0]["logits"].tobytes() == alone[lane]
 
 
-def test_p3_p15_the_streams_for_running_are_32_different_ones(device: CudaDevice) -> None:
-    own = [device.lane_streams(8 * lane, 8)[i] for lane in range(4) for i in range(8)]
+def test_p3_p15_the_streams_for_running_are_32_different_ones(device: CudaGraphDevice) -> None:
+    own = streams_from(device, 0, MAX_STREAMS)
     assert len({stream.cuda_stream for stream in own}) == 32
-    preparing = [*device.capture_streams(8), *device.profiling_streams(8), device.moving_stream()]
+    preparing = [
+        *streams_from(device, PREPARING, 8),
+        *streams_from(device, PROFILING, 8),
+        device.stream(MOVING),
+    ]
     assert len({stream.cuda_stream for stream in (*own, *preparing)}) == 32 + 17
     another = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     assert another.cuda_stream in {stream.cuda_stream for stream in own}, "the 33rd is the first again"
 
 
-def test_p4_connections_are_set_before_cuda_starts(device: CudaDevice) -> None:
+def test_p4_connections_are_set_before_cuda_starts(device: CudaGraphDevice) -> None:
     assert int(os.environ[CONNECTIONS]) >= 8
     late = """
 import torch
 torch.cuda.init()
-from stageloom.edge_agent.executor.torch.cuda import CudaDevice
-CudaDevice()
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
+CudaGraphDevice()
 """
     environment = {name: value for name, value in os.environ.items() if name != CONNECTIONS}
     done = subprocess.run(
@@ -154,7 +159,7 @@ CudaDevice()
 
 
 def test_p5_a_graph_survives_the_end_of_another_with_matrix_products(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     """Both graphs hold a classifier's product, captured on the same streams."""
     other = artifact_of("squeezenet")
@@ -175,7 +180,7 @@ def test_p5_a_graph_survives_the_end_of_another_with_matrix_products(
 
 
 def test_p6_p7_every_kernel_is_measured_and_the_fastest_is_taken_and_logged(
-    executor: TorchGraphExecutor, model: Artifact, caplog: pytest.LogCaptureFixture
+    executor: TorchCudaExecutor, model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="stageloom.edge_agent.executor.torch.kernels"):
         steps = StepMaker(KEY, streamed(executor, model))
@@ -189,7 +194,7 @@ def test_p6_p7_every_kernel_is_measured_and_the_fastest_is_taken_and_logged(
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("tf32", 1e-2), ("fp16", 2e-2)])
 def test_p8_each_precision_is_as_exact_as_it_should_be(
-    precision: str, bound: float, executor: TorchGraphExecutor, model: Artifact
+    precision: str, bound: float, executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     steps = StepMaker(KEY, streamed(executor, model, precision=precision))
     inputs = random_inputs(model.graph, 1)
@@ -197,7 +202,7 @@ def test_p8_each_precision_is_as_exact_as_it_should_be(
 
 
 def test_p9_p14_a_plan_serves_rightly_while_programs_are_built(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     """Another thread allocates, launches and synchronises all the while, which a global capture forbids."""
     steps = StepMaker(KEY, streamed(executor, model))
@@ -228,7 +233,7 @@ def test_p9_p14_a_plan_serves_rightly_while_programs_are_built(
     assert all(executor._plans[PlanKey(10 + number)] for number in range(3))
 
 
-def test_p10_the_issue_order_changes_no_bit(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_p10_the_issue_order_changes_no_bit(executor: TorchCudaExecutor, model: Artifact) -> None:
     """Before kernels are measured the order knows nothing of them, afterwards it does."""
     steps = StepMaker(PlanKey(1), streamed(executor, model, PlanKey(1)))
     inputs = random_inputs(model.graph, 1)
@@ -241,10 +246,10 @@ def test_p10_the_issue_order_changes_no_bit(executor: TorchGraphExecutor, model:
     assert logits(executor, again, inputs).tobytes() == first.tobytes()
 
 
-def test_p10_kernels_say_what_they_need_of_a_multiprocessor(device: CudaDevice) -> None:
+def test_p10_kernels_say_what_they_need_of_a_multiprocessor(device: CudaGraphDevice) -> None:
     pytest.importorskip("cuda.bindings.driver")
     left, made = (torch.ones(512, 512, device="cuda") for _ in range(2))
-    stream = device.capture_streams(1)[0]
+    stream = device.stream(PREPARING)
     device.launch(stream, lambda: torch.mm(left, left, out=made))  # loads what a capture must not
     device.synchronize(device.record(stream))
     made.zero_()
@@ -258,7 +263,7 @@ def test_p10_kernels_say_what_they_need_of_a_multiprocessor(device: CudaDevice) 
 
 
 def test_p11_the_current_stream_is_restored_and_a_graph_replayed_before_use(
-    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: TorchCudaExecutor, device: CudaGraphDevice, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current = torch.cuda.current_stream()
 
@@ -266,25 +271,25 @@ def test_p11_the_current_stream_is_restored_and_a_graph_replayed_before_use(
         raise KeyError("a launch")
 
     with pytest.raises(KeyError):
-        device.launch(device.capture_streams(1)[0], fail)
+        device.launch(device.stream(PREPARING), fail)
     with pytest.raises(KeyError):
-        device.capture(device.new_pool(), device.capture_streams(1), fail)
+        device.capture(device.new_pool(), [device.stream(PREPARING)], fail)
     assert torch.cuda.current_stream() == current
-    rehearsed: list[Built] = []
-    rehearse = Builder.rehearse
+    rehearsed: list[BuiltProgram] = []
+    rehearse = ProgramBuilder.rehearse
 
-    def noted(builder: Builder, built: Built) -> None:
+    def noted(builder: ProgramBuilder, built: BuiltProgram) -> None:
         rehearsed.append(built)
         rehearse(builder, built)
 
-    monkeypatch.setattr(Builder, "rehearse", noted)
+    monkeypatch.setattr(ProgramBuilder, "rehearse", noted)
     steps = StepMaker(KEY, streamed(executor, model))
     executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
     assert len(rehearsed) == 1
 
 
 def test_operators_are_timed_one_by_one_also_once_a_program_is_captured(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
@@ -293,8 +298,8 @@ def test_operators_are_timed_one_by_one_also_once_a_program_is_captured(
     assert all(one.runs == 3 and one.median_us > 0.0 for one in times)
 
 
-def test_p12_the_form_that_is_kept_gives_the_same_answer(device: CudaDevice, model: Artifact) -> None:
-    executor = TorchGraphExecutor(device, effort=Effort())
+def test_p12_the_form_that_is_kept_gives_the_same_answer(device: CudaGraphDevice, model: Artifact) -> None:
+    executor = TorchCudaExecutor(device, effort=Effort())
     steps = StepMaker(KEY, streamed(executor, model))
     inputs = random_inputs(model.graph, 1)
     assert difference(logits(executor, steps, inputs), answer_of(model, inputs)) < 1e-4
@@ -302,22 +307,22 @@ def test_p12_the_form_that_is_kept_gives_the_same_answer(device: CudaDevice, mod
 
 
 def test_p13_issue_returns_while_the_device_is_busy(
-    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact
+    executor: TorchCudaExecutor, device: CudaGraphDevice, model: Artifact
 ) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     inputs = random_inputs(model.graph, 1)
     first = logits(executor, steps, inputs)
-    device.sleep(device.lane_streams(0, 1)[0], 1.0)
+    device.sleep(device.stream(0), 1.0)
     issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
     for i, step in enumerate(issued, start=1):
         executor.issue(step, {InstanceId(i): [inputs]})
-    assert not any(executor._issued[step.id].ended.query() for step in issued)
+    assert not any(executor._launched[step.id].result().ended.query() for step in issued)
     for i, step in enumerate(issued, start=1):
         rows = executor.wait(step.id).outputs[InstanceId(i)]
         assert rows[0]["logits"].tobytes() == first.tobytes()
 
 
-def test_merge_stages_run_as_one_convolution(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_merge_stages_run_as_one_convolution(executor: TorchCudaExecutor, model: Artifact) -> None:
     schedule = merged(graph_of([model], [()], members(1)))
     bound = load(executor, plan_of([model], [()], [members(1)], [schedule]), [model])
     inputs = random_inputs(model.graph, 1)
@@ -325,7 +330,7 @@ def test_merge_stages_run_as_one_convolution(executor: TorchGraphExecutor, model
     assert difference(answer, answer_of(model, inputs)) < 1e-4
 
 
-def test_traced_graphs_time_every_group(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_traced_graphs_time_every_group(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     executor.tracing = True
     for _ in range(3):
@@ -339,7 +344,7 @@ def test_traced_graphs_time_every_group(executor: TorchGraphExecutor, model: Art
     assert built.traced is not None
 
 
-def test_two_halves_and_a_move_on_the_device(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_two_halves_and_a_move_on_the_device(executor: TorchCudaExecutor, model: Artifact) -> None:
     bound = load(executor, plan_of([model], [halves(model)], [members(2)]), [model])
     steps = StepMaker(KEY, bound)
     inputs = random_inputs(model.graph, 1)

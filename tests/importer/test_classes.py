@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.edge_agent.verify.inputs import ValueRange
 from stageloom.shared.artifact import Artifact, open_artifact

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
-from stageloom.edge_agent.executor.registry import EXECUTORS
+from stageloom.edge_agent.executor.executors import EXECUTORS
 from stageloom.planner.cli import app, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.store.store import Store

@@ -397,7 +397,7 @@ def test_the_process_ends_when_its_agent_is_gone() -> None:
 
 def test_before_a_plan_is_loaded_no_backend_is_imported() -> None:
     code = (
-        "import sys, stageloom.edge_agent.worker.__main__, stageloom.edge_agent.executor.registry\n"
+        "import sys, stageloom.edge_agent.worker.__main__, stageloom.edge_agent.executor.executors\n"
         "print(sorted({'numpy', 'onnx', 'onnxruntime', 'torch', 'zmq', 'typer'} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

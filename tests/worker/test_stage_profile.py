@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of
-from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.profiling import (
     OwnExecutor,
     StageSamples,

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.compiled import child_command
 from benchmarks.gpu.device import STREAMS, Device, fork, join, make_device, per_run_s
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
 
 COUNTS: Final = (8, 32)
 _CYCLES: Final = 200_000  # about 0.1 ms of one thread that spins

@@ -9,14 +9,15 @@ import ctypes
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS, MAX_STREAMS
-from stageloom.edge_agent.executor.onnx_cuda.device import PROFILING, Event, Stream
+from stageloom.edge_agent.executor.cuda.device import PROFILING, Event, Launch, Stream
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
 from stageloom.shared.errors import ExecutorError
 
 PROVIDER = "CUDAExecutionProvider"
@@ -43,8 +44,8 @@ def why_not() -> tuple[str, str]:
     return "", ""
 
 
-class CudaOrtDevice:
-    """CUDA device 0 as `device.OrtDevice`; CUDA_VISIBLE_DEVICES says which one that is."""
+class CudaSessionDevice:
+    """CUDA device 0 as `device.SessionDevice`; CUDA_VISIBLE_DEVICES says which one that is."""
 
     kind = "cuda"
     number = 0
@@ -81,11 +82,10 @@ class CudaOrtDevice:
     # Streams and events
 
     def stream(self, number: int) -> Stream:
-        """As `OrtDevice`."""
         return self._streams[number]
 
     def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
-        """As `OrtDevice`. onnxruntime's own default is TF32; its arenas grow by powers of two."""
+        """Both settings replace a default: onnxruntime allows TF32, and its arenas grow by powers of two."""
         return PROVIDER, {
             "device_id": str(self.number),
             "user_compute_stream": str(int(stream)),
@@ -94,57 +94,57 @@ class CudaOrtDevice:
         }
 
     def launch(self, stream: Stream, work: Callable[[], object]) -> None:
-        """As `OrtDevice`: a session knows its stream."""
+        """A session launches on its own stream."""
         work()
 
-    def copy(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
-        """As `OrtDevice`; the addresses say in which direction."""
-        if nbytes:
-            kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault
-            self._call(self._cuda.cudaMemcpyAsync, target, source, nbytes, kind, stream)
+    def copying(self, stream: Stream, target: int, source: int, nbytes: int) -> Launch:
+        """cudaMemcpyDefault takes the direction from the addresses."""
+        if not nbytes:
+            return lambda: None
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault
+        return partial(self._call, self._cuda.cudaMemcpyAsync, target, source, nbytes, kind, stream)
 
-    def record(self, stream: Stream, *, timed: bool = False) -> Event:
-        """As `OrtDevice`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+    def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
+        """A thread that waits for the event sleeps, since an edge device has few cores to spin on.
+
+        `external` makes no difference: nothing is captured here.
+        """
         event = _Event(self._cuda, self._call, timed=timed)
         self._call(self._cuda.cudaEventRecord, event.handle, stream)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """As `OrtDevice`."""
         self._call(self._cuda.cudaStreamWaitEvent, stream, event.handle, 0)
 
     def synchronize(self, event: Event) -> None:
-        """As `OrtDevice`."""
         self._call(self._cuda.cudaEventSynchronize, event.handle)
 
     def elapsed_s(self, first: Event, second: Event) -> float:
-        """As `OrtDevice`; CUDA answers in milliseconds."""
+        """CUDA measures in milliseconds."""
         return float(self._call(self._cuda.cudaEventElapsedTime, first.handle, second.handle)) / 1e3
 
     def sleep(self, stream: Stream, seconds: float) -> None:
-        """As `OrtDevice`: the host sleeps in the stream's stead, and the stream waits for that."""
+        """A host function sleeps, and the stream waits for it."""
         self._call(self._cuda.cudaLaunchHostFunc, stream, self._pause, int(seconds * 1e6))
 
     # Memory
 
     def allocate(self, nbytes: int) -> int:
-        """As `OrtDevice`; cudaMalloc aligns to 256 bytes."""
+        """cudaMalloc aligns to 256 bytes."""
         address = self._call(self._cuda.cudaMalloc, nbytes)
         self._call(self._cuda.cudaMemset, address, 0, nbytes)
         self._call(self._cuda.cudaStreamSynchronize, 0)
         return int(address)
 
     def free(self, address: int) -> None:
-        """As `OrtDevice`."""
         self._call(self._cuda.cudaFree, address)
 
     def host_bytes(self, nbytes: int) -> np.ndarray:
-        """As `OrtDevice`: pinned memory, which is kept for ever."""
+        """Pinned memory, which is never given back."""
         address = self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
 
     def free_bytes(self) -> int:
-        """As `OrtDevice`."""
         free, _ = self._call(self._cuda.cudaMemGetInfo)
         return int(free)
 

@@ -1,83 +1,48 @@
-"""What a step does, before it has any memory: runs of sessions on streams, and where their tensors lie.
+"""What a step does: runs of sessions on streams, and a plan's memory that they are bound to.
 
 onnxruntime fixes a session's stream when the session is made, so that streams belong to combined blocks and
 not to lanes: every operator of a combined block has a *home*, the stream on which the full mask runs it, and
 keeps it under every mask and in a fallback. So no weights are there twice for the sake of a mask. Two
 combined blocks have streams of their own as far as there are some, where lanes may run both at once.
+
+Every session is an item of its own in a recipe, because two sessions of one item of the launch list may have
+different homes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
-from stageloom.edge_agent.executor.on_device.happens_before import launches_before
-from stageloom.edge_agent.executor.on_device.memory_plan import (
-    ALIGNMENT_BYTES,
-    Lifetime,
-    masks_to_hold,
-    plan_memory,
+from stageloom.edge_agent.executor.cuda.device import SessionDevice
+from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
+from stageloom.edge_agent.executor.cuda.memory_plan import ALIGNMENT_BYTES, masks_to_hold
+from stageloom.edge_agent.executor.cuda.recipe import (
+    NO_GROUP,
+    BufferRole,
+    MemberTensor,
+    Part,
+    Recipe,
+    parts_of,
+    staged,
+    with_ends,
 )
-from stageloom.edge_agent.executor.on_device.slots import staged
-from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS, fold_streams, streams_per_lane
 from stageloom.edge_agent.executor.onnx_program import CombinedPrograms
 from stageloom.edge_agent.executor.onnx_sessions import SessionKey, borders
 from stageloom.shared.bitmask import bits
-from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TensorId
 from stageloom.shared.launch_list import Item, lower
 from stageloom.shared.plan import Member
 
-NO_ITEM = -1
-"""The launches before and after all others come from no item of the launch list."""
+SessionRecipe = Recipe[SessionKey]
 
 
-class Value(NamedTuple):
-    """A tensor of an active member: in its slot, or in the arena for as long as the step needs it."""
-
-    position: int
-    tensor: TensorId
-    in_slot: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One run of a session; the first and the last launch of a step run nothing."""
-
-    stream: int  # of the device
-    waits: tuple[int, ...]  # earlier launches, on other streams, that must have ended
-    item: int = NO_ITEM  # of the launch list under the step's mask
-    key: SessionKey | None = None
-    reads: tuple[Value, ...] = ()  # in the order of the session's inputs
-    makes: tuple[Value, ...] = ()  # in the order of its outputs
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One combined block under one mask; the first launch comes before all others, the last after them."""
-
-    combined: int
-    bucket_of: Mapping[int, int]  # by position
-    launches: tuple[Launch, ...]
-    items: int  # of the launch list
-    offsets: Mapping[Value, int]  # in the arena
-    arena_bytes: int
-    settles: tuple[Value, ...]  # in the arena; the last launch copies them to their slots
-
-    @property
-    def stream(self) -> int:
-        """Where it begins and ends."""
-        return self.launches[0].stream
-
-    @cached_property
-    def streams(self) -> tuple[int, ...]:
-        """All that it uses, ascending."""
-        return tuple(sorted({launch.stream for launch in self.launches}))
-
-    @cached_property
-    def keys(self) -> frozenset[SessionKey]:
-        """The sessions that it runs."""
-        return frozenset(launch.key for launch in self.launches if launch.key is not None)
+def session_keys(recipe: SessionRecipe) -> frozenset[SessionKey]:
+    """The sessions that a recipe runs."""
+    return frozenset(key for key in recipe.kernels if key is not None)
 
 
 class PlanRecipes:
@@ -85,6 +50,7 @@ class PlanRecipes:
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
+        self.width = streams_per_lane(bound.plan.lanes)
         self.tf32 = bound.plan.executor.precision == "tf32"
         self._programs = tuple(CombinedPrograms(bound, combined) for combined in bound.combined)
         self._homes = tuple(self._home_streams(index) for index in range(len(bound.combined)))
@@ -95,95 +61,60 @@ class PlanRecipes:
             for bucket in bound.models[member.model].buckets
         }
 
-    def recipe(self, combined: int, bucket_of: Mapping[int, int]) -> Recipe:
+    def recipe(self, combined: int, bucket_of: Mapping[int, int]) -> SessionRecipe:
         """The recipe for the members in `bucket_of`, by position."""
+        block = self.bound.combined[combined]
         mask = sum(1 << position for position in bucket_of)
         program = self._programs[combined].program(mask, dict(bucket_of))
-        draft = _Draft(self.bound, combined, mask, self._base(combined))
+        aside = {at for at in bucket_of if staged(block, self.bound.models, mask, at)}
+        draft = _Draft(parts_of(self.bound.models, block, bucket_of), aside)
+        first = self.first_stream(combined)
         for index, (item, keys) in enumerate(zip(program.items, program.sessions, strict=True)):
             for number, key in enumerate(keys):
                 home = self._homes[combined][item.member, key.ops[0]]
-                draft.add(index, item, replace(key, stream=home, tf32=self.tf32), first=number == 0)
-        launches = draft.finished()
-        settles = draft.settles()
-        offsets, arena_bytes = self._lay_out(combined, launches, settles, bucket_of)
-        return Recipe(combined, dict(bucket_of), launches, len(program.items), offsets, arena_bytes, settles)
+                own = replace(key, stream=first + home, tf32=self.tf32)
+                draft.add(index, item, own, home, first=number == 0)
+        return draft.recipe(combined)
 
-    def _base(self, combined: int) -> int:
+    def first_stream(self, combined: int) -> int:
         """The combined block's first stream; one lane runs one step at a time, so that all may share."""
         if self.bound.plan.lanes == 1:
             return 0
-        width = streams_per_lane(self.bound.plan.lanes)
-        return combined % (MAX_STREAMS // width) * width
+        return combined % (MAX_STREAMS // self.width) * self.width
 
     def _home_streams(self, index: int) -> dict[tuple[int, int], int]:
-        """By position and operator of the model its stream on the device."""
+        """By position and operator of the model its stream, counted from the combined block's first."""
         combined = self.bound.combined[index]
         full = lower(
             combined.plan.schedule, combined.graph, combined.full_mask, barrier=self.bound.plan.barrier
         )
-        folded = fold_streams(full, streams_per_lane(self.bound.plan.lanes))
         return {
-            (item.member, combined.graph.model_op(op)): self._base(index) + item.stream
-            for item in folded
+            (item.member, combined.graph.model_op(op)): item.stream
+            for item in fold_streams(full, self.width)
             for op in item.ops
         }
 
-    def _lay_out(
-        self,
-        combined: int,
-        launches: Sequence[Launch],
-        settles: Sequence[Value],
-        bucket_of: Mapping[int, int],
-    ) -> tuple[dict[Value, int], int]:
-        """Where in the arena everything lies that is no slot's."""
-        uses: dict[Value, int] = {}
-        for index, launch in enumerate(launches):
-            for value in (*launch.reads, *launch.makes):
-                if not value.in_slot:
-                    uses[value] = uses.get(value, 0) | 1 << index
-        end = 1 << len(launches) - 1
-        members = self.bound.combined[combined].members
-        leaving = [value for value in uses if self._leaves(members[value.position], value.tensor)]
-        for value in (*settles, *leaving):
-            uses[value] |= end
-        values = sorted(uses)
-        pieces = [
-            Lifetime(self._nbytes(members[v.position], v.tensor, bucket_of[v.position]), uses[v])
-            for v in values
-        ]
-        plan = plan_memory(pieces, launches_before(launches, [1] * len(launches)))
-        return dict(zip(values, plan.offsets, strict=True)), plan.nbytes
-
-    def _leaves(self, member: Member, tensor: TensorId) -> bool:
-        model = self.bound.models[member.model]
-        return member.block + 1 == len(model.blocks) and tensor in model.graph.outputs
-
-    def _nbytes(self, member: Member, tensor: TensorId, bucket: int) -> int:
-        return bucket * self.bound.models[member.model].graph.tensors[tensor].nbytes
-
     @cached_property
-    def full(self) -> tuple[Recipe, ...]:
+    def full(self) -> tuple[SessionRecipe, ...]:
         """Per combined block its full mask at the largest buckets."""
         return tuple(
-            self.recipe(
-                index,
-                {p: self.bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)},
-            )
+            self.recipe(index, self._largest(index, combined.full_mask))
             for index, combined in enumerate(self.bound.combined)
         )
 
+    def _largest(self, combined: int, mask: int) -> dict[int, int]:
+        members = self.bound.combined[combined].members
+        return {at: self.bound.models[members[at].model].buckets[-1] for at in bits(mask)}
+
     @cached_property
     def arena_bytes(self) -> tuple[int, ...]:
-        """Per combined block what any of its masks needs, or a member alone where that is more."""
+        """Per combined block what any mask that has to fit needs of an arena, or a member alone."""
         needed = [recipe.arena_bytes for recipe in self.full]
-        for index, combined in enumerate(self.bound.combined):
-            members = combined.members
-            for mask in masks_to_hold(len(members))[1:]:
-                largest = {p: self.bound.models[members[p].model].buckets[-1] for p in bits(mask)}
-                needed[index] = max(needed[index], self.recipe(index, largest).arena_bytes)
         for (index, _, _), recipe in self.alone.items():
             needed[index] = max(needed[index], recipe.arena_bytes)
+        for index, combined in enumerate(self.bound.combined):
+            for mask in masks_to_hold(len(combined.members))[1:]:
+                needed[index] = max(needed[index], self.recipe(index, self._largest(index, mask)).arena_bytes)
         return tuple(needed)
 
     def slots(self) -> Iterator[tuple[tuple[int, int, TensorId], int]]:
@@ -198,15 +129,13 @@ class PlanRecipes:
     def memory_bytes(self) -> int:
         """What slots and arenas take."""
         shared = self.bound.plan.lanes == 1
-        arenas = max(self.arena_bytes) if shared else sum(map(aligned, self.arena_bytes))
-        return sum(aligned(nbytes) for _, nbytes in self.slots()) + aligned(arenas)
+        arenas = max(self.arena_bytes) if shared else sum(map(_aligned, self.arena_bytes))
+        return sum(_aligned(nbytes) for _, nbytes in self.slots()) + _aligned(arenas)
 
     @cached_property
     def keys(self) -> frozenset[SessionKey]:
         """Every session that fallbacks and full masks want at any bucket."""
-        return frozenset(key for recipe in self.alone.values() for key in recipe.keys).union(
-            *(recipe.keys for recipe in self.full)
-        )
+        return frozenset().union(*map(session_keys, (*self.alone.values(), *self.full)))
 
 
 @lru_cache(maxsize=32)
@@ -215,73 +144,158 @@ def recipes_of(bound: BoundPlan) -> PlanRecipes:
     return PlanRecipes(bound)
 
 
-def aligned(nbytes: int) -> int:
+def _aligned(nbytes: int) -> int:
     """Rounded up to what an address must be a multiple of."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class _Draft:
-    """The launches of a recipe, in issue order."""
+    """The sessions of a recipe, in issue order."""
 
-    def __init__(self, bound: BoundPlan, combined: int, mask: int, base: int) -> None:
-        self._bound = bound
-        self._combined = bound.combined[combined]
-        self._mask = mask
-        self._base = base
-        self._launches = [Launch(base, ())]
-        self._latest: dict[int, int] = {base: 0}  # per stream of the device its latest launch
-        self._last_of: dict[int, int] = {}  # per item its last launch
-        self._tail: dict[int, int] = {}  # per stream of the schedule its latest launch
+    def __init__(self, parts: Mapping[int, Part], aside: Collection[int]) -> None:
+        """`aside` are the positions whose results must not yet go to their slots."""
+        self._parts = parts
+        self._aside = aside
+        self._items: list[Item] = []
+        self._groups: list[int] = []
+        self._calls: list[Call[MemberTensor]] = []
+        self._keys: list[SessionKey | None] = []
+        self._last_of: dict[int, int] = {}  # per group its last item
+        self._tail: dict[int, int] = {}  # per stream of the schedule its latest item
 
-    def add(self, index: int, item: Item, key: SessionKey, *, first: bool) -> None:
-        """One more session of an item; it comes after the one before it, and the first after the item's
-        waits and what came before it on the schedule's stream."""
-        assert key.stream is not None
-        before = [] if item.stream not in self._tail else [self._tail[item.stream]]
+    def add(self, group: int, item: Item, key: SessionKey, stream: int, *, first: bool) -> None:
+        """One more session of an item of the launch list, which comes after the one before it.
+
+        The first also comes after the item's waits and what came before it on the schedule's stream.
+        """
+        before = [self._tail[item.stream]] if item.stream in self._tail else []
         if first:
             before += [self._last_of[wait] for wait in item.waits]
-        if key.stream not in self._latest:
-            before.append(0)
-        waits = sorted({b for b in before if self._launches[b].stream != key.stream})
-        reads, makes = borders(self._model(item.member).graph, key.ops)
-        self._tail[item.stream] = self._last_of[index] = self._latest[key.stream] = len(self._launches)
-        self._launches.append(
-            Launch(
-                key.stream,
-                tuple(waits),
-                index,
-                key,
-                tuple(self._read(item.member, tensor) for tensor in reads),
-                tuple(self._made(item.member, tensor) for tensor in makes),
+        waits = sorted({index for index in before if self._items[index].stream != stream})
+        part = self._parts[item.member]
+        reads, makes = borders(part.model.graph, key.ops)
+        self._tail[item.stream] = self._last_of[group] = len(self._items)
+        self._items.append(Item(item.member, key.ops, stream, tuple(waits), item.stage))
+        self._groups.append(group)
+        self._keys.append(key)
+        self._calls.append(
+            Call(
+                len(self._items),  # one further on with the item that begins
+                CallKind.KERNEL,
+                tuple(self._read(part, tensor) for tensor in reads),
+                tuple(self._made(part, tensor) for tensor in makes),
             )
         )
 
-    def finished(self) -> tuple[Launch, ...]:
-        """With the launch that comes after all others."""
-        waits = sorted(at for stream, at in self._latest.items() if stream != self._base)
-        return (*self._launches, Launch(self._base, tuple(waits)))
-
-    def settles(self) -> tuple[Value, ...]:
-        """What was made aside, since another member of the step still reads its slot."""
-        return tuple(
-            Value(position, tensor, in_slot=False)
-            for position, member in enumerate(self._combined.members)
-            if self._mask >> position & 1 and self._staged(position)
-            for tensor in self._bound.models[member.model].blocks[member.block].makes
+    def recipe(self, combined: int) -> SessionRecipe:
+        """All of it. The last item copies to the slots what was made aside, and keeps outputs until then."""
+        items = with_ends(self._items)
+        end = len(items) - 1
+        inner = sorted({value for call in self._calls for value in call.makes if _inner(value)})
+        last = [
+            Call(end, CallKind.KERNEL, (value,), (value._replace(role=BufferRole.HOME),))
+            for value in inner
+            if self._settles(value)
+        ]
+        last += [Call(end, CallKind.VIEW, (value,), ()) for value in inner if self._leaves(value)]
+        calls = (*self._calls, *last)
+        values = {value for call in calls for value in (*call.reads, *call.makes)}
+        layout = lay_out(
+            items,
+            calls,
+            {value for value in values if not _inner(value)},
+            {value: TensorForm((), (), self._nbytes(value)) for value in values},
+        )
+        issued: dict[int, list[int | None]] = defaultdict(list)
+        for index, call in enumerate(calls):
+            issued[call.item].append(index)
+        return Recipe(
+            combined=combined,
+            items=items,
+            groups=(NO_GROUP, *self._groups, NO_GROUP),
+            calls=calls,
+            kernels=(*self._keys, *[None] * len(last)),
+            layout=layout,
+            script=tuple((index, call) for index in range(len(items)) for call in (*issued[index], None)),
+            parts=self._parts,
         )
 
-    def _model(self, position: int) -> BoundModel:
-        return self._bound.models[self._combined.members[position].model]
+    def _read(self, part: Part, tensor: TensorId) -> MemberTensor:
+        if tensor in part.block.live_in:
+            return MemberTensor(part.position, tensor, BufferRole.HOME)
+        return self._made(part, tensor)
 
-    def _staged(self, position: int) -> bool:
-        return staged(self._combined, self._bound.models, self._mask, position)
+    def _made(self, part: Part, tensor: TensorId) -> MemberTensor:
+        crosses = tensor in part.block.makes and not part.last
+        home = crosses and part.position not in self._aside
+        return MemberTensor(part.position, tensor, BufferRole.HOME if home else BufferRole.INNER)
 
-    def _read(self, position: int, tensor: TensorId) -> Value:
-        block = self._model(position).blocks[self._combined.members[position].block]
-        return Value(position, tensor, True) if tensor in block.live_in else self._made(position, tensor)
+    def _settles(self, value: MemberTensor) -> bool:
+        part = self._parts[value.position]
+        return value.position in self._aside and value.tensor in part.block.makes
 
-    def _made(self, position: int, tensor: TensorId) -> Value:
-        model = self._model(position)
-        index = self._combined.members[position].block
-        crosses = tensor in model.blocks[index].makes and index + 1 < len(model.blocks)
-        return Value(position, tensor, crosses and not self._staged(position))
+    def _leaves(self, value: MemberTensor) -> bool:
+        part = self._parts[value.position]
+        return part.last and value.tensor in part.model.graph.outputs
+
+    def _nbytes(self, value: MemberTensor) -> int:
+        part = self._parts[value.position]
+        return part.batch * part.model.graph.tensors[value.tensor].nbytes
+
+
+def _inner(value: MemberTensor) -> bool:
+    return value.role is BufferRole.INNER
+
+
+class PlanMemory:
+    """The memory of one loaded plan on a device: a place for every tensor in every slot, and the arenas.
+
+    All of it is one piece that is taken when the plan is loaded and stays where it is, so that sessions are
+    bound once. A slot needs no second place for run-ahead: the core lets it be overwritten only after its
+    last reader.
+    """
+
+    def __init__(self, recipes: PlanRecipes, device: SessionDevice) -> None:
+        self._device = device
+        self._bound = recipes.bound
+        self.nbytes = recipes.memory_bytes
+        self._begin = address = device.allocate(max(1, self.nbytes))
+        self._slots: dict[tuple[int, int, TensorId], int] = {}
+        for place, nbytes in recipes.slots():
+            self._slots[place] = address
+            address += _aligned(nbytes)
+        # One lane runs one step at a time, so that its steps can share an arena; lanes cannot.
+        self._arenas: list[int] = []
+        self._room = list(recipes.arena_bytes)
+        shared = self._bound.plan.lanes == 1
+        for index, nbytes in enumerate(recipes.arena_bytes):
+            self._arenas.append(address)
+            if shared:
+                self._room[index] = max(recipes.arena_bytes)
+            else:
+                address += _aligned(nbytes)
+
+    def slot(self, member: Member, tensor: TensorId) -> int:
+        """The address of a tensor in the slots of a replica."""
+        return self._slots[member.model, member.replica, tensor]
+
+    def check(self, recipe: SessionRecipe) -> None:
+        """Raises:
+        ExecutorError: the recipe needs more than the plan has room for.
+        """
+        if recipe.arena_bytes > self._room[recipe.combined]:
+            raise ExecutorError(
+                f"a program needs {recipe.arena_bytes} bytes where its plan has "
+                f"{self._room[recipe.combined]}",
+                remedy="its members run one after another",
+            )
+
+    def address(self, recipe: SessionRecipe, value: MemberTensor) -> int:
+        """Where a value lies."""
+        if not _inner(value):
+            return self.slot(recipe.parts[value.position].member, value.tensor)
+        return self._arenas[recipe.combined] + recipe.layout.offset(value)
+
+    def free(self) -> None:
+        """Give it back; nothing on the device uses it any more."""
+        self._device.free(self._begin)

@@ -16,15 +16,24 @@ What is known of onnxruntime and shapes this (versions 1.20 to 1.31):
   thread, and warmed up on one other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
+import numpy as np
 import onnxruntime
 
-from stageloom.edge_agent.executor.onnx_cuda.device import OrtDevice
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
+from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch, SessionDevice
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey, session_from, weight_bytes
+from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, session_from, weight_bytes
+from stageloom.edge_agent.executor.onnx_timing import seeded_values
+from stageloom.edge_agent.executor.timing import IdleTime, time_repeats
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
+from stageloom.shared.importer.values import ELEMENT_TYPES
 
 _PROCESSOR = "cpu"
 _REFUSED = "fallback to CPU EP has been explicitly disabled"
@@ -41,16 +50,7 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
     return weight_bytes(key, graph) + _LARGEST_TENSORS * key.batch * largest
 
 
-def opener(device: OrtDevice) -> Callable[[SessionKey, ModelParts], Session]:
-    """What makes the sessions of a device."""
-
-    def open_on(key: SessionKey, source: ModelParts) -> Session:
-        return open_device_session(device, key, source)
-
-    return open_on
-
-
-def open_device_session(device: OrtDevice, key: SessionKey, source: ModelParts) -> Session:
+def open_device_session(device: SessionDevice, key: SessionKey, source: ModelParts) -> OnnxSession:
     """Make a session whose kernels go to the key's stream.
 
     Raises:
@@ -78,12 +78,12 @@ def open_device_session(device: OrtDevice, key: SessionKey, source: ModelParts) 
     return session
 
 
-def _check_place(session: Session, provider: str, kind: str, source: ModelParts) -> None:
+def _check_place(session: OnnxSession, provider: str, kind: str, source: ModelParts) -> None:
     name = source.artifact.graph.name
-    found = session.session.get_providers()
-    if found[0] != provider:
+    providers = session.session.get_providers()
+    if providers[0] != provider:
         raise ExecutorError(
-            f"onnxruntime runs model {name!r} on {found[0]} instead of {provider}",
+            f"onnxruntime runs model {name!r} on {providers[0]} instead of {provider}",
             remedy="see its log for the library that it lacks, or use another executor",
         )
     if not hasattr(session.session, "get_input_memory_infos"):  # onnxruntime < 1.23
@@ -104,3 +104,118 @@ def run_options() -> onnxruntime.RunOptions:
     options.log_severity_level = 3
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options
+
+
+def bound_run(
+    session: OnnxSession,
+    graph: Graph,
+    batch: int,
+    places: Mapping[TensorId, int],
+    device: SessionDevice,
+    options: Any,
+) -> Launch:
+    """One run of a session that reads and writes the given addresses, as a function without arguments."""
+    binding = session.session.io_binding()
+    outputs = zip(session.outputs, session.names, strict=True)
+    for bind, tensors in ((binding.bind_input, session.inputs), (binding.bind_output, outputs)):
+        for tensor, name in tensors:
+            element_type, shape = _form(graph, tensor, batch)
+            bind(name, device.kind, device.number, element_type, shape, buffer_ptr=places[tensor])
+    return partial(session.session.run_with_iobinding, binding, options)
+
+
+def _form(graph: Graph, tensor: TensorId, batch: int) -> tuple[int, tuple[int, ...]]:
+    described = graph.tensors[tensor]
+    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+    return ELEMENT_TYPES[described.dtype], shape
+
+
+_RUNS_PER_LAP = 10
+"""So many launches between two events that what it costs to issue the first one does not show."""
+
+
+def warm_up(session: OnnxSession, key: SessionKey, graph: Graph, device: SessionDevice, options: Any) -> None:
+    """Run a new session once on memory of its own: kernels load and cudnn searches, which takes long."""
+    assert key.stream is not None
+    tensors = (*(tensor for tensor, _ in session.inputs), *session.outputs)
+    places = {t: device.allocate(max(1, key.batch * graph.tensors[t].nbytes)) for t in tensors}
+    try:
+        stream = device.stream(key.stream)
+        device.launch(stream, bound_run(session, graph, key.batch, places, device, options))
+        device.synchronize(device.record(stream))
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ExecutorError(
+            f"{len(key.ops)} operators of model {graph.name!r} cannot run: {one_line(error)}"
+        ) from error
+    finally:
+        for place in places.values():
+            device.free(place)
+
+
+def time_operators(
+    artifact: Artifact,
+    request: TimingRequest,
+    idle: Callable[[], bool],
+    device: SessionDevice,
+    options: Any,
+) -> tuple[OperatorTime, ...]:
+    """Time per operator by events, each run as a session of its own; NOT_TIMED where the time was up.
+
+    Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
+    plausible data. It asks for an idle moment before every run, and keeps no run during which a task
+    came. [num_operators]
+
+    Raises:
+        ExecutorError: an operator cannot run alone.
+    """
+    graph, source = artifact.graph, ModelParts(artifact)
+    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
+    places: dict[TensorId, int] = {}
+    times: list[OperatorTime] = []
+    try:
+        _fill_inputs(graph, request.batch, device, places)
+        for op in range(len(graph.operators)):
+            if not moments.wait():
+                break
+            key = SessionKey(artifact.digest, (op,), request.batch, 1, stream=PROFILING)
+            for tensor in graph.operators[op].outputs:
+                places[tensor] = device.allocate(max(1, request.batch * graph.tensors[tensor].nbytes))
+            with moments.spend():
+                session = open_device_session(device, key, source)
+                work = bound_run(session, graph, request.batch, places, device, options)
+                _lap(work, device, 1)  # loads kernels and makes what later operators read
+            times.append(time_repeats(partial(_lap, work, device, _RUNS_PER_LAP), request.repeats, moments))
+            for tensor in [t for t in places if all(reader <= op for reader in graph.consumers[t])]:
+                device.free(places.pop(tensor))
+    except ExecutorError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ExecutorError(
+            f"operator {len(times)} of {graph.name!r} cannot run: {one_line(error)}"
+        ) from error
+    finally:
+        for place in places.values():
+            device.free(place)
+    return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
+
+
+def _fill_inputs(graph: Graph, batch: int, device: SessionDevice, places: dict[TensorId, int]) -> None:
+    stream = device.stream(PROFILING)
+    for tensor, array in seeded_values(graph, graph.inputs, batch).items():
+        places[tensor] = device.allocate(max(1, array.nbytes))
+        host = device.host_bytes(array.nbytes)
+        host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        copy = device.copying(stream, places[tensor], host.ctypes.data, array.nbytes)
+        device.launch(stream, copy)
+        device.synchronize(device.record(stream))
+
+
+def _lap(work: Launch, device: SessionDevice, runs: int) -> float:
+    """Seconds of one run on the device."""
+    stream = device.stream(PROFILING)
+    began = device.record(stream, timed=True)
+    for _ in range(runs):
+        device.launch(stream, work)
+    ended = device.record(stream, timed=True)
+    device.synchronize(ended)
+    return device.elapsed_s(began, ended) / runs

@@ -12,14 +12,21 @@ from statistics import median
 
 import torch
 
-from stageloom.edge_agent.executor.torch.buffers import ScratchBuffers
-from stageloom.edge_agent.executor.torch.device import Device, Event, Graph, Pool, Stream
+from stageloom.edge_agent.executor.cuda.device import (
+    PREPARING,
+    Event,
+    Graph,
+    GraphDevice,
+    Pool,
+    Stream,
+    streams_from,
+)
+from stageloom.edge_agent.executor.cuda.layout import CallKind
+from stageloom.edge_agent.executor.cuda.recipe import Marks, MemberTensor, issue_program
 from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
-from stageloom.edge_agent.executor.torch.launching import Marks, issue_program
-from stageloom.edge_agent.executor.torch.layout import Kind
-from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
-from stageloom.edge_agent.executor.torch.program import Program
-from stageloom.edge_agent.executor.torch.recipe import Recipe, Value
+from stageloom.edge_agent.executor.torch.memory import ScratchBuffers, TorchProgram
+from stageloom.edge_agent.executor.torch.plans import LoadedPlan
+from stageloom.edge_agent.executor.torch.recipe import TorchRecipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.engine.steps import ProgramKey
@@ -43,10 +50,10 @@ class Effort:
 
 
 @dataclass(slots=True)
-class Built:
+class BuiltProgram:
     """A program with its graph; without one its launches are issued one by one."""
 
-    program: Program
+    program: TorchProgram
     graph: Graph | None = None
     pool: Pool | None = None  # that the graph is in
     nbytes: int = 0
@@ -56,17 +63,21 @@ class Built:
     tracing: bool = False  # a replay of `traced` is in flight
     last: Event | None = None  # the end of its latest run
 
+    def end_trace(self) -> None:
+        """The replay of `traced` has ended."""
+        self.tracing = False
 
-class Builder:
+
+class ProgramBuilder:
     """Runs on the building thread only."""
 
-    def __init__(self, device: Device, choices: KernelChoices, effort: Effort) -> None:
+    def __init__(self, device: GraphDevice, choices: KernelChoices, effort: Effort) -> None:
         self._device = device
         self._choices = choices
         self._effort = effort
         self._balance: dict[Precision, float] = {}
 
-    def build(self, plan: LoadedPlan, key: ProgramKey, pool: Pool) -> Built:
+    def build(self, plan: LoadedPlan, key: ProgramKey, pool: Pool) -> BuiltProgram:
         """The program for a key, warmed up and captured.
 
         Raises:
@@ -76,7 +87,7 @@ class Builder:
         with torch.inference_mode(), self._device.searching():
             recipe = plan.recipe_for(key)
             if not recipe.capturable:
-                return Built(self._bound(plan, recipe))
+                return BuiltProgram(self._bound(plan, recipe))
             if self._choose_kernels(plan, recipe):
                 self._device.give_back()  # every alternative was captured in a pool of its own
             recipe = plan.recipe_for(key)
@@ -88,19 +99,19 @@ class Builder:
             before = self._device.reserved_bytes()
             graph = self._capture(program, pool)
             taken = max(0, self._device.reserved_bytes() - before)
-        return Built(program, graph, pool, taken, in_turn)
+        return BuiltProgram(program, graph, pool, taken, in_turn)
 
-    def trace(self, built: Built, pool: Pool) -> None:
+    def trace(self, built: BuiltProgram, pool: Pool) -> None:
         """A second graph of the program that also records when its groups begin and end."""
         marks: Marks = {}
         with torch.inference_mode(), self._device.searching():
             built.traced = (self._capture(built.program, pool, marks), marks)
 
-    def rehearse(self, built: Built) -> None:
+    def rehearse(self, built: BuiltProgram) -> None:
         """Replay once: the first time is slow. Only while nothing uses the plan's buffers (P11)."""
         if built.graph is None:
             return
-        stream = self._device.capture_streams(1)[0]
+        stream = self._device.stream(PREPARING)
         self._device.replay(stream, built.graph)
         self._device.synchronize(self._device.record(stream))
 
@@ -109,26 +120,26 @@ class Builder:
         with torch.inference_mode(), self._device.searching():
             return median(self._laps(launch, capturable, 1))
 
-    def _bound(self, plan: LoadedPlan, recipe: Recipe) -> Program:
+    def _bound(self, plan: LoadedPlan, recipe: TorchRecipe) -> TorchProgram:
         program = plan.bind(recipe)
         self._device.settle()
         return program
 
-    def _scratch(self, plan: LoadedPlan, recipe: Recipe) -> Program:
+    def _scratch(self, plan: LoadedPlan, recipe: TorchRecipe) -> TorchProgram:
         program = plan.bind(recipe, ScratchBuffers(self._device.torch_device))
         self._device.settle()
         return program
 
-    def _streams(self, program: Program) -> Sequence[Stream]:
-        return self._device.capture_streams(program.recipe.streams)
+    def _streams(self, program: TorchProgram) -> Sequence[Stream]:
+        return streams_from(self._device, PREPARING, program.recipe.streams)
 
-    def _warm(self, program: Program) -> None:
+    def _warm(self, program: TorchProgram) -> None:
         streams = self._streams(program)
         for _ in range(self._effort.warm_runs):
             issue_program(program, self._device, streams)
         self._device.synchronize(self._device.record(streams[0]))
 
-    def _capture(self, program: Program, pool: Pool, marks: Marks | None = None) -> Graph:
+    def _capture(self, program: TorchProgram, pool: Pool, marks: Marks | None = None) -> Graph:
         streams = self._streams(program)
         return self._device.capture(
             pool,
@@ -138,15 +149,15 @@ class Builder:
 
     # Kernels
 
-    def _choose_kernels(self, plan: LoadedPlan, recipe: Recipe) -> bool:
+    def _choose_kernels(self, plan: LoadedPlan, recipe: TorchRecipe) -> bool:
         """Measure every operator of the recipe that was not measured before, with its real strides.
 
         Returns whether there were any.
         """
         todo = [
             index
-            for index, unit in enumerate(recipe.units)
-            if unit is not None and recipe.calls[index].kind is Kind.KERNEL
+            for index, unit in enumerate(recipe.kernels)
+            if unit is not None and recipe.calls[index].kind is CallKind.KERNEL
             and self._choices.choice(*self._model(plan, recipe, index), unit.ops) is None
         ]  # fmt: skip
         if not todo:
@@ -155,7 +166,7 @@ class Builder:
         self._warm(program)
         instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision))
         for index in todo:
-            unit = recipe.units[index]
+            unit = recipe.kernels[index]
             assert unit is not None
             reads, makes = program.arguments(index)
             lowering, batch = self._model(plan, recipe, index)
@@ -165,12 +176,12 @@ class Builder:
     def _demand(self, launch: Callable[[], object]) -> float:
         """The largest share of a multiprocessor that a block of any of its kernels takes (Opara)."""
         try:
-            needs = self._device.block_needs(self._device.capture_streams(1)[0], launch)
+            needs = self._device.block_needs(self._device.stream(PREPARING), launch)
         except RuntimeError as error:  # the driver's: the order is no reason to go without the program
             log.warning("a kernel's demand stays unknown: %s", error)
             return 0.0
         of = self._device.multiprocessor()
-        return max((one.shares(of).demand for one in needs), default=0.0)
+        return max((need.shares(of).demand for need in needs), default=0.0)
 
     def _flop_per_byte(self, precision: Precision) -> float:
         """What the device computes in a large product for every byte that a large copy moves; once each."""
@@ -178,11 +189,11 @@ class Builder:
             return USUAL_FLOP_PER_BYTE
         if precision not in self._balance:
             try:
-                found = self._measured_balance(precision)
+                balance = self._measured_balance(precision)
             except torch.OutOfMemoryError:
-                found = USUAL_FLOP_PER_BYTE
-            log.info("balance precision=%s flop_per_byte=%.1f", precision.value, found)
-            self._balance[precision] = found
+                balance = USUAL_FLOP_PER_BYTE
+            log.info("balance precision=%s flop_per_byte=%.1f", precision.value, balance)
+            self._balance[precision] = balance
         return self._balance[precision]
 
     def _measured_balance(self, precision: Precision) -> float:
@@ -195,17 +206,17 @@ class Builder:
         copy_s = median(self._timer(partial(target.copy_, source)))
         return (2 * side**3 / product_s) / (2 * source.nbytes / copy_s)
 
-    def _model(self, plan: LoadedPlan, recipe: Recipe, call: int) -> tuple[ModelLowering, int]:
+    def _model(self, plan: LoadedPlan, recipe: TorchRecipe, call: int) -> tuple[ModelLowering, int]:
         position = _position(recipe, call)
         part = recipe.parts[position]
-        return plan.lowering(part.member.model), part.lowered.batch
+        return plan.lowering(part.member.model), part.batch
 
     def _timer(self, launch: Callable[[], object]) -> Sequence[float]:
         return self._laps(launch, True, self._effort.laps)
 
     def _laps(self, launch: Callable[[], object], capturable: bool, laps: int) -> list[float]:
         device = self._device
-        stream = device.capture_streams(1)[0]
+        stream = device.stream(PREPARING)
         count = self._effort.launches_per_lap if capturable else 1
 
         def several() -> None:
@@ -230,14 +241,14 @@ class Builder:
 
     # Form
 
-    def _faster_in_turn(self, plan: LoadedPlan, key: ProgramKey, recipe: Recipe) -> bool:
+    def _faster_in_turn(self, plan: LoadedPlan, key: ProgramKey, recipe: TorchRecipe) -> bool:
         """Whether the same operators on one stream take less time (P12)."""
         if recipe.streams == 1 or not self._effort.form_rounds:
             return False
         in_turn = plan.recipe_for(key, in_turn=True)
         if in_turn.arena_bytes > plan.buffers.arena_room(in_turn):
             return False
-        programs = [self._scratch(plan, one) for one in (recipe, in_turn)]
+        programs = [self._scratch(plan, form) for form in (recipe, in_turn)]
         graphs = []
         for program in programs:
             self._warm(program)
@@ -256,7 +267,7 @@ class Builder:
     def _compare(self, graphs: Sequence[Graph]) -> list[float]:
         """Median seconds of each, by turns so that a change of clocks meets both."""
         device = self._device
-        stream = device.capture_streams(1)[0]
+        stream = device.stream(PREPARING)
         taken: list[list[float]] = [[] for _ in graphs]
         for round_ in range(self._effort.form_rounds + 1):
             for index, graph in enumerate(graphs):
@@ -266,9 +277,9 @@ class Builder:
                 device.synchronize(ended)
                 if round_:
                     taken[index].append(device.elapsed_s(began, ended))
-        return [median(one) for one in taken]
+        return [median(seconds) for seconds in taken]
 
 
-def _position(recipe: Recipe, call: int) -> int:
-    values: Sequence[Value] = (*recipe.calls[call].makes, *recipe.calls[call].reads)
+def _position(recipe: TorchRecipe, call: int) -> int:
+    values: Sequence[MemberTensor] = (*recipe.calls[call].makes, *recipe.calls[call].reads)
     return values[0].position

@@ -3,22 +3,29 @@
 A step runs inside `wait`, on the lane's own thread; the streams beside its first one run on a pool.
 """
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import GroupTime, Rows, StepResult
-from stageloom.edge_agent.executor.on_device.feeds import bucket_of, check_feeds
-from stageloom.edge_agent.executor.order import StepOrder
-from stageloom.edge_agent.executor.streams import MAX_THREADS, StreamPool
-from stageloom.edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
-from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
-from stageloom.edge_agent.executor.torch.moves import PendingMoves
-from stageloom.edge_agent.executor.torch.operator_times import Lap
-from stageloom.edge_agent.executor.torch.program import Program
+from stageloom.edge_agent.executor.base import (
+    BlockTap,
+    GroupTime,
+    Rows,
+    StepFeeds,
+    StepResult,
+    bucket_of,
+    check_feeds,
+    one_line,
+    split_rows,
+)
+from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BoundProgram, BufferRole
+from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool
+from stageloom.edge_agent.executor.torch.kernels import Lap
+from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
@@ -26,7 +33,7 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import StepId
 
 
-class TorchCpuExecutor(TorchExecutor):
+class TorchCpuExecutor(TorchPlans):
     """Kernels take the first alternative of each unit: results must not depend on a measurement here."""
 
     name = "torch_cpu"
@@ -34,10 +41,14 @@ class TorchCpuExecutor(TorchExecutor):
 
     def __init__(self, *, channels_last: bool = False) -> None:
         super().__init__(torch.device("cpu"), channels_last=channels_last)
+        self.tracing = False
+        self.tap: BlockTap | None = None
+        self.pause: Callable[[], None] | None = None
         self._order = StepOrder()
         self._pool = StreamPool()
-        self._programs: dict[ProgramKey, Program] = {}
-        self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
+        self._programs: dict[ProgramKey, BoundProgram] = {}
+        self._issued: dict[StepId, tuple[Step, StepFeeds]] = {}
+        self._live: set[InstanceId] = set()  # whose slots hold what the last step made
         self._moves = PendingMoves(self._carry_out)
 
     def _check_options(self, bound: BoundPlan) -> None:
@@ -57,7 +68,7 @@ class TorchCpuExecutor(TorchExecutor):
         self._pool.grow(plan.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
-    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+    def issue(self, step: Step, feeds: StepFeeds) -> None:
         """Take the step in; it runs in `wait`.
 
         Raises:
@@ -80,13 +91,16 @@ class TorchCpuExecutor(TorchExecutor):
         started_s = time.monotonic()
         try:
             with torch.inference_mode():
-                self._check_members(issued)
+                for member in issued.members:
+                    if member.member.block and member.instance not in self._live:
+                        raise ExecutorError(f"instance {member.instance} lost its tensors in a failed step")
                 groups = self._run(issued, feeds)
                 plan = self._plans[issued.program.plan]
-                outputs = {m.instance: self._leave(plan, issued, m) for m in issued.members if m.last}
-            self._advance(issued)
+                outputs = {m.instance: self._leave(plan, m) for m in issued.members if m.last}
+            for member in issued.members:
+                (self._live.discard if member.last else self._live.add)(member.instance)
         except Exception as error:  # a kernel's: torch raises many kinds
-            self._lose(issued)
+            self._live.difference_update(member.instance for member in issued.members)
             if isinstance(error, ExecutorError):
                 raise
             raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
@@ -96,7 +110,7 @@ class TorchCpuExecutor(TorchExecutor):
             self._moves.advance(self._order.running)
         return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
 
-    def _run(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> list[GroupTime]:
+    def _run(self, step: Step, feeds: StepFeeds) -> list[GroupTime]:
         plan = self._plans[step.program.plan]
         groups: list[GroupTime] = []
         for member in step.members:
@@ -104,68 +118,81 @@ class TorchCpuExecutor(TorchExecutor):
                 self._arrive(plan, member, bucket_of(step, member), feeds[member.instance])
         if step.fallback:
             for member in step.members:
-                program = plan.alone(step, member)
-                body = self._body(program, groups)
-                for item in range(len(program.recipe.items)):
+                alone = plan.alone(step, member)
+                body = self._body(alone, groups)
+                for item in range(len(alone.recipe.items)):
                     body(item)
-                self._show(plan, step, member)
+                self._show(plan, member)
             return groups
         program = self._programs[step.program]
         self._pool.run(program.threading, self._body(program, groups))
         for member in step.members:
-            self._show(plan, step, member)
+            self._show(plan, member)
         return groups
 
-    def _body(self, program: Program, groups: list[GroupTime]) -> Callable[[int], None]:
+    def _body(self, program: BoundProgram, groups: list[GroupTime]) -> Callable[[int], None]:
         tracing, pause = self.tracing, self.pause
 
         def item(index: int) -> None:
-            ours = index not in program.groups
-            if pause is not None and not ours:
+            group = program.recipe.groups[index]
+            if pause is not None and group != NO_GROUP:
                 pause()
             started_s = time.monotonic() if tracing else 0.0
             with torch.inference_mode():
                 for call in program.by_item[index]:
                     for launch in program.launches[call]:
                         launch()
-            if tracing and not ours:
+            if tracing and group != NO_GROUP:
                 stream = program.recipe.items[index].stream
-                groups.append(GroupTime(index - 1, stream, started_s, time.monotonic()))
+                groups.append(GroupTime(group, stream, started_s, time.monotonic()))
 
         return item
 
     @staticmethod
     def _arrive(plan: LoadedPlan, member: StepMember, bucket: int, rows: Rows) -> None:
-        for buffer, arrays in landing_rows(plan, member, bucket, rows):
-            if len(arrays) == 1:
-                buffer.copy_(_as_tensor(arrays[0]))
-            else:
-                for row, array in enumerate(arrays):
-                    buffer[row : row + 1].copy_(_as_tensor(array))
-
-    def _show(self, plan: LoadedPlan, step: Step, member: StepMember) -> None:
-        if self.tap is not None:
-            self.tap(member.instance, member.member, self._arrays(plan, step, member))
-
-    def _leave(self, plan: LoadedPlan, step: Step, member: StepMember) -> Rows:
-        model = plan.bound.models[member.member.model]
-        return split_rows(model, len(member.tasks), self._arrays(plan, step, member))
-
-    def _arrays(self, plan: LoadedPlan, step: Step, member: StepMember) -> dict[str, np.ndarray]:
-        """Copies in the graph's types: the buffers serve the next instance soon."""
+        """Copy the tasks' rows to the input buffers; padding repeats the first row."""
         graph = plan.bound.models[member.member.model].graph
-        dtypes = {tensor.name: tensor.dtype for tensor in graph.tensors}
-        crossing = self._crossing(plan, step, member)
-        return {name: _as_array(tensor, dtypes[name]) for name, tensor in crossing.items()}
+        filled = [*rows, *[rows[0]] * (bucket - len(rows))]
+        for tensor in graph.inputs:
+            buffer = plan.buffers.at(BufferRole.LANDING, member.member, tensor, bucket)
+            arrays = [row[graph.tensors[tensor].name] for row in filled]
+            targets = [buffer] if bucket == 1 else [buffer[row : row + 1] for row in range(bucket)]
+            for target, array in zip(targets, arrays, strict=True):
+                target.copy_(_as_tensor(array))
+
+    def _show(self, plan: LoadedPlan, member: StepMember) -> None:
+        if self.tap is not None:
+            self.tap(member.instance, member.member, self._arrays(plan, member))
+
+    def _leave(self, plan: LoadedPlan, member: StepMember) -> Rows:
+        model = plan.bound.models[member.member.model]
+        return split_rows(model, len(member.tasks), self._arrays(plan, member))
+
+    def _arrays(self, plan: LoadedPlan, member: StepMember) -> dict[str, np.ndarray]:
+        """Copies in the graph's types: the buffers serve the next instance soon."""
+        model = plan.bound.models[member.member.model]
+        crossing = ((t, model.graph.tensors[t]) for t in model.blocks[member.member.block].live_out)
+        return {
+            described.name: _as_array(self._crossing(plan, member, tensor), described.dtype)
+            for tensor, described in crossing
+        }
 
     def move(self, action: MoveInstance) -> None:
         """Copy the instance's tensors over once the steps that it follows have ended."""
         self._moves.add(action, self._order.running)
 
     def _carry_out(self, action: MoveInstance) -> None:
+        (old_key, old), (new_key, new) = action.old, action.new
+        models = self._plans[old_key].bound.models[old.model], self._plans[new_key].bound.models[new.model]
+        rows = min(model.plan.batch for model in models)
         with torch.inference_mode():
-            for target, source in self._copies_of(action):
+            for tensor in models[0].blocks[old.block].live_in:
+                target, source = self._slots(action, tensor, rows)
                 target.copy_(source)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Nothing of the instance is useful any more; its slots belong to the next one."""
+        self._live.discard(instance)
 
     def unload(self, key: PlanKey) -> None:
         """As the base, with the plan's programs."""
@@ -176,7 +203,9 @@ class TorchCpuExecutor(TorchExecutor):
 
     def close(self) -> None:
         """Free everything and end the pool."""
-        super().close()
+        for key in list(self._plans):
+            self.unload(key)
+        self._live.clear()
         self._pool.close()
 
     def _lap(self) -> Lap:
@@ -196,3 +225,38 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 def _as_array(tensor: Tensor, dtype: str) -> np.ndarray:
     own = tensor.detach().contiguous(memory_format=torch.contiguous_format).numpy()
     return own.astype(dtype, copy=True, order="C")
+
+
+class PendingMoves:
+    """Instances that go over to a new plan, in issue order until they are carried out. Thread-safe.
+
+    A move comes in issue order while steps that it must follow may still run, and before steps that touch
+    the same slots; those name the former among their own. So a move is carried out by the thread that first
+    finds, at the begin or the end of a step, that all it waits for has ended.
+    """
+
+    def __init__(self, carry_out: Callable[[MoveInstance], None]) -> None:
+        self._carry_out = carry_out
+        self._pending: list[MoveInstance] = []
+        self._lock = threading.Lock()
+
+    def add(self, action: MoveInstance, running: Callable[[StepId], bool]) -> None:
+        """Take in a move; it happens at once if nothing is in its way."""
+        with self._lock:
+            self._pending.append(action)
+        self.advance(running)
+
+    def advance(self, running: Callable[[StepId], bool]) -> None:
+        """Carry out the moves whose steps have ended; an instance that moves twice does so in order."""
+        if not self._pending:
+            return
+        with self._lock:
+            waiting: list[MoveInstance] = []
+            held = set()
+            for action in self._pending:
+                if action.instance in held or any(running(step) for step in action.after):
+                    held.add(action.instance)
+                    waiting.append(action)
+                else:
+                    self._carry_out(action)
+            self._pending = waiting

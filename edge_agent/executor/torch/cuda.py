@@ -20,16 +20,26 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
-from stageloom.edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
-from stageloom.edge_agent.executor.torch.footprints import block_needs, driver
+from stageloom.edge_agent.executor.cuda.device import (
+    MOVING,
+    PREPARING,
+    BlockNeeds,
+    Event,
+    Graph,
+    Launch,
+    Multiprocessor,
+    Pool,
+    Stream,
+)
+from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
 from stageloom.edge_agent.lowering.dtypes import use_tf32
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from stageloom.shared.errors import ExecutorError
 
 _SLEEP_PROBE_CYCLES = 10_000_000
@@ -56,8 +66,8 @@ def why_not() -> str:
     return ""
 
 
-class CudaDevice:
-    """The current CUDA device as `device.Device`."""
+class CudaGraphDevice:
+    """The current CUDA device as a `GraphDevice`."""
 
     def __init__(self) -> None:
         """Raises:
@@ -71,35 +81,22 @@ class CudaDevice:
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self._running, self._preparing = _streams()
+        self._streams = _streams()
         first_graph()
         self._cycles_per_s = 0.0
 
     # Streams and events
 
-    def lane_streams(self, first: int, count: int) -> Sequence[Stream]:
-        """As `Device`."""
-        return self._running[first : first + count]
-
-    def capture_streams(self, count: int) -> Sequence[Stream]:
-        """As `Device`."""
-        return self._preparing[:count]
-
-    def profiling_streams(self, count: int) -> Sequence[Stream]:
-        """As `Device`."""
-        return self._preparing[MAX_GROUP_STREAMS : MAX_GROUP_STREAMS + count]
-
-    def moving_stream(self) -> Stream:
-        """As `Device`."""
-        return self._preparing[-1]
+    def stream(self, number: int) -> Stream:
+        return self._streams[number]
 
     def launch(self, stream: Stream, work: Launch) -> None:
-        """As `Device`; the context manager restores the current stream whatever happens (P11)."""
+        """The context manager restores the current stream also after an error (P11)."""
         with torch.cuda.stream(stream):
             work()
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
-        """As `Device`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+        """A thread that waits for the event sleeps, since an edge device has few cores to spin on."""
         how = {"external": True} if external else {}  # torch knows that since 2.8
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timed, blocking=True, **how
@@ -108,35 +105,31 @@ class CudaDevice:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """As `Device`."""
         stream.wait_event(event)
 
     def synchronize(self, event: Event) -> None:
-        """As `Device`."""
         event.synchronize()
 
     def settle(self) -> None:
-        """As `Device`."""
         torch.cuda.current_stream().synchronize()
 
     def elapsed_s(self, first: Event, second: Event) -> float:
-        """As `Device`; torch answers in milliseconds."""
+        """torch measures in milliseconds."""
         return float(first.elapsed_time(second)) / 1e3
 
     # Graphs
 
     def new_pool(self) -> Pool:
-        """As `Device`."""
         return torch.cuda.graph_pool_handle()
 
     def capture(self, pool: Pool, streams: Sequence[Stream], body: Callable[[], None]) -> Graph:
-        """As `Device`; an error inside ends the capture and is raised."""
+        """An error in `body` ends the capture and is raised."""
         graph = torch.cuda.CUDAGraph()
         _capture(graph, pool, streams[0], body)
         return graph
 
     def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
-        """As `Device`: captured and thrown away. torch hands graphs out since 2.8."""
+        """The work is captured and thrown away; torch hands out captured graphs since 2.8."""
         cuda = driver()
         if cuda is None or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
             return ()
@@ -145,29 +138,27 @@ class CudaDevice:
         return block_needs(cuda, graph.raw_cuda_graph())
 
     def multiprocessor(self) -> Multiprocessor:
-        """As `Device`; what torch does not know keeps a Hopper's values."""
+        """Attributes that torch does not know keep a Hopper's values."""
         return multiprocessor(self.torch_device)
 
     def replay(self, stream: Stream, graph: Graph) -> None:
-        """As `Device`."""
         with torch.cuda.stream(stream):
             graph.replay()
 
     # Memory, time, settings
 
     def host_bytes(self, nbytes: int) -> Tensor:
-        """As `Device`: pinned memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def sleep(self, stream: Stream, seconds: float) -> None:
-        """As `Device`, by a kernel that counts clock cycles."""
+        """A kernel counts clock cycles."""
         if not self._cycles_per_s:
             self._cycles_per_s = self._measure_clock()
         cycles = max(1, int(seconds * self._cycles_per_s))
         self.launch(stream, partial(_spin, cycles))
 
     def _measure_clock(self) -> float:
-        stream = self._preparing[0]
+        stream = self._streams[PREPARING]
         for _ in range(2):  # the first loads the kernel
             began = self.record(stream, timed=True)
             self.launch(stream, partial(_spin, _SLEEP_PROBE_CYCLES))
@@ -176,12 +167,11 @@ class CudaDevice:
         return _SLEEP_PROBE_CYCLES / self.elapsed_s(began, ended)
 
     def preparing(self) -> AbstractContextManager[object]:
-        """As `Device`."""
         return _PREPARING
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """As `Device`: cudnn tries its kernels once per shape and thread; capture on the same one (P6).
+        """cudnn tries its kernels once per shape and thread, so that thread must also capture (P6).
 
         After each search torch would give all cached memory back, for which the whole device waits (P14).
         """
@@ -195,28 +185,24 @@ class CudaDevice:
             torch._C._cudnn_set_conv_benchmark_empty_cache(empties)
 
     def use_tf32(self, on: bool) -> None:
-        """As `Device` (P8)."""
         use_tf32(on)
 
     def give_back(self) -> None:
-        """As `Device`."""
         torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
-        """As `Device`."""
         return torch.cuda.memory_reserved()
 
     def free_bytes(self) -> int:
-        """As `Device`."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 @cache
-def _streams() -> tuple[list[torch.cuda.Stream], list[torch.cuda.Stream]]:
-    """Those for running and those for preparing; once per process, whoever asks."""
-    running = [_new_stream(0) for _ in range(MAX_STREAMS)]
-    return running, [_new_stream(-1) for _ in range(2 * MAX_GROUP_STREAMS + 1)]
+def _streams() -> list[torch.cuda.Stream]:
+    """By number; made once per process, whoever asks."""
+    running = [_new_stream(0) for _ in range(MOVING)]
+    return running + [_new_stream(-1) for _ in range(MOVING, PREPARING + MAX_GROUP_STREAMS)]
 
 
 def _new_stream(priority: int) -> torch.cuda.Stream:
@@ -232,7 +218,7 @@ def first_graph() -> tuple[torch.cuda.CUDAGraph, Tensor]:
         counted = torch.zeros(1, device="cuda")
         _count(counted)  # loads the kernel, which a capture may not
         torch.cuda.current_stream().synchronize()
-        _capture(graph, torch.cuda.graph_pool_handle(), _streams()[1][0], partial(_count, counted))
+        _capture(graph, torch.cuda.graph_pool_handle(), _streams()[PREPARING], partial(_count, counted))
     return graph, counted
 
 
@@ -270,11 +256,11 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Pool, stream: Stream, body: Call
 
 def multiprocessor(device: torch.device) -> Multiprocessor:
     """What the blocks on one multiprocessor of a CUDA device share."""
-    usual, found = Multiprocessor(), torch.cuda.get_device_properties(device)
+    usual, properties = Multiprocessor(), torch.cuda.get_device_properties(device)
     return Multiprocessor(
-        registers=getattr(found, "regs_per_multiprocessor", usual.registers),
-        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", usual.shared_bytes),
-        threads=getattr(found, "max_threads_per_multi_processor", usual.threads),
+        registers=getattr(properties, "regs_per_multiprocessor", usual.registers),
+        shared_bytes=getattr(properties, "shared_memory_per_multiprocessor", usual.shared_bytes),
+        threads=getattr(properties, "max_threads_per_multi_processor", usual.threads),
     )
 
 
@@ -297,3 +283,50 @@ def _leave(pool: Pool) -> None:
     for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
         with suppress(RuntimeError):  # it was done
             undo(device, pool)
+
+
+def driver() -> ModuleType | None:
+    """CUDA's driver API; None where cuda-bindings is not installed."""
+    try:
+        return import_module("cuda.bindings.driver")
+    except ImportError:
+        return None
+
+
+def block_needs(cuda: Any, graph: int) -> tuple[BlockNeeds, ...]:
+    """What every kernel node of a captured graph, given by its handle, needs of a multiprocessor.
+
+    Opara (Chen et al. 2023, section 3.2) reads these off a profiler. A profiler in a process that serves
+    slows down every launch while it listens; a captured launch says the same of itself, and runs nothing.
+
+    Raises:
+        RuntimeError: a call of the driver failed.
+    """
+    handle = cuda.CUgraph(graph)
+    _, count = _checked(cuda, cuda.cuGraphGetNodes(handle, 0))
+    nodes, _ = _checked(cuda, cuda.cuGraphGetNodes(handle, count))
+    kernel = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    return tuple(
+        _needs(cuda, node) for node in nodes if _checked(cuda, cuda.cuGraphNodeGetType(node))[0] == kernel
+    )
+
+
+def _needs(cuda: Any, node: Any) -> BlockNeeds:
+    (launch,) = _checked(cuda, cuda.cuGraphKernelNodeGetParams(node))
+    function = launch.func
+    if not int(function):  # a kernel of a library that no context has loaded yet
+        (function,) = _checked(cuda, cuda.cuKernelGetFunction(launch.kern))
+    attribute = cuda.CUfunction_attribute
+    registers, static = (
+        _checked(cuda, cuda.cuFuncGetAttribute(which, function))[0]
+        for which in (attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+    )
+    threads = launch.blockDimX * launch.blockDimY * launch.blockDimZ
+    return BlockNeeds(int(registers), int(static) + int(launch.sharedMemBytes), int(threads))
+
+
+def _checked(cuda: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    error, *results = answer
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"reading a captured graph failed: {error}")
+    return tuple(results)

@@ -1,245 +1,332 @@
-"""What both torch executors share: loading, what instances hold, tensors in and out.
-
-A step's members read and write the plan's border buffers; an instance is nothing but the right to what lies
-in its slots. So there is nothing to free when one is dropped, and it only has to be remembered whose slots
-hold something useful.
-"""
+"""`torch_cuda`: programs as CUDA graphs, launched on the lanes' streams by the thread that issues a step."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import BlockTap, OperatorTime, Rows, StepResult, TimingRequest
-from stageloom.edge_agent.executor.torch.kernels import KernelChoices
-from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
-from stageloom.edge_agent.executor.torch.operator_times import Lap, time_units
-from stageloom.edge_agent.executor.torch.recipe import Role
-from stageloom.edge_agent.executor.torch.stated import stated_plan_bytes, stated_weight_bytes
-from stageloom.edge_agent.executor.torch.weights import SharedModels
-from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.executor.base import StepFeeds, one_line
+from stageloom.edge_agent.executor.cuda.device import PROFILING, GraphDevice, Pool, Stream, streams_from
+from stageloom.edge_agent.executor.cuda.executor import CudaExecutor, IssuedStep
+from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, issue_program
+from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
+from stageloom.edge_agent.executor.torch.kernels import Lap
+from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import BoundModel, BoundPlan
-from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError, StageloomError
-from stageloom.shared.ids import Digest, StepId, TensorId
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.plan import Member
 
 log = logging.getLogger(__name__)
 
+GRAPH_BYTES = 1 << 30
+"""What captured graphs may take together before the longest unused are given up."""
 
-class TorchExecutor:
-    """Base of the executors that run lowered models; see docs/executors.md."""
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
-    name = ""
-    precisions: tuple[Precision, ...] = ()
 
-    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
-        self.tracing = False
-        self.tap: BlockTap | None = None
-        self.pause: Callable[[], None] | None = None
-        self.choices = KernelChoices()
-        self._device = device
-        self._channels_last = channels_last
-        self._models = SharedModels(device, channels_last=channels_last)
-        self._plans: dict[PlanKey, LoadedPlan] = {}
-        self._live: set[InstanceId] = set()  # whose slots hold what the last step made
+class GraphCache(Generic[K]):
+    """Sizes by key, in order of use; it holds no graph itself."""
 
-    # Plans
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._sizes: OrderedDict[K, int] = OrderedDict()
+        self._total = 0
 
-    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
-        """Weights that no loaded plan has, and the plan's own borders and arenas.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self._total
+
+    def put(self, key: K, nbytes: int) -> list[K]:
+        """Keep one, as the last used; the keys to give up for it, longest unused first.
+
+        The newcomer stays even if it is larger than the limit: it is wanted now.
+        """
+        self.drop(key)
+        self._sizes[key] = nbytes
+        self._total += nbytes
+        given_up = []
+        while self._total > self.limit_bytes and len(self._sizes) > 1:
+            oldest, size = self._sizes.popitem(last=False)
+            self._total -= size
+            given_up.append(oldest)
+        return given_up
+
+    def touch(self, key: K) -> None:
+        if key in self._sizes:
+            self._sizes.move_to_end(key)
+
+    def drop(self, key: K) -> None:
+        self._total -= self._sizes.pop(key, 0)
+
+
+class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
+    """Runs on any `GraphDevice`, by default on the current CUDA device."""
+
+    name = "torch_cuda"
+    precisions = (Precision.FP32, Precision.TF32, Precision.FP16)
+
+    def __init__(
+        self,
+        device: GraphDevice | None = None,
+        *,
+        channels_last: bool = True,
+        effort: Effort | None = None,
+        graph_bytes: int = GRAPH_BYTES,
+    ) -> None:
+        """
+        Raises:
+            ExecutorError: this process has no CUDA device.
+        """
+        device = device or CudaGraphDevice()
+        CudaExecutor.__init__(self, device)
+        TorchPlans.__init__(self, device.torch_device, channels_last=channels_last)
+        self._graphs_on = device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="programs")
+        self._builder = ProgramBuilder(device, self.choices, effort or Effort())
+        self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
+        self._built: dict[ProgramKey, BuiltProgram] = {}
+        self._pools: dict[tuple[PlanKey, int], Pool] = {}
+        self._used: set[PlanKey] = set()  # plans that have run a step
+        self._first_use = threading.Lock()
+        self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
+        self._tf32: bool | None = None
+
+    # Plans and programs
+
+    def _check_options(self, bound: BoundPlan) -> None:
+        self._check_device_options(bound)
+        self._check_room(bound)
+        tf32 = self._precision(bound) is Precision.TF32
+        if self._plans and tf32 != self._tf32:
+            raise ExecutorError(
+                "plans with and without tf32 cannot be loaded at once: the setting is the process's",
+                remedy="unload the other plan first",
+            )
+        self._graphs_on.use_tf32(tf32)
+        self._tf32 = tf32
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """As the base; host memory for inputs and outputs is pinned here, too."""
+        with torch.inference_mode():
+            super().load(key, bound, artifacts)
+        self._graphs_on.settle()
+        for model in bound.models:
+            log.info("model %s is lowered for %s", model.plan.name, self._device)
+        self._host.reserve(bound)
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Build and capture the program on the building thread; one that was given up is captured again.
 
         Raises:
-            ExecutorError: the precision is unknown.
+            ExecutorError: it cannot be built.
         """
-        self._precision(bound)
-        weights = stated_weight_bytes(bound)
-        missing = sum(size for key, size in weights.items() if alone or key not in self._models)
-        return missing + stated_plan_bytes(bound)
+        self._on_thread(partial(self._prepare, program))
+
+    def _on_thread(self, work: Callable[[], T]) -> T:
+        def alone() -> T:
+            with self._graphs_on.preparing():
+                return work()
+
+        return self._thread.submit(alone).result()
+
+    def _prepare(self, key: ProgramKey) -> None:
+        plan = self._plans[key.plan]
+        built = self._built.get(key)
+        try:
+            if built is None or (built.graph is None and built.program.recipe.capturable):
+                built = self._builder.build(plan, key, self._pool(key))
+                self._rehearse(key.plan, built)
+                self._keep(key, built)
+            if built.trace_wanted and built.traced is None and built.graph is not None:
+                self._builder.trace(built, self._pool(key))
+        except RuntimeError as error:  # torch's own
+            self._pools.pop(self._place(key), None)  # a capture that failed may have left it unusable
+            raise ExecutorError(f"a program cannot be built: {one_line(error)}") from error
+
+    def _rehearse(self, plan: PlanKey, built: BuiltProgram) -> None:
+        with self._first_use:
+            if plan not in self._used:
+                self._builder.rehearse(built)
+
+    def _keep(self, key: ProgramKey, built: BuiltProgram) -> None:
+        self._built[key] = built
+        if built.graph is None:
+            return
+        for other in self._cache.put(key, built.nbytes):
+            self._give_up(self._built[other])
+            self._forget_empty_pool(self._place(other))
+            log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
+
+    def _give_up(self, built: BuiltProgram) -> None:
+        """Free a graph after its last run; its launches are issued one by one from now on."""
+        with self._graphs:
+            graphs = (built.graph, built.traced)
+            built.graph = built.traced = None
+        if built.last is not None:
+            self._on.synchronize(built.last)
+        del graphs
+
+    def _place(self, key: ProgramKey) -> tuple[PlanKey, int]:
+        """Graphs share memory only where they never run at once: one lane, or one combined block (P2)."""
+        one_lane = self._plans[key.plan].bound.plan.lanes == 1
+        return key.plan, 0 if one_lane else key.combined
+
+    def _pool(self, key: ProgramKey) -> Pool:
+        place = self._place(key)
+        if place not in self._pools:
+            self._pools[place] = self._graphs_on.new_pool()
+        return self._pools[place]
+
+    def _forget_empty_pool(self, place: tuple[PlanKey, int]) -> None:
+        """torch captures into a pool that it knows only while one of the pool's graphs lives."""
+        pool = self._pools.get(place)
+        if not any(built.graph is not None and built.pool == pool for built in self._built.values()):
+            self._pools.pop(place, None)
 
     @property
     def held_bytes(self) -> int:
-        """Weights and buffers of the loaded plans as they are on the device."""
-        return self._models.nbytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
-
-    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
-        """Lower the models, allocate every buffer, and bind what runs members one by one.
-
-        Raises:
-            ExecutorError: an option is unknown, an artifact is missing, or a model cannot be lowered.
-        """
-        precision = self._precision(bound)
-        self._check_options(bound)
-        if missing := {m.plan.artifact for m in bound.models} - artifacts.keys():
-            raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
-        try:
-            lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
-            plan = LoadedPlan(key, bound, lowerings, self.choices, self._device)
-        except BaseException as error:
-            self._models.release(key)
-            if isinstance(error, RuntimeError):  # torch's own, out of memory for one
-                raise ExecutorError(f"the plan cannot be loaded: {one_line(error)}") from error
-            raise
-        self._report_foreign(bound, lowerings)
-        self._plans[key] = plan
-
-    def _precision(self, bound: BoundPlan) -> Precision:
-        wanted = bound.plan.executor.precision
-        for known in self.precisions:
-            if known.value == wanted:
-                return known
-        raise ExecutorError(
-            f"the {self.name} executor does not know the precision {wanted!r}",
-            remedy=f"use one of {', '.join(one.value for one in self.precisions)}",
-        )
-
-    def _check_options(self, bound: BoundPlan) -> None:
-        """Refuse what this executor cannot honour."""
-
-    def _report_foreign(self, bound: BoundPlan, lowerings: Sequence[ModelLowering]) -> None:
-        for model, lowering in zip(bound.models, lowerings, strict=True):
-            for one in lowering.at_batch(model.buckets[-1]).foreign:
-                log.warning(
-                    "model %s: operator %d (%s) runs in onnxruntime: %s",
-                    model.plan.name,
-                    one.op,
-                    one.kind,
-                    one.reason,
-                )
-
-    def prepare(self, program: ProgramKey) -> None:
-        """Build what `issue` needs; see the executors."""
-        raise NotImplementedError
-
-    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        """Start a step; see the executors."""
-        raise NotImplementedError
-
-    def wait(self, step: StepId) -> StepResult:
-        """Block until an issued step has ended; see the executors."""
-        raise NotImplementedError
-
-    def move(self, action: MoveInstance) -> None:
-        """Carry out a move in issue order; see the executors."""
-        raise NotImplementedError
+        """Weights, buffers and graphs as they are on the device."""
+        return super().held_bytes + self._cache.nbytes
 
     def unload(self, key: PlanKey) -> None:
-        """Free a plan's programs and buffers, and the weights that no other plan uses."""
-        self._plans.pop(key, None)
-        self._models.release(key)
-
-    def drop(self, instance: InstanceId) -> None:
-        """Nothing of the instance is useful any more; its slots belong to the next one."""
-        self._live.discard(instance)
-
-    def drop_idle(self) -> None:
-        """Nothing is kept for plans that are not loaded."""
+        """As the base, with the plan's graphs, once nothing on the device uses them."""
+        self._await_moves()
+        for program in [program for program in list(self._built) if program.plan == key]:
+            self._cache.drop(program)
+            self._give_up(self._built.pop(program))
+        for place in [place for place in self._pools if place[0] == key]:
+            del self._pools[place]
+        self._used.discard(key)
+        super().unload(key)
 
     def close(self) -> None:
-        """Free everything."""
-        for key in list(self._plans):
-            self.unload(key)
-        self._live.clear()
+        """Free everything and end the building thread."""
+        super().close()
+        self._thread.shutdown()
 
-    def time_operators(
-        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
-    ) -> tuple[OperatorTime, ...]:
-        """Time of each operator run alone in float32; see `operator_times`. [num_operators]
+    # What a step runs
 
-        Raises:
-            ExecutorError: an operator cannot run alone.
-        """
-        lowering = ModelLowering(
-            artifact, device=self._device, precision=Precision.FP32, channels_last=self._channels_last
-        )
-        return time_units(lowering, request, idle, self._lap())
+    def _streams(self, step: Step) -> Sequence[Stream]:
+        plan = self._plans[step.program.plan]
+        serving = step.lane < plan.bound.plan.lanes
+        return streams_from(self._on, step.lane * plan.streams if serving else PROFILING, plan.streams)
 
-    def _lap(self) -> Lap:
-        """How to time one launch."""
-        raise NotImplementedError
+    def _program(self, key: ProgramKey) -> BoundProgram:
+        return self._built[key].program
 
-    # What instances hold
+    def _alone(self, step: Step, member: StepMember) -> BoundProgram:
+        return self._plans[step.program.plan].alone(step, member)
 
-    def _check_members(self, step: Step) -> None:
-        """Raises:
-        ExecutorError: the instance of a member lost its tensors.
-        """
-        for member in step.members:
-            if member.member.block and member.instance not in self._live:
-                raise ExecutorError(f"instance {member.instance} lost its tensors in a failed step")
+    def _launch(self, step: Step, feeds: StepFeeds) -> IssuedStep:
+        self._use(step.program.plan)
+        with torch.inference_mode():
+            return super()._launch(step, feeds)
 
-    def _advance(self, step: Step) -> None:
-        """The step's members have moved on by one block."""
-        for member in step.members:
-            if member.last:
-                self._live.discard(member.instance)
-            else:
-                self._live.add(member.instance)
+    def _use(self, key: PlanKey) -> None:
+        """From now on steps use the plan's buffers."""
+        if key not in self._used:
+            with self._first_use:
+                self._used.add(key)
 
-    def _lose(self, step: Step) -> None:
-        """The step failed: its members' slots hold nothing useful."""
-        self._live.difference_update(member.instance for member in step.members)
+    def _run(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
+        if issued.step.fallback:
+            issue_program(program, self._on, streams)
+            return
+        built = self._built[issued.step.program]
+        self._cache.touch(issued.step.program)
+        if self.tracing:
+            built.trace_wanted = True
+        if self.pause is not None:  # built where programs are, so that cudnn finds the kernels of the graph
+            self._on_thread(partial(self._run_paused, issued, program, streams))
+        elif self._replay(issued, built, streams[0], self.tracing):
+            if self.tracing:
+                issued.program = program
+        else:
+            super()._run(issued, program, streams)
+
+    def _run_paused(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
+        with torch.inference_mode():
+            super()._run(issued, program, streams)
+
+    def _replay(self, issued: IssuedStep, built: BuiltProgram, stream: Stream, tracing: bool) -> bool:
+        """Replay the graph that fits, if there is one; the traced one's events serve one run at a time."""
+        with self._graphs:
+            graph = built.graph
+            if tracing:
+                graph = None
+                if built.traced is not None and not built.tracing:
+                    graph, issued.marks = built.traced
+                    built.tracing, issued.release = True, built.end_trace
+            if graph is None:
+                return False
+            self._graphs_on.replay(stream, graph)
+            built.last = self._on.record(stream)
+            return True
 
     # Tensors in and out
 
-    def _crossing(self, plan: LoadedPlan, step: Step, member: StepMember) -> dict[str, Tensor]:
-        """The border behind a member's block as the tasks' rows, by name: views of buffers on the device."""
-        model = plan.bound.models[member.member.model]
-        block = model.blocks[member.member.block]
-        role = Role.ANSWER if member.last else Role.HOME
-        rows = len(member.tasks)
-        return {
-            model.graph.tensors[t].name: plan.buffers.at(role, member.member, t, rows) for t in block.live_out
-        }
+    def _array(self, piece: Tensor) -> np.ndarray:
+        return piece.numpy()
 
-    def _live_at(self, plan: LoadedPlan, action: MoveInstance) -> tuple[TensorId, ...]:
-        member = action.old[1]
-        return plan.bound.models[member.model].blocks[member.block].live_in
+    def _copy_in(
+        self, stream: Stream, plan: LoadedPlan, member: Member, tensor: TensorId, rows: int, piece: Tensor
+    ) -> None:
+        buffer = plan.buffers.at(BufferRole.LANDING, member, tensor, rows)
+        self._on.launch(stream, partial(_copy, buffer, _shaped(piece, buffer.shape, buffer.dtype)))
 
-    def _copies_of(self, action: MoveInstance) -> list[tuple[Tensor, Tensor]]:
-        """(target, source) of every tensor that goes over to the new plan."""
-        old, new = self._plans[action.old[0]], self._plans[action.new[0]]
-        old_model = old.bound.models[action.old[1].model]
-        new_model = new.bound.models[action.new[1].model]
-        rows = min(old_model.plan.batch, new_model.plan.batch)
-        found = []
-        for tensor in self._live_at(old, action):
-            source = old.buffers.at(Role.HOME, action.old[1], tensor, rows)
-            target = new.buffers.at(Role.HOME, action.new[1], tensor, rows)
-            found.append((target, source))
-        return found
+    def _copy_out(
+        self,
+        stream: Stream,
+        plan: LoadedPlan,
+        program: BoundProgram,
+        member: StepMember,
+        tensor: TensorId,
+        piece: Tensor,
+    ) -> None:
+        source = self._crossing(plan, member, tensor)
+        described = plan.bound.models[member.member.model].graph.tensors[tensor]
+        host = _shaped(piece, source.shape, TORCH_OF_NAME[described.dtype])
+        self._on.launch(stream, partial(_copy_out, host, source))
 
+    def _copy_slot(self, stream: Stream, action: MoveInstance, tensor: TensorId, rows: int) -> None:
+        self._on.launch(stream, partial(_copy, *self._slots(action, tensor, rows)))
 
-def landing_rows(
-    plan: LoadedPlan, member: StepMember, bucket: int, rows: Rows
-) -> list[tuple[Tensor, Sequence[np.ndarray]]]:
-    """Per input its buffer and the arrays that fill it, row by row; padding repeats the first row.
+    def _move(self, action: MoveInstance) -> None:
+        with torch.inference_mode():
+            super()._move(action)
+        self._use(action.new[0])
 
-    It repeats real data, since zeros can be slow (denormals) or outside what a model accepts.
-    """
-    graph = plan.bound.models[member.member.model].graph
-    filled = [*rows, *[rows[0]] * (bucket - len(rows))]
-    return [
-        (
-            plan.buffers.at(Role.LANDING, member.member, tensor, bucket),
-            [row[graph.tensors[tensor].name] for row in filled],
-        )
-        for tensor in graph.inputs
-    ]
+    def _lap(self) -> Lap:
+        def lap(launch: Callable[[], object], capturable: bool) -> float:
+            return self._on_thread(partial(self._builder.lap, launch, capturable))
+
+        return lap
 
 
-def split_rows(model: BoundModel, tasks: int, arrays: Mapping[str, np.ndarray]) -> Rows:
-    """Per task its outputs, each with the graph's batch-1 shape."""
-    if model.plan.batch == 1:
-        return [dict(arrays)] * tasks
-    return [{name: array[row : row + 1] for name, array in arrays.items()} for row in range(tasks)]
+def _shaped(piece: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The first bytes of a piece as a tensor of another type."""
+    count = int(np.prod(shape, dtype=np.int64))
+    return piece[: count * dtype.itemsize].view(dtype).view(tuple(shape))
 
 
-def one_line(error: BaseException) -> str:
-    """A library's error as one line."""
-    if isinstance(error, StageloomError):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _copy_out(host: Tensor, source: Tensor) -> None:
+    """To the host, converted on the device first: only a plain copy runs without the host."""
+    host.copy_(source.to(host.dtype).contiguous(memory_format=torch.contiguous_format), non_blocking=True)

@@ -9,16 +9,21 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.torch.issue_order import Nature
-from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
+from stageloom.edge_agent.executor.cuda.streams import Nature
+from stageloom.edge_agent.executor.timing import IdleTime, time_repeats
+from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.errors import ExecutorError
-from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.ids import Digest, OpId, TensorId
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +122,12 @@ class KernelChoices:
         if known is not None:
             return known
         seconds = tuple(
-            (one.name, taken_s)
-            for one in unit.alternatives
-            if (taken_s := _median_s(one, unit, reads, makes, instruments.timer)) is not None
+            (alternative.name, taken_s)
+            for alternative in unit.alternatives
+            if (taken_s := _median_s(alternative, unit, reads, makes, instruments.timer)) is not None
         )
         choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
-        best = next(one for one in unit.alternatives if one.name == choice.name)
+        best = next(alternative for alternative in unit.alternatives if alternative.name == choice.name)
         nature = Nature(
             seconds=dict(seconds)[choice.name],
             memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
@@ -160,21 +165,88 @@ def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_by
 
 
 def _median_s(
-    one: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
+    alternative: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
 ) -> float | None:
     """What an alternative takes; None where it cannot run. The first is the plain one, which must."""
     try:
-        return median(timer(_bound(one, reads, makes)))
+        return median(timer(_bound(alternative, reads, makes)))
     except RuntimeError as error:  # a library has no kernel for this shape, type or layout
-        if one is unit.alternatives[0]:
+        if alternative is unit.alternatives[0]:
             raise
-        log.info("operators %s have no kernel %s: %s", list(unit.ops), one.name, error)
+        log.info("operators %s have no kernel %s: %s", list(unit.ops), alternative.name, error)
         return None
 
 
-def _bound(one: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Callable[[], object]:
-    return lambda: one.run_into(reads, makes)
+def _bound(
+    alternative: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]
+) -> Callable[[], object]:
+    return lambda: alternative.run_into(reads, makes)
 
 
 def _key(lowering: ModelLowering, batch: int) -> _Model:
     return (lowering.artifact.digest, lowering.precision, lowering.channels_last, batch)
+
+
+Lap = Callable[[Callable[[], object], bool], float]
+"""Runs a launch, which can be captured or not, and returns the seconds that it took on the device."""
+
+_SEED = 7
+
+
+def time_units(
+    lowering: ModelLowering, request: TimingRequest, idle: Callable[[], bool], lap: Lap
+) -> tuple[OperatorTime, ...]:
+    """Time per operator on what the ones before it made; NOT_TIMED where the time was up. [num_operators]
+
+    It asks for an idle moment before every run, and keeps no run during which a task came.
+
+    Raises:
+        ExecutorError: an operator cannot run alone.
+    """
+    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
+    times: list[OperatorTime] = []
+    lowered = lowering.at_batch(request.batch)
+    graph = lowering.artifact.graph
+    with torch.inference_mode(), arithmetic(lowering.precision):
+        values = _inputs(lowered, graph.inputs)
+        for op, unit in enumerate(lowered.units):
+            if not moments.wait():
+                break
+            reads = [values[t] for t in unit.inputs]
+            makes = [lowered.allocate(t) for t in unit.outputs]
+            values.update(zip(unit.outputs, makes, strict=True))
+            try:
+                times.append(_time_one(unit, reads, makes, request.repeats, moments, lap))
+            except RuntimeError as error:
+                raise ExecutorError(
+                    f"operator {op} of {graph.name!r} cannot run: {one_line(error)}"
+                ) from error
+            for tensor in [t for t in values if all(reader <= op for reader in graph.consumers[t])]:
+                del values[tensor]
+    return (*times, *[NOT_TIMED] * (len(lowered.units) - len(times)))
+
+
+def _time_one(
+    unit: Unit, reads: list[Tensor], makes: list[Tensor], repeats: int, moments: IdleTime, lap: Lap
+) -> OperatorTime:
+    def launch() -> None:
+        unit.run_into(reads, makes)
+
+    timed = partial(lap, launch, not unit.foreign)
+    with moments.spend():
+        timed()  # warms caches and makes what later operators read
+    return time_repeats(timed, repeats, moments)
+
+
+def _inputs(lowered: LoweredModel, inputs: tuple[TensorId, ...]) -> dict[TensorId, Tensor]:
+    """Seeded inputs of the graph's types."""
+    rng = np.random.default_rng(_SEED)
+    values = {}
+    for tensor in inputs:
+        buffer = lowered.allocate(tensor)
+        if buffer.dtype.is_floating_point:
+            drawn = torch.from_numpy(rng.standard_normal(buffer.shape))
+        else:
+            drawn = torch.from_numpy(rng.integers(0, 2, buffer.shape))
+        values[tensor] = buffer.copy_(drawn)
+    return values

@@ -19,9 +19,9 @@ from benchmarks.gpu.plans import (
     stages_beside,
     whole,
 )
+from benchmarks.gpu.profiled_kernels import OperatorResources
 from benchmarks.gpu.subjects import MODELS
 from benchmarks.gpu.torch_rows import MIX
-from stageloom.edge_agent.utilisation.kernels import OperatorResources
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.importer.pipeline import import_here

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stageloom.edge_agent.executor.onnx_cuda.device import PROFILING
-from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from tests.executor.simulated_streams import SimulatedStream, SimulatedStreams
 
 _ALIGNMENT = 256
 
 
-class SimulatedOrtDevice(SimulatedStreams):
-    """As `OrtDevice`; see the module's text."""
+class SimulatedSessionDevice(SimulatedStreams):
+    """As `SessionDevice`; see the module's text."""
 
     kind = "cpu"
     number = 0
@@ -34,9 +34,6 @@ class SimulatedOrtDevice(SimulatedStreams):
     def every_stream(self) -> Sequence[SimulatedStream]:
         return self._streams
 
-    def stream(self, number: int) -> SimulatedStream:
-        return self._streams[number]
-
     def provider(self, stream: SimulatedStream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
         self.tf32.add(tf32)
         return "CPUExecutionProvider", {}
@@ -47,10 +44,10 @@ class SimulatedOrtDevice(SimulatedStreams):
         super().launch(stream, work)
         self.most_ahead = max(self.most_ahead, sum(len(s.queue) for s in self._streams))
 
-    def copy(self, stream: SimulatedStream, target: int, source: int, nbytes: int) -> None:
+    def copying(self, stream: SimulatedStream, target: int, source: int, nbytes: int) -> Launch:
         for address in (target, source):
             assert self._holds(address, nbytes), "a copy leaves the memory that was allocated"
-        super().launch(stream, lambda: ctypes.memmove(target, source, nbytes))
+        return lambda: ctypes.memmove(target, source, nbytes)
 
     def _holds(self, address: int, nbytes: int) -> bool:
         pieces = [(begin, size) for begin, (_, size) in self._pieces.items()]
@@ -76,13 +73,13 @@ class SimulatedOrtDevice(SimulatedStreams):
         return self._pinned[-1]
 
 
-def simulated(seed: int = 0, *, ignore_waits: int = 0) -> OnnxDeviceExecutor:
+def simulated(seed: int = 0, *, ignore_waits: int = 0) -> OnnxCudaExecutor:
     """`onnx_cuda` without CUDA."""
-    return OnnxDeviceExecutor(SimulatedOrtDevice(seed, ignore_waits=ignore_waits))
+    return OnnxCudaExecutor(SimulatedSessionDevice(seed, ignore_waits=ignore_waits))
 
 
-def device_of(executor: OnnxDeviceExecutor) -> SimulatedOrtDevice:
+def device_of(executor: OnnxCudaExecutor) -> SimulatedSessionDevice:
     """The device behind an executor."""
     device = executor._on
-    assert isinstance(device, SimulatedOrtDevice)
+    assert isinstance(device, SimulatedSessionDevice)
     return device

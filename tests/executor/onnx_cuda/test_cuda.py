@@ -9,16 +9,16 @@ import onnxruntime
 import pytest
 
 from stageloom.edge_agent.executor.onnx_cuda import cuda
-from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
+from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
 from stageloom.shared.errors import ExecutorError
 
 EVENT = SimpleNamespace(handle=0)
-CALLS: dict[str, Callable[[CudaOrtDevice], object]] = {
+CALLS: dict[str, Callable[[CudaSessionDevice], object]] = {
     "cudaEventCreateWithFlags": lambda device: device.record(0),
     "cudaStreamWaitEvent": lambda device: device.wait(0, EVENT),
     "cudaEventSynchronize": lambda device: device.synchronize(EVENT),
     "cudaEventElapsedTime": lambda device: device.elapsed_s(EVENT, EVENT),
-    "cudaMemcpyAsync": lambda device: device.copy(0, 256, 512, 64),
+    "cudaMemcpyAsync": lambda device: device.copying(0, 256, 512, 64)(),
     "cudaLaunchHostFunc": lambda device: device.sleep(0, 1e-3),
     "cudaMalloc": lambda device: device.allocate(100),
     "cudaFree": lambda device: device.free(256),
@@ -36,9 +36,9 @@ def runtime() -> Any:
     return found
 
 
-def _unmade(runtime: Any) -> CudaOrtDevice:
+def _unmade(runtime: Any) -> CudaSessionDevice:
     """A device whose streams were not made."""
-    device = object.__new__(CudaOrtDevice)
+    device = object.__new__(CudaSessionDevice)
     device._cuda = runtime
     device._pause = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
     return device
@@ -78,4 +78,4 @@ def test_why_not_names_the_first_thing_that_is_missing(runtime: Any, monkeypatch
     cause, remedy = why_not()
     assert "cuda-bindings cannot be loaded" in cause and "onnx-gpu" in remedy
     with pytest.raises(ExecutorError, match="executor 'onnx_cuda' cannot run here: cuda-bindings"):
-        CudaOrtDevice()
+        CudaSessionDevice()

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
-from stageloom.edge_agent.executor.on_device.happens_before import launches_before
-from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS
-from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
-from stageloom.edge_agent.executor.onnx_cuda.recipe import NO_ITEM, PlanRecipes
-from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.executor.cuda.memory_plan import launches_before
+from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BufferRole, MemberTensor
+from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS
+from stageloom.edge_agent.executor.executors import make_executor
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
+from stageloom.edge_agent.executor.onnx_cuda.recipe import PlanRecipes, session_keys
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step
@@ -21,7 +22,7 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member, Plan
 from tests.executor.models import artifact_of, random_inputs
-from tests.executor.onnx_cuda.simulated import SimulatedOrtDevice, device_of, simulated
+from tests.executor.onnx_cuda.simulated import SimulatedSessionDevice, device_of, simulated
 from tests.executor.simulated_streams import SimulatedEvent
 from tests.executor.torch.steps import KEY, halves, load, members, run, wrong
 
@@ -35,7 +36,7 @@ def model() -> Artifact:
 
 
 @pytest.fixture
-def executor() -> Iterator[OnnxDeviceExecutor]:
+def executor() -> Iterator[OnnxCudaExecutor]:
     """On a fresh simulated device."""
     made = simulated()
     yield made
@@ -54,7 +55,7 @@ def two_lanes(model: Artifact) -> Plan:
     return plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2)
 
 
-def answers(executor: OnnxDeviceExecutor, steps: StepMaker, model: Artifact, count: int = 3) -> bool:
+def answers(executor: OnnxCudaExecutor, steps: StepMaker, model: Artifact, count: int = 3) -> bool:
     """Run tasks one after another; whether all answers are right."""
     right = True
     for number in range(1, count + 1):
@@ -120,7 +121,7 @@ def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> Non
 
 
 def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
-    executor: OnnxDeviceExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps of many groups are issued and launched before the host waits for anything."""
     steps = StepMaker(KEY, load(executor, streamed_plan(model), [model]))
@@ -145,7 +146,7 @@ def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
     assert waited == [threading.get_ident()] * 2
 
 
-def test_all_steps_are_launched_on_one_thread(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+def test_all_steps_are_launched_on_one_thread(executor: OnnxCudaExecutor, model: Artifact) -> None:
     """A session whose runs come from ever new threads takes ever more memory (onnxruntime issue 29351)."""
     steps = StepMaker(KEY, load(executor, streamed_plan(model), [model]))
     device, threads = device_of(executor), set()
@@ -166,7 +167,7 @@ def test_all_steps_are_launched_on_one_thread(executor: OnnxDeviceExecutor, mode
     assert len(threads) == 1 and threading.get_ident() not in threads
 
 
-def test_delays_hold_up_streams_and_change_nothing(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+def test_delays_hold_up_streams_and_change_nothing(executor: OnnxCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, load(executor, streamed_plan(model), [model]))
     executor.pause = lambda: None
     assert answers(executor, steps, model, 2)
@@ -189,25 +190,26 @@ def test_an_operator_keeps_its_stream_under_every_mask() -> None:
     schedule = random_streams(graph_of(models, cuts, group), random.Random(4))
     recipes = PlanRecipes(bound_of(plan_of(models, cuts, [group], [schedule]), models))
     (full,) = recipes.full
-    home = {(key.artifact, op): key.stream for key in full.keys for op in key.ops}
+    home = {(key.artifact, op): key.stream for key in session_keys(full) for op in key.ops}
     for buckets in ({0: 1}, {1: 1}, {0: 1, 1: 1}):
         recipe = recipes.recipe(0, buckets)
-        assert recipe.keys <= recipes.keys
-        assert all(home[key.artifact, key.ops[0]] == key.stream for key in recipe.keys)
+        keys = session_keys(recipe)
+        assert keys <= recipes.keys
+        assert all(home[key.artifact, key.ops[0]] == key.stream for key in keys)
 
 
 def test_what_shares_the_arena_is_used_up_before_the_other_begins(model: Artifact) -> None:
     (recipe,) = _recipes(model).full
-    before = launches_before(recipe.launches, [1] * len(recipe.launches))
+    before = launches_before(recipe.items, [1] * len(recipe.items))
     graph = model.graph
-    uses: dict[object, set[int]] = {}
-    for index, launch in enumerate(recipe.launches):
-        for value in (*launch.reads, *launch.makes):
-            if not value.in_slot:
-                uses.setdefault(value, set()).add(index)
+    uses: dict[MemberTensor, set[int]] = {}
+    for call in recipe.calls:
+        for value in (*call.reads, *call.makes):
+            if value.role is BufferRole.INNER:
+                uses.setdefault(value, set()).add(call.item)
+    offsets = {value: recipe.layout.offset(value) for value in uses}
     spans = {
-        value: range(offset, offset + graph.tensors[value.tensor].nbytes)
-        for value, offset in recipe.offsets.items()
+        value: range(offset, offset + graph.tensors[value.tensor].nbytes) for value, offset in offsets.items()
     }
     shared = 0
     for one, first in spans.items():
@@ -224,28 +226,31 @@ def test_what_shares_the_arena_is_used_up_before_the_other_begins(model: Artifac
 
 def test_combined_blocks_that_lanes_may_run_at_once_have_streams_of_their_own(model: Artifact) -> None:
     bound = bound_of(two_lanes(model), [model])
-    first, second = PlanRecipes(bound).full
-    assert not set(first.streams) & set(second.streams)
-    assert max(second.streams) < MAX_STREAMS
+    recipes = PlanRecipes(bound)
+    first, second = ({key.stream for key in session_keys(recipe)} for recipe in recipes.full)
+    assert not first & second
+    begins = [recipes.first_stream(combined) for combined in (0, 1)]
+    assert begins[0] in first and abs(begins[1] - begins[0]) >= recipes.width
+    assert max(begins) + recipes.width <= MAX_STREAMS
 
 
 def test_every_launch_is_ordered_after_what_it_reads(model: Artifact) -> None:
     for lanes in (1, 4):
         (recipe,) = _recipes(model, lanes).full
-        before = launches_before(recipe.launches, [1] * len(recipe.launches))
-        made = {value: i for i, launch in enumerate(recipe.launches) for value in launch.makes}
-        for index, launch in enumerate(recipe.launches):
-            assert all(before[index] >> made[value] & 1 for value in launch.reads if value in made)
-            assert index == 0 or before[index] & 1
-        assert before[-1] == (1 << len(recipe.launches) - 1) - 1
-        assert sum(launch.item != NO_ITEM for launch in recipe.launches) == len(recipe.launches) - 2
+        before = launches_before(recipe.items, [1] * len(recipe.items))
+        made = {value: call.item for call in recipe.calls for value in call.makes}
+        for call in recipe.calls:
+            assert all(before[call.item] >> made[value] & 1 for value in call.reads if value in made)
+        assert all(mask & 1 for mask in before[1:])
+        assert before[-1] == (1 << len(recipe.items) - 1) - 1
+        assert sum(group != NO_GROUP for group in recipe.groups) == len(recipe.items) - 2
 
 
 # Memory
 
 
 def test_a_plan_holds_what_it_stated_and_gives_its_memory_back(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     device = device_of(executor)
     plan = streamed_plan(model)
@@ -268,7 +273,7 @@ def test_a_plan_holds_what_it_stated_and_gives_its_memory_back(
 
 
 def test_a_plan_that_does_not_fit_on_the_device_is_refused(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     device_of(executor).free_now = 1 << 16
     with pytest.raises(ExecutorError, match="MiB of device memory"):
@@ -277,10 +282,10 @@ def test_a_plan_that_does_not_fit_on_the_device_is_refused(
 
 
 def test_a_session_that_cannot_be_made_leaves_no_memory_behind(
-    executor: OnnxDeviceExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        SimulatedOrtDevice, "provider", lambda self, stream, tf32: ("NoSuchExecutionProvider", {})
+        SimulatedSessionDevice, "provider", lambda self, stream, tf32: ("NoSuchExecutionProvider", {})
     )
     with pytest.raises(ExecutorError, match="squeezenet"):
         load(executor, streamed_plan(model), [model])
@@ -291,7 +296,7 @@ def test_a_session_that_cannot_be_made_leaves_no_memory_behind(
 
 
 def test_a_session_that_landed_on_the_processor_is_refused(
-    executor: OnnxDeviceExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """onnxruntime replaces a provider that it cannot make by the processor, and only its log says so."""
 
@@ -300,7 +305,7 @@ def test_a_session_that_landed_on_the_processor_is_refused(
             return ["CPUExecutionProvider"]
 
     monkeypatch.setattr(
-        SimulatedOrtDevice, "provider", lambda self, stream, tf32: ("CUDAExecutionProvider", {})
+        SimulatedSessionDevice, "provider", lambda self, stream, tf32: ("CUDAExecutionProvider", {})
     )
     monkeypatch.setattr("onnxruntime.InferenceSession", lambda *args, **kwargs: Landed())
     with pytest.raises(ExecutorError, match="on CPUExecutionProvider instead of CUDAExecutionProvider"):
@@ -349,7 +354,7 @@ def test_tf32_is_used_only_where_the_plan_says_so(model: Artifact) -> None:
     ],
 )
 def test_options_that_are_not_known_are_refused(
-    options: ExecutorOptions, said: str, executor: OnnxDeviceExecutor, model: Artifact
+    options: ExecutorOptions, said: str, executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     with pytest.raises(ExecutorError, match=said):
         load(executor, replace(streamed_plan(model), executor=options), [model])
@@ -360,7 +365,7 @@ def test_options_that_are_not_known_are_refused(
 
 
 def test_a_launch_that_fails_breaks_its_instance_and_nothing_else(
-    executor: OnnxDeviceExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
     steps = StepMaker(KEY, bound)
@@ -368,7 +373,7 @@ def test_a_launch_that_fails_breaks_its_instance_and_nothing_else(
     executor.prepare(first.program)
     with monkeypatch.context() as broken:
         broken.setattr(device_of(executor), "launch", lambda stream, work: 1 / 0)
-        with pytest.raises(ExecutorError, match=r"step 1 failed: division by zero"):
+        with pytest.raises(ExecutorError, match=r"step 1 failed: ZeroDivisionError: division by zero"):
             executor.issue(first, {ONE: [random_inputs(model.graph, 1)]})
             executor.wait(first.id)
     with pytest.raises(ExecutorError, match="lost its tensors"):
@@ -381,7 +386,7 @@ def test_a_launch_that_fails_breaks_its_instance_and_nothing_else(
 
 
 def test_a_program_larger_than_its_plans_memory_is_refused(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     load(executor, streamed_plan(model), [model])
     executor._plans[KEY].memory._room[0] = 0
@@ -390,7 +395,7 @@ def test_a_program_larger_than_its_plans_memory_is_refused(
 
 
 def test_every_item_is_timed_on_its_stream_while_tracing_is_on(
-    executor: OnnxDeviceExecutor, model: Artifact
+    executor: OnnxCudaExecutor, model: Artifact
 ) -> None:
     bound: BoundPlan = load(executor, streamed_plan(model), [model])
     executor.tracing = True
@@ -398,14 +403,13 @@ def test_every_item_is_timed_on_its_stream_while_tracing_is_on(
     executor.prepare(step.program)
     executor.issue(step, {ONE: [random_inputs(model.graph, 1)]})
     result = executor.wait(step.id)
-    assert [group.item for group in result.groups] == list(
-        range(executor._programs[step.program].recipe.items)
-    )
+    groups = set(executor._programs[step.program].recipe.groups) - {NO_GROUP}
+    assert [group.item for group in result.groups] == sorted(groups)
     assert {group.stream for group in result.groups} > {0}
     assert all(result.started_s <= g.started_s <= g.ended_s <= result.ended_s for g in result.groups)
 
 
-def test_outputs_that_a_bucket_leaves_out_never_leave(executor: OnnxDeviceExecutor) -> None:
+def test_outputs_that_a_bucket_leaves_out_never_leave(executor: OnnxCudaExecutor) -> None:
     """Two tasks in a bucket of three: the padding's row is computed and stays behind."""
     model = artifact_of("squeezenet")
     steps = StepMaker(KEY, load(executor, plan_of([model], [()], [members(1)], batch=3), [model]))

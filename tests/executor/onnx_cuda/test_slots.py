@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from tests.executor.onnx_cuda.simulated import simulated
 from tests.executor.test_every_executor import (
     test_an_instance_that_is_dropped_leaves_nothing_behind,
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @pytest.fixture
-def executor() -> Iterator[OnnxDeviceExecutor]:
+def executor() -> Iterator[OnnxCudaExecutor]:
     """On a fresh simulated device."""
     made = simulated()
     yield made

@@ -1,21 +1,23 @@
 """The torch executors that run without a GPU."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 
 from stageloom.edge_agent.executor.torch.builder import Effort
 from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
-from stageloom.edge_agent.executor.torch.executor import TorchExecutor
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
-from tests.executor.torch.simulated import SimulatedDevice
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
+from tests.executor.torch.simulated import SimulatedGraphDevice
+
+TorchExecutor: TypeAlias = TorchCpuExecutor | TorchCudaExecutor
 
 QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=0)
 
 
-def simulated(seed: int = 0, effort: Effort = QUICK) -> TorchGraphExecutor:
+def simulated(seed: int = 0, effort: Effort = QUICK) -> TorchCudaExecutor:
     """The graph executor on a simulated device, measuring next to nothing."""
-    return TorchGraphExecutor(SimulatedDevice(seed), effort=effort)
+    return TorchCudaExecutor(SimulatedGraphDevice(seed), effort=effort)
 
 
 MAKERS: dict[str, Callable[[], TorchExecutor]] = {

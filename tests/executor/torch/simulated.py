@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.torch.device import Launch
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
 from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
 MAX_RUNNING, MAX_PREPARING = 32, 17
@@ -65,7 +64,7 @@ def _as_launched(work: Launch) -> Launch:
     return run
 
 
-class SimulatedDevice(SimulatedStreams):
+class SimulatedGraphDevice(SimulatedStreams):
     """See the module's text. `ignore_waits` and `ignore_captured` leave out every n-th wait between streams,
     outside and inside captures: defects that must be found."""
 
@@ -92,20 +91,8 @@ class SimulatedDevice(SimulatedStreams):
 
     # Streams
 
-    def lane_streams(self, first: int, count: int) -> Sequence[CapturableStream]:
-        assert 0 <= first and first + count <= MAX_RUNNING, "P15: a lane has streams that there are not"
-        return self._running[first : first + count]
-
-    def capture_streams(self, count: int) -> Sequence[CapturableStream]:
-        assert count <= 8
-        return self._preparing[:count]
-
-    def profiling_streams(self, count: int) -> Sequence[CapturableStream]:
-        assert count <= 8
-        return self._preparing[8 : 8 + count]
-
-    def moving_stream(self) -> CapturableStream:
-        return self._preparing[16]
+    def stream(self, number: int) -> CapturableStream:
+        return self.every_stream()[number]
 
     def every_stream(self) -> Sequence[CapturableStream]:
         return self._running + self._preparing

@@ -20,7 +20,6 @@ from benchmarks.contract.schedules import (
 )
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
-from stageloom.edge_agent.executor.torch.executor import TorchExecutor
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
 from stageloom.shared.errors import ExecutorError
@@ -28,6 +27,7 @@ from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member
 from stageloom.shared.schedule import Schedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.torch.conftest import TorchExecutor
 from tests.executor.torch.steps import (
     KEY,
     TOLERANCE,

@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from stageloom.edge_agent.executor.torch.builder import Builder, Effort
-from stageloom.edge_agent.executor.torch.device import Launch
-from stageloom.edge_agent.executor.torch.footprints import block_needs
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
+from stageloom.edge_agent.executor.torch.builder import Effort, ProgramBuilder
+from stageloom.edge_agent.executor.torch.cuda import block_needs
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, KernelChoices
 from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK
-from tests.executor.torch.simulated import SimulatedDevice
+from tests.executor.torch.simulated import SimulatedGraphDevice
 from tests.executor.torch.steps import KEY, load, members, run, wrong
 
 KERNEL, COPY = 0, 1
@@ -79,11 +78,11 @@ def test_a_block_demands_the_largest_of_its_shares() -> None:
     assert BlockNeeds(0, 0, 0).shares(of).demand == 0.0
 
 
-def _measured_order(seed: int, needs: Any) -> tuple[list[float], TorchGraphExecutor]:
+def _measured_order(seed: int, needs: Any) -> tuple[list[float], TorchCudaExecutor]:
     """The measured demands of a program's launches in the order in which they are issued."""
-    device = SimulatedDevice(seed)
+    device = SimulatedGraphDevice(seed)
     device.needs = needs
-    executor = TorchGraphExecutor(device, effort=QUICK)
+    executor = TorchCudaExecutor(device, effort=QUICK)
     model = artifact_of("squeezenet_bypass")
     schedule = random_streams(graph_of([model], [()], members(1)), random.Random(1))
     plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA)
@@ -96,7 +95,7 @@ def _measured_order(seed: int, needs: Any) -> tuple[list[float], TorchGraphExecu
     order = [
         natures[unit.ops[0]].demand
         for _, call in recipe.script
-        if call is not None and (unit := recipe.units[call]) is not None and unit.ops[0] in natures
+        if call is not None and (unit := recipe.kernels[call]) is not None and unit.ops[0] in natures
     ]
     return order, executor
 
@@ -119,11 +118,11 @@ def test_measured_demands_decide_in_which_order_launches_are_issued() -> None:
     assert len({frozenset(one) for one in orders}) == 1, "the same launches"
 
 
-def _natures(executor: TorchGraphExecutor) -> list[Any]:
+def _natures(executor: TorchCudaExecutor) -> list[Any]:
     return list(executor.choices.natures(executor._plans[KEY].lowering(0), 1).values())
 
 
-def _issued(executor: TorchGraphExecutor) -> list[int]:
+def _issued(executor: TorchCudaExecutor) -> list[int]:
     """The launches of the only program, by number, in issue order."""
     (built,) = executor._built.values()
     return [call for _, call in built.program.recipe.script if call is not None]
@@ -145,13 +144,15 @@ def test_a_driver_that_fails_costs_the_order_and_not_the_program(caplog: pytest.
 
 
 def test_the_devices_balance_is_measured_once_for_each_precision() -> None:
-    device = SimulatedDevice(0)
+    device = SimulatedGraphDevice(0)
     quick = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=16)
-    builder = Builder(device, KernelChoices(), quick)
+    builder = ProgramBuilder(device, KernelChoices(), quick)
     first = builder._flop_per_byte(Precision.FP32)
     launches = device.launches
     assert first > 0 and builder._flop_per_byte(Precision.FP32) == first
     assert device.launches == launches, "asked again, nothing is launched"
     builder._flop_per_byte(Precision.FP16)
     assert device.launches > launches
-    assert Builder(device, KernelChoices(), QUICK)._flop_per_byte(Precision.FP32) == USUAL_FLOP_PER_BYTE
+    assert (
+        ProgramBuilder(device, KernelChoices(), QUICK)._flop_per_byte(Precision.FP32) == USUAL_FLOP_PER_BYTE
+    )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from stageloom.edge_agent.executor.torch.builder import Builder
-from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
 from stageloom.shared.artifact import Artifact
@@ -22,7 +22,7 @@ from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
-from tests.executor.torch.simulated import SimulatedDevice
+from tests.executor.torch.simulated import SimulatedGraphDevice
 from tests.executor.torch.steps import KEY, halves, load, members, run, wrong
 
 ONE = InstanceId(1)
@@ -35,27 +35,27 @@ def model() -> Artifact:
 
 
 @pytest.fixture
-def executor() -> Iterator[TorchGraphExecutor]:
+def executor() -> Iterator[TorchCudaExecutor]:
     """On a fresh simulated device."""
     made = simulated()
     yield made
     made.close()
 
 
-def device_of(executor: TorchGraphExecutor) -> SimulatedDevice:
+def device_of(executor: TorchCudaExecutor) -> SimulatedGraphDevice:
     """The simulated device behind an executor."""
     device = executor._on
-    assert isinstance(device, SimulatedDevice)
+    assert isinstance(device, SimulatedGraphDevice)
     return device
 
 
-def streamed(executor: TorchGraphExecutor, model: Artifact, seed: int = 1) -> BoundPlan:
+def streamed(executor: TorchCudaExecutor, model: Artifact, seed: int = 1) -> BoundPlan:
     """The model as one block under a random stream schedule, loaded."""
     schedule = random_streams(graph_of([model], [()], members(1)), random.Random(seed))
     return load(executor, plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA), [model])
 
 
-def answer(executor: TorchGraphExecutor, steps: StepMaker, model: Artifact, number: int) -> bool:
+def answer(executor: TorchCudaExecutor, steps: StepMaker, model: Artifact, number: int) -> bool:
     """Run one task; whether its answer is right."""
     inputs = random_inputs(model.graph, number)
     instance = InstanceId(number)
@@ -78,7 +78,7 @@ def test_a_wait_that_is_left_out_inside_a_graph_is_caught(model: Artifact) -> No
     """The simulation is not blind: without every fifth wait answers are wrong, or a capture does not join."""
     caught = 0
     for seed in range(3):
-        executor = TorchGraphExecutor(SimulatedDevice(seed, ignore_captured=5), effort=QUICK)
+        executor = TorchCudaExecutor(SimulatedGraphDevice(seed, ignore_captured=5), effort=QUICK)
         try:
             steps = StepMaker(KEY, streamed(executor, model, seed))
             caught += not all(answer(executor, steps, model, number) for number in range(1, 4))
@@ -88,9 +88,9 @@ def test_a_wait_that_is_left_out_inside_a_graph_is_caught(model: Artifact) -> No
     assert caught >= 2
 
 
-def _across_lanes(device: SimulatedDevice, model: Artifact) -> bool:
+def _across_lanes(device: SimulatedGraphDevice, model: Artifact) -> bool:
     """Block 0 on lane 0, block 1 on lane 1, four instances issued ahead; whether all answers are right."""
-    executor = TorchGraphExecutor(device, effort=QUICK)
+    executor = TorchCudaExecutor(device, effort=QUICK)
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
     steps = StepMaker(KEY, bound)
     inputs = {InstanceId(i): random_inputs(model.graph, i) for i in range(1, 5)}
@@ -114,16 +114,14 @@ def _across_lanes(device: SimulatedDevice, model: Artifact) -> bool:
 
 
 def test_steps_of_two_lanes_are_ordered_by_events_alone(model: Artifact) -> None:
-    assert all(_across_lanes(SimulatedDevice(seed), model) for seed in range(2))
+    assert all(_across_lanes(SimulatedGraphDevice(seed), model) for seed in range(2))
 
 
 def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> None:
-    assert not all(_across_lanes(SimulatedDevice(seed, ignore_waits=2), model) for seed in range(2))
+    assert not all(_across_lanes(SimulatedGraphDevice(seed, ignore_waits=2), model) for seed in range(2))
 
 
-def test_p13_steps_are_issued_before_the_last_has_ended(
-    executor: TorchGraphExecutor, model: Artifact
-) -> None:
+def test_p13_steps_are_issued_before_the_last_has_ended(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
     executor.prepare(issued[0].program)
@@ -139,7 +137,7 @@ def test_p13_steps_are_issued_before_the_last_has_ended(
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_p2_programs_that_may_run_at_once_have_pools_and_arenas_of_their_own(
-    lanes: int, executor: TorchGraphExecutor, model: Artifact
+    lanes: int, executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     groups = [[m] for m in members(2)]
     bound = load(executor, plan_of([model], [halves(model)], groups, lanes=lanes), [model])
@@ -153,7 +151,7 @@ def test_p2_programs_that_may_run_at_once_have_pools_and_arenas_of_their_own(
 
 
 def test_p14_a_program_built_while_its_plan_serves_leaves_the_slots_alone(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     """1. An instance stands before block 1. 2. A program for both blocks is built. 3. Block 1 runs."""
     bound = load(executor, plan_of([model], [halves(model)], [members(2)]), [model])
@@ -179,7 +177,7 @@ def test_p11_a_program_is_replayed_once_before_its_plan_serves(model: Artifact) 
 
 
 def test_a_plan_that_does_not_fit_on_the_device_is_refused(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     device_of(executor).free_now = 1 << 16
     with pytest.raises(ExecutorError, match="MiB of device memory"):
@@ -190,7 +188,7 @@ def test_a_plan_that_does_not_fit_on_the_device_is_refused(
 def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_one(
     model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
-    executor = TorchGraphExecutor(SimulatedDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
     steps = StepMaker(KEY, bound)
     inputs = random_inputs(model.graph, 1)
@@ -211,7 +209,7 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
 
 def test_a_program_whose_pool_lost_its_last_graph_is_captured_again_in_another(model: Artifact) -> None:
     """With two lanes each combined block has a pool of its own; torch captures into none without a graph."""
-    executor = TorchGraphExecutor(SimulatedDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
     steps = StepMaker(KEY, bound)
     programs = [steps.step(block, {0: (ONE, 1)}, after=[]).program for block in (0, 1, 0)]
@@ -223,19 +221,19 @@ def test_a_program_whose_pool_lost_its_last_graph_is_captured_again_in_another(m
 
 
 def test_after_a_capture_that_failed_the_next_one_has_another_pool(
-    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools: list[object] = []
-    capture = SimulatedDevice.capture
+    capture = SimulatedGraphDevice.capture
 
-    def first_fails(self: SimulatedDevice, pool: object, *arguments: Any) -> Any:
+    def first_fails(self: SimulatedGraphDevice, pool: object, *arguments: Any) -> Any:
         if pool in executor._pools.values():  # not one of those in which kernels are measured
             pools.append(pool)
         if len(pools) == 1:
             raise RuntimeError("operation failed due to a previous error during capture")
         return capture(self, pool, *arguments)
 
-    monkeypatch.setattr(SimulatedDevice, "capture", first_fails)
+    monkeypatch.setattr(SimulatedGraphDevice, "capture", first_fails)
     steps = StepMaker(KEY, streamed(executor, model))
     program = steps.step(0, {0: (ONE, 1)}).program
     with pytest.raises(ExecutorError, match=r"cannot be built: .* during capture"):
@@ -267,7 +265,7 @@ def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> Non
 
 
 def test_what_waits_for_the_host_is_not_captured(
-    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied = KernelChoices.applied
 
@@ -284,8 +282,8 @@ def test_what_waits_for_the_host_is_not_captured(
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_p12_the_faster_form_is_kept(in_turn: bool, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Builder, "_compare", lambda self, graphs: [1.0, 0.9 if in_turn else 1.1])
-    executor = TorchGraphExecutor(SimulatedDevice(0), effort=replace(QUICK, form_rounds=1))
+    monkeypatch.setattr(ProgramBuilder, "_compare", lambda self, graphs: [1.0, 0.9 if in_turn else 1.1])
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, form_rounds=1))
     steps = StepMaker(KEY, streamed(executor, model))
     assert answer(executor, steps, model, 1)
     (built,) = executor._built.values()
@@ -295,14 +293,14 @@ def test_p12_the_faster_form_is_kept(in_turn: bool, model: Artifact, monkeypatch
 
 
 def test_the_two_forms_are_measured_on_memory_of_their_own(model: Artifact) -> None:
-    executor = TorchGraphExecutor(SimulatedDevice(0), effort=replace(QUICK, form_rounds=2))
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, form_rounds=2))
     steps = StepMaker(KEY, streamed(executor, model))
     assert answer(executor, steps, model, 1)
     executor.close()
 
 
 def test_p8_plans_with_and_without_tf32_are_not_loaded_at_once(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     plan = plan_of([model], [()], [members(1)])
     load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model], PlanKey(1))
@@ -314,7 +312,7 @@ def test_p8_plans_with_and_without_tf32_are_not_loaded_at_once(
     assert device_of(executor).tf32 is False
 
 
-def test_threads_inside_an_operator_are_refused(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_threads_inside_an_operator_are_refused(executor: TorchCudaExecutor, model: Artifact) -> None:
     plan = plan_of([model], [()], [members(1)])
     with pytest.raises(ExecutorError, match="no threads inside an operator"):
         load(executor, replace(plan, executor=ExecutorOptions(intra_op_threads=2)), [model])
@@ -324,7 +322,7 @@ def test_threads_inside_an_operator_are_refused(executor: TorchGraphExecutor, mo
 
 
 def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
-    executor: TorchGraphExecutor, model: Artifact
+    executor: TorchCudaExecutor, model: Artifact
 ) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     executor.tracing = True
@@ -343,7 +341,7 @@ def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
     assert traced[1] < 5 < traced[0]
 
 
-def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     executor.tracing = True
     for _ in range(2):  # the second time the traced graph is there
@@ -357,7 +355,7 @@ def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchGraphExecu
             assert min(g.started_s for g in result.groups) >= result.started_s
 
 
-def test_delays_hold_up_streams_and_change_nothing(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_delays_hold_up_streams_and_change_nothing(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     inputs = random_inputs(model.graph, 1)
     rng = random.Random(1)
@@ -372,7 +370,7 @@ def test_delays_hold_up_streams_and_change_nothing(executor: TorchGraphExecutor,
 
 
 def test_an_instance_of_a_step_that_failed_on_the_device_is_lost(
-    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Two blocks are issued ahead. 2. The device fails in the first. 3. Neither gives a result."""
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
@@ -397,7 +395,7 @@ def test_an_instance_of_a_step_that_failed_on_the_device_is_lost(
     executor.drop(ONE)
 
 
-def test_programs_are_built_on_one_thread(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_programs_are_built_on_one_thread(executor: TorchCudaExecutor, model: Artifact) -> None:
     """P6: cudnn remembers what it found per thread."""
     bound = load(executor, plan_of([model], [halves(model)], [[Member(0, 0, b)] for b in (0, 1)]), [model])
     steps = StepMaker(KEY, bound)
@@ -406,7 +404,7 @@ def test_programs_are_built_on_one_thread(executor: TorchGraphExecutor, model: A
     assert len(device_of(executor).capturers) == 1
 
 
-def test_a_program_is_prepared_once(executor: TorchGraphExecutor, model: Artifact) -> None:
+def test_a_program_is_prepared_once(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     program: ProgramKey = steps.step(0, {0: (ONE, 1)}).program
     executor.prepare(program)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stageloom.edge_agent.executor.torch.issue_order import Nature, issue_order
+from stageloom.edge_agent.executor.cuda.streams import Nature, issue_order
 from stageloom.shared.launch_list import Item
 from tests.executor.torch.lists import random_items
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stageloom.edge_agent.executor.torch.issue_order import Nature
+from benchmarks.gpu.profiled_kernels import Kernel, Rates, operator_resources
+from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.edge_agent.executor.torch.kernels import Instruments, KernelChoices, is_memory_bound
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
-from stageloom.edge_agent.utilisation.kernels import Kernel, Rates, operator_resources
 from tests.executor.models import artifact_of
 
 

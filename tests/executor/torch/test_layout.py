@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from stageloom.edge_agent.executor.torch.graph_cache import GraphCache
-from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
+from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
+from stageloom.edge_agent.executor.torch.executor import GraphCache
 from stageloom.shared.launch_list import Item
 
 K = 1024
 
 
-def _forms(names: str, channels: int = 4) -> dict[str, Form]:
-    return {name: Form((1, channels, 8, 8), (), K) for name in names}
+def _forms(names: str, channels: int = 4) -> dict[str, TensorForm]:
+    return {name: TensorForm((1, channels, 8, 8), (), K) for name in names}
 
 
 def _items(*streams: int) -> list[Item]:
@@ -22,12 +22,12 @@ def _items(*streams: int) -> list[Item]:
 def test_what_only_a_concatenation_reads_lies_in_its_place_there() -> None:
     """a and b are made and joined as c; d is made from c."""
     calls = [
-        Call(0, Kind.KERNEL, ("x",), ("a",)),
-        Call(0, Kind.KERNEL, ("x",), ("b",)),
-        Call(0, Kind.CONCAT, ("a", "b"), ("c",), 1),
-        Call(0, Kind.KERNEL, ("c",), ("d",)),
+        Call(0, CallKind.KERNEL, ("x",), ("a",)),
+        Call(0, CallKind.KERNEL, ("x",), ("b",)),
+        Call(0, CallKind.CONCAT, ("a", "b"), ("c",), 1),
+        Call(0, CallKind.KERNEL, ("c",), ("d",)),
     ]
-    forms = {**_forms("xabd"), "c": Form((1, 8, 8, 8), (), 2 * K)}
+    forms = {**_forms("xabd"), "c": TensorForm((1, 8, 8, 8), (), 2 * K)}
     found = lay_out(_items(0), calls, {"x"}, forms)
     assert {name: (s.of, s.start) for name, s in found.slices.items()} == {"a": ("c", 0), "b": ("c", 4)}
     assert set(found.pieces) == {"c", "d"}
@@ -36,13 +36,17 @@ def test_what_only_a_concatenation_reads_lies_in_its_place_there() -> None:
 
 def test_a_concatenation_of_concatenations_nests() -> None:
     calls = [
-        Call(0, Kind.KERNEL, ("x",), ("a",)),
-        Call(0, Kind.KERNEL, ("x",), ("b",)),
-        Call(0, Kind.CONCAT, ("a", "b"), ("c",), 1),
-        Call(0, Kind.KERNEL, ("x",), ("e",)),
-        Call(0, Kind.CONCAT, ("c", "e"), ("f",), 1),
+        Call(0, CallKind.KERNEL, ("x",), ("a",)),
+        Call(0, CallKind.KERNEL, ("x",), ("b",)),
+        Call(0, CallKind.CONCAT, ("a", "b"), ("c",), 1),
+        Call(0, CallKind.KERNEL, ("x",), ("e",)),
+        Call(0, CallKind.CONCAT, ("c", "e"), ("f",), 1),
     ]
-    forms = {**_forms("xabe"), "c": Form((1, 8, 8, 8), (), 2 * K), "f": Form((1, 12, 8, 8), (), 3 * K)}
+    forms = {
+        **_forms("xabe"),
+        "c": TensorForm((1, 8, 8, 8), (), 2 * K),
+        "f": TensorForm((1, 12, 8, 8), (), 3 * K),
+    }
     found = lay_out(_items(0), calls, {"x"}, forms)
     assert {name: (s.of, s.start) for name, s in found.slices.items()} == {
         "a": ("c", 0),
@@ -56,19 +60,19 @@ def test_a_concatenation_of_concatenations_nests() -> None:
 @pytest.mark.parametrize("why", ["read elsewhere", "at a border", "joined twice", "a view"])
 def test_what_something_else_needs_is_copied(why: str) -> None:
     calls = [
-        Call(0, Kind.KERNEL, ("x",), ("a",)),
-        Call(0, Kind.KERNEL, ("x",), ("b",)),
+        Call(0, CallKind.KERNEL, ("x",), ("a",)),
+        Call(0, CallKind.KERNEL, ("x",), ("b",)),
     ]
     borders = {"x"}
     if why == "read elsewhere":
-        calls.append(Call(0, Kind.KERNEL, ("a",), ("d",)))
+        calls.append(Call(0, CallKind.KERNEL, ("a",), ("d",)))
     if why == "at a border":
         borders.add("a")
     if why == "a view":
-        calls[0] = Call(0, Kind.VIEW, ("x",), ("a",))
+        calls[0] = Call(0, CallKind.VIEW, ("x",), ("a",))
     reads = ("a", "a", "b") if why == "joined twice" else ("a", "b")
-    calls.append(Call(0, Kind.CONCAT, reads, ("c",), 1))
-    forms = {**_forms("xabd"), "c": Form((1, 12, 8, 8), (), 3 * K)}
+    calls.append(Call(0, CallKind.CONCAT, reads, ("c",), 1))
+    forms = {**_forms("xabd"), "c": TensorForm((1, 12, 8, 8), (), 3 * K)}
     found = lay_out(_items(0), calls, borders, forms)
     assert set(found.slices) == {"b"}
 
@@ -76,10 +80,10 @@ def test_what_something_else_needs_is_copied(why: str) -> None:
 def test_a_view_keeps_what_it_views_alive() -> None:
     """v views a; b is made while v is still to be read, so it must not lie where a does."""
     calls = [
-        Call(0, Kind.KERNEL, ("x",), ("a",)),
-        Call(0, Kind.VIEW, ("a",), ("v",)),
-        Call(0, Kind.KERNEL, ("x",), ("b",)),
-        Call(0, Kind.KERNEL, ("v", "b"), ("c",)),
+        Call(0, CallKind.KERNEL, ("x",), ("a",)),
+        Call(0, CallKind.VIEW, ("a",), ("v",)),
+        Call(0, CallKind.KERNEL, ("x",), ("b",)),
+        Call(0, CallKind.KERNEL, ("v", "b"), ("c",)),
     ]
     found = lay_out(_items(0), calls, {"x", "c"}, _forms("xabc"))
     assert set(found.pieces) == {"a", "b"}
@@ -90,13 +94,13 @@ def test_branches_written_into_one_result_keep_it_alive_from_the_first_on() -> N
     """The joined tensor is written on two streams; nothing of either stream may lie in it meanwhile."""
     items = [Item(0, (0,), 0, (), 0), Item(0, (1,), 1, (), 0), Item(0, (2,), 0, (1,), 1)]
     calls = [
-        Call(0, Kind.KERNEL, ("x",), ("p",)),
-        Call(0, Kind.KERNEL, ("p",), ("a",)),
-        Call(1, Kind.KERNEL, ("x",), ("q",)),
-        Call(1, Kind.KERNEL, ("q",), ("b",)),
-        Call(2, Kind.CONCAT, ("a", "b"), ("c",), 1),
+        Call(0, CallKind.KERNEL, ("x",), ("p",)),
+        Call(0, CallKind.KERNEL, ("p",), ("a",)),
+        Call(1, CallKind.KERNEL, ("x",), ("q",)),
+        Call(1, CallKind.KERNEL, ("q",), ("b",)),
+        Call(2, CallKind.CONCAT, ("a", "b"), ("c",), 1),
     ]
-    forms = {**_forms("xpqab"), "c": Form((1, 8, 8, 8), (), 2 * K)}
+    forms = {**_forms("xpqab"), "c": TensorForm((1, 8, 8, 8), (), 2 * K)}
     found = lay_out(items, calls, {"x"}, forms)
     assert set(found.slices) == {"a", "b"}
     assert found.plan.nbytes == 4 * K

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from stageloom.edge_agent.executor.on_device.happens_before import launches_before
-from stageloom.edge_agent.executor.on_device.memory_plan import (
+from stageloom.edge_agent.executor.cuda.memory_plan import (
     ALIGNMENT_BYTES,
     Lifetime,
     MemoryPlan,
+    launches_before,
     masks_to_hold,
     plan_memory,
     shared_wrongly,

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from stageloom.edge_agent.executor.on_device.happens_before import items_before
-from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.cuda.memory_plan import items_before
+from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS, fold_streams, streams_per_lane
 from stageloom.shared.launch_list import Item
 from stageloom.shared.plan import MAX_LANES
 from tests.executor.torch.lists import random_items

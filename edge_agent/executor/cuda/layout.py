@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from stageloom.edge_agent.executor.on_device.happens_before import Ordered, launches_before
-from stageloom.edge_agent.executor.on_device.memory_plan import (
+from stageloom.edge_agent.executor.cuda.memory_plan import (
     Lifetime,
     MemoryPlan,
+    launches_before,
     plan_memory,
     shared_wrongly,
 )
+from stageloom.shared.launch_list import Item
 
 V = TypeVar("V", bound=Hashable)
 """How the caller names a tensor."""
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """What matters of a call for where tensors lie."""
 
     KERNEL = "kernel"  # writes its results into memory that it is given
@@ -36,7 +37,7 @@ class Call(Generic[V]):
     """One operator, or one copy, of an item."""
 
     item: int
-    kind: Kind
+    kind: CallKind
     reads: tuple[V, ...]  # repeats are possible
     makes: tuple[V, ...]
     axis: int = 0  # of a concatenation
@@ -52,16 +53,20 @@ class Slice(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout(Generic[V]):
+class MemoryLayout(Generic[V]):
     """A value is in `slices`, in `pieces`, in a border's buffer, or a view of one that is."""
 
     slices: Mapping[V, Slice[V]]
     pieces: Mapping[V, int]  # its index in `plan.offsets`
     plan: MemoryPlan
 
+    def offset(self, value: V) -> int:
+        """Where a value that has a piece of its own begins in the arena, in bytes."""
+        return self.plan.offsets[self.pieces[value]]
+
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
     """What a value that is not a view looks like in memory."""
 
     shape: tuple[int, ...]
@@ -70,13 +75,13 @@ class Form:
 
 
 def lay_out(
-    items: Sequence[Ordered],
+    items: Sequence[Item],
     calls: Sequence[Call[V]],
     borders: Collection[V],
-    forms: Mapping[V, Form],
+    forms: Mapping[V, TensorForm],
     *,
     concat_in_place: bool = True,
-) -> Layout[V]:
+) -> MemoryLayout[V]:
     """Place what the calls make; `borders` are the values that have buffers of their own.
 
     Calls are ordered by item, and within an item as they run. `forms` holds at least every value that a
@@ -96,22 +101,24 @@ def lay_out(
     before = launches_before(items, counts)
     plan = plan_memory(lifetimes, before)
     assert shared_wrongly(plan, lifetimes, before) is None
-    return Layout(slices, pieces, plan)
+    return MemoryLayout(slices, pieces, plan)
 
 
-def _slices(calls: Sequence[Call[V]], borders: Collection[V], forms: Mapping[V, Form]) -> dict[V, Slice[V]]:
+def _slices(
+    calls: Sequence[Call[V]], borders: Collection[V], forms: Mapping[V, TensorForm]
+) -> dict[V, Slice[V]]:
     """What can be written into its place in a concatenation: made here, and read by nothing else."""
     readers: dict[V, int] = defaultdict(int)
     viewed: set[V] = set()
     for call in calls:
         for value in call.reads:
             readers[value] += 1
-        if call.kind is Kind.VIEW:
+        if call.kind is CallKind.VIEW:
             viewed.update(call.makes)
     made = {value for call in calls for value in call.makes}
     slices: dict[V, Slice[V]] = {}
     for call in calls:
-        if call.kind is not Kind.CONCAT:
+        if call.kind is not CallKind.CONCAT:
             continue
         (joined,) = call.makes
         start = 0
@@ -122,7 +129,7 @@ def _slices(calls: Sequence[Call[V]], borders: Collection[V], forms: Mapping[V, 
     return slices
 
 
-def _extent(value: V, call: Call[V], forms: Mapping[V, Form]) -> int:
+def _extent(value: V, call: Call[V], forms: Mapping[V, TensorForm]) -> int:
     return forms[value].shape[call.axis]
 
 
@@ -130,7 +137,7 @@ def _roots(calls: Sequence[Call[V]], slices: Mapping[V, Slice[V]], borders: Coll
     """Per value the one whose memory it lies in."""
     viewed: dict[V, V] = {}
     for call in calls:
-        if call.kind is Kind.VIEW:
+        if call.kind is CallKind.VIEW:
             viewed.update(dict.fromkeys(call.makes, call.reads[0]))
     roots: dict[V, V] = {}
 

@@ -4,25 +4,23 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
-from stageloom.edge_agent.executor.streams import StreamPool, _Run, assign
+from stageloom.edge_agent.executor.threads import StreamPool, _Run, assign
+from stageloom.shared.launch_list import Item
 
 
-@dataclass(frozen=True)
-class _Item:
-    stream: int
-    waits: tuple[int, ...]
+def _item(stream: int, waits: tuple[int, ...]) -> Item:
+    return Item(0, (0,), stream, waits, 0)
 
 
-def _random_items(rng: random.Random, count: int, streams: int) -> list[_Item]:
-    items: list[_Item] = []
+def _random_items(rng: random.Random, count: int, streams: int) -> list[Item]:
+    items: list[Item] = []
     for index in range(count):
         stream = rng.randrange(streams) * 3  # streams need not be dense
         others = [i for i in range(index) if items[i].stream != stream]
-        items.append(_Item(stream, tuple(sorted(rng.sample(others, min(len(others), rng.randint(0, 3)))))))
+        items.append(_item(stream, tuple(sorted(rng.sample(others, min(len(others), rng.randint(0, 3)))))))
     return items
 
 
@@ -57,7 +55,7 @@ def test_two_groups_run_side_by_side_the_first_on_the_callers_thread() -> None:
         both.wait()
 
     try:
-        pool.run(assign([_Item(0, ()), _Item(1, ())], 2), note)
+        pool.run(assign([_item(0, ()), _item(1, ())], 2), note)
     finally:
         pool.close()
     assert names[0] == threading.get_ident() != names[1]
@@ -68,7 +66,7 @@ def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None
     pool = StreamPool()
     pool.grow(1)
     busy, release = threading.Event(), threading.Event()
-    plan = assign([_Item(0, ()), _Item(1, ())], 2)
+    plan = assign([_item(0, ()), _item(1, ())], 2)
     caller = threading.get_ident()
 
     def hold(item: int) -> None:
@@ -94,7 +92,7 @@ def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
     now_s = 0.0
     pool = StreamPool(cores=2, clock=lambda: now_s)
     pool.grow(1)
-    plan = assign([_Item(0, ()), _Item(1, ())], 2)
+    plan = assign([_item(0, ()), _item(1, ())], 2)
     names: list[int] = []
     both = threading.Barrier(2, timeout=30.0)
 
@@ -145,7 +143,7 @@ def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
             begun.set()
             assert _until(lambda: run.asleep)
 
-    plan = assign([_Item(0, ()), _Item(1, ()), _Item(0, (0, 1))], 2)
+    plan = assign([_item(0, ()), _item(1, ()), _item(0, (0, 1))], 2)
     run = _Run(plan, body, pool)
     try:
         run.lead()
@@ -165,13 +163,13 @@ def _until(condition: Callable[[], bool]) -> bool:
 
 def test_without_helpers_a_run_ends_all_the_same() -> None:
     ran: list[int] = []
-    StreamPool().run(assign([_Item(0, ()), _Item(1, ()), _Item(2, (0, 1))], 3), ran.append)
+    StreamPool().run(assign([_item(0, ()), _item(1, ()), _item(2, (0, 1))], 3), ran.append)
     assert ran == [0, 1, 2]
 
 
 @pytest.mark.parametrize("broken", range(4))
 def test_an_error_on_any_thread_reaches_the_caller_and_blocks_nobody(broken: int) -> None:
-    items = [_Item(0, ()), _Item(1, ()), _Item(0, (1,)), _Item(1, (2,))]
+    items = [_item(0, ()), _item(1, ()), _item(0, (1,)), _item(1, (2,))]
     pool = StreamPool()
     pool.grow(1)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Multiprocessor
 from stageloom.shared.graph import Graph
 from stageloom.shared.search.streams import OperatorProfile
 
@@ -21,7 +22,6 @@ OPERATOR_PREFIX: Final = "stageloom.op."
 """An annotation's name is this and the operator's number."""
 
 _LAUNCHERS: Final = frozenset({"cuda_runtime", "cuda_driver"})
-_BLOCK_RESERVES_BYTES: Final = 1024  # of shared memory, by the system, since compute capability 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +37,6 @@ class Kernel:
     shared_bytes: int = 0  # per block
     threads: int = 0  # per block
     blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Multiprocessor:
-    """What the blocks on one multiprocessor share."""
-
-    registers: int = 65_536
-    shared_bytes: int = 233_472
-    threads: int = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class BlockNeeds:
-    """What one block of threads of a kernel takes of a multiprocessor."""
-
-    registers: int  # per thread
-    shared_bytes: int
-    threads: int
-
-    def shares(self, of: Multiprocessor) -> OperatorProfile:
-        """As shares of what a multiprocessor has."""
-        reserved = _BLOCK_RESERVES_BYTES if self.threads else 0
-        return OperatorProfile(
-            shared_memory=(self.shared_bytes + reserved) / of.shared_bytes,
-            threads=self.threads / of.threads,
-            registers=self.registers * self.threads / of.registers,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,60 @@
 """Static memory: an offset in one arena for every tensor that a program makes and uses up itself.
 
 Two tensors share bytes only if every launch that touches one has ended before any that touches the other
-begins, by the launch list's own order. A caching allocator proves less: it hands a freed block to the next
-caller on the block's stream, whatever another stream still reads from it.
+begins. The launch list orders two launches if a chain of waits and of places on one stream leads from one to
+the other; that the first is likely to end earlier is no order, since streams run at their own pace. A
+caching allocator proves less: it hands a freed block to the next caller on the block's stream, whatever
+another stream still reads from it.
 
-Largest first into the lowest gap that fits, O(tensors^2). Greedy by size, as in Pisarchyk and Lee 2020,
-"Efficient Memory Management for Deep Neural Net Inference", section 5.2, with their interval overlap
-replaced by the proof above.
+Tensors are placed by size, the largest first, into the lowest gap that fits, O(tensors^2). Greedy by size, as
+in Pisarchyk and Lee 2020, "Efficient Memory Management for Deep Neural Net Inference", section 5.2, with
+their interval overlap replaced by the proof above.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageloom.shared.bitmask import bits
+from stageloom.shared.launch_list import Item
 
 ALIGNMENT_BYTES = 256
 """What cudaMalloc guarantees, and more than any kernel's vector loads need."""
 
-
 _MEMBERS_WITH_ALL_MASKS = 4
+
+
+def items_before(items: Sequence[Item]) -> tuple[int, ...]:
+    """Per item the mask of items that have ended when it begins. [num_items]"""
+    last: dict[int, int] = {}  # per stream its latest item
+    masks: list[int] = []
+    for index, item in enumerate(items):
+        mask = 0
+        direct = item.waits if item.stream not in last else (*item.waits, last[item.stream])
+        for before in direct:
+            mask |= masks[before] | 1 << before
+        masks.append(mask)
+        last[item.stream] = index
+    return tuple(masks)
+
+
+def launches_before(items: Sequence[Item], counts: Sequence[int]) -> tuple[int, ...]:
+    """Per launch the mask of launches that have ended when it begins. [num_launches]
+
+    Item i makes `counts[i]` launches, one after another; they are numbered item by item.
+    """
+    starts = [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+    whole = [(1 << starts[i + 1]) - (1 << starts[i]) for i in range(len(items))]
+    masks: list[int] = []
+    for index, mask in enumerate(items_before(items)):
+        ended = 0
+        for before in bits(mask):
+            ended |= whole[before]
+        for _ in range(counts[index]):
+            masks.append(ended)
+            ended |= 1 << len(masks) - 1
+    return tuple(masks)
 
 
 def masks_to_hold(members: int) -> tuple[int, ...]:
@@ -51,7 +87,7 @@ class MemoryPlan:
 
 
 def plan_memory(pieces: Sequence[Lifetime], before: Sequence[int]) -> MemoryPlan:
-    """Place every piece; `before` is `happens_before.launches_before`. [num_pieces]"""
+    """Place every piece; `before` is `launches_before`. [num_pieces]"""
     spans = [_Span(piece, before) for piece in pieces]
     order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].nbytes, index))
     offsets = [0] * len(pieces)
@@ -78,16 +114,16 @@ def shared_wrongly(
     Written from the definition and not from the planner, so that neither hides the other's mistake.
     """
     by_offset = sorted(range(len(pieces)), key=lambda index: plan.offsets[index])
-    for at, one in enumerate(by_offset):
-        end = plan.offsets[one] + pieces[one].nbytes
+    for at, piece in enumerate(by_offset):
+        end = plan.offsets[piece] + pieces[piece].nbytes
         for other in by_offset[at + 1 :]:
             if plan.offsets[other] >= end:
                 break
             if pieces[other].nbytes and not (
-                _all_before(pieces[one].uses, pieces[other].uses, before)
-                or _all_before(pieces[other].uses, pieces[one].uses, before)
+                _all_before(pieces[piece].uses, pieces[other].uses, before)
+                or _all_before(pieces[other].uses, pieces[piece].uses, before)
             ):
-                return (min(one, other), max(one, other))
+                return (min(piece, other), max(piece, other))
     return None
 
 

@@ -1,9 +1,13 @@
 """Time for measurements on a device that serves: only while nothing waits, and not for ever."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
+
+import numpy as np
+
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime
 
 _POLL_S: Final = 0.005
 
@@ -60,3 +64,23 @@ class IdleTime:
     def undisturbed(self) -> bool:
         """Nothing has come since the moment was handed out."""
         return self._idle()
+
+
+def summary(taken_s: Sequence[float]) -> OperatorTime:
+    """Of at least one run; the spread is half the distance of the 16th and the 84th percentile."""
+    low, middle, high = (float(at) * 1e6 for at in np.percentile(taken_s, (16, 50, 84)))
+    return OperatorTime(middle, (high - low) / 2, len(taken_s))
+
+
+def time_repeats(lap: Callable[[], float], repeats: int, moments: IdleTime) -> OperatorTime:
+    """Time of an operator from runs in idle moments; `lap` gives the seconds of one run.
+
+    A run during which a task came is left out. NOT_TIMED where the time was up before the first.
+    """
+    taken_s: list[float] = []
+    while len(taken_s) < repeats and moments.wait():
+        with moments.spend():
+            took_s = lap()
+        if moments.undisturbed:
+            taken_s.append(took_s)
+    return summary(taken_s) if taken_s else NOT_TIMED

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.utilisation.kernels import (
+from benchmarks.gpu.profiled_kernels import (
     Kernel,
-    Multiprocessor,
     OperatorResources,
     Rates,
     busy_share,
@@ -19,13 +18,14 @@ from stageloom.edge_agent.utilisation.kernels import (
     operator_resources,
     union_us,
 )
+from stageloom.edge_agent.executor.cuda.device import Multiprocessor
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.graph import Graph, Operator, Tensor
 from stageloom.shared.ids import TensorId
 from stageloom.shared.search.streams import OperatorProfile, launch_order
 
 TRACE: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data/profiler_trace.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "data/profiler_trace.json").read_text(encoding="utf-8")
 )
 
 

@@ -1,0 +1,210 @@
+"""What a program does, before it has memory: calls on streams, where their tensors lie, in which order they
+are issued. Bound to memory it is a program, and `issue_program` puts that on the streams of a device.
+
+A recipe is made of a combined block under one mask. A kernel provider decides what a call runs: a session of
+onnxruntime, or a unit of a model lowered to torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from stageloom.edge_agent.executor.cuda.device import Event, Launch, Stream, StreamDevice
+from stageloom.edge_agent.executor.cuda.layout import Call, MemoryLayout
+from stageloom.edge_agent.executor.threads import Threading, assign
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import Block
+from stageloom.shared.bound import BoundCombined, BoundModel
+from stageloom.shared.ids import TensorId
+from stageloom.shared.launch_list import Item, LaunchList
+from stageloom.shared.plan import Member
+
+KernelT = TypeVar("KernelT")
+"""What a provider runs in one call."""
+
+NO_GROUP = -1
+"""The items before and after all others come from no item of the schedule's launch list."""
+
+
+class BufferRole(IntEnum):
+    """Which of a tensor's buffers is meant."""
+
+    INNER = 0  # made and used up inside the block: in the arena
+    HOME = 1  # in its slot
+    ASIDE = 2  # made for a slot that another member of the step still reads
+    LANDING = 3  # an input as it arrived
+    ANSWER = 4  # an output as it leaves
+
+
+class MemberTensor(NamedTuple):
+    """A tensor of an active member, in one of its buffers."""
+
+    position: int
+    tensor: TensorId
+    role: BufferRole = BufferRole.INNER
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One active member at its batch."""
+
+    position: int
+    member: Member
+    model: BoundModel
+    batch: int
+
+    @property
+    def block(self) -> Block:
+        return self.model.blocks[self.member.block]
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the model's last block."""
+        return self.member.block + 1 == len(self.model.blocks)
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[KernelT]):
+    """Calls without memory. The first item begins and the last one ends everything, on stream 0."""
+
+    combined: int  # which combined block of the plan
+    items: LaunchList
+    groups: tuple[int, ...]  # per item the one of the schedule's launch list that it belongs to, or NO_GROUP
+    calls: tuple[Call[MemberTensor], ...]  # by item
+    kernels: tuple[KernelT | None, ...]  # per call what it runs, None for a copy [num_calls]
+    layout: MemoryLayout[MemberTensor]
+    script: tuple[tuple[int, int | None], ...]  # (item, call) in issue order; None where the item ends
+    parts: Mapping[int, Part]  # by position
+
+    @property
+    def arena_bytes(self) -> int:
+        """What its inner tensors need."""
+        return self.layout.plan.nbytes
+
+    @property
+    def streams(self) -> int:
+        return len({item.stream for item in self.items})
+
+    @cached_property
+    def awaited(self) -> frozenset[int]:
+        """The items that others wait for."""
+        return frozenset(wait for item in self.items for wait in item.waits)
+
+    @cached_property
+    def last_of_group(self) -> Mapping[int, int]:
+        return {group: index for index, group in enumerate(self.groups)}
+
+    @cached_property
+    def stream_of_group(self) -> Mapping[int, int]:
+        """Per group the stream of its first item."""
+        pairs = zip(self.groups, self.items, strict=True)
+        return {group: item.stream for group, item in reversed(list(pairs))}
+
+
+def parts_of(
+    models: Sequence[BoundModel], combined: BoundCombined, batches: Mapping[int, int]
+) -> dict[int, Part]:
+    """The active members at their batches, by position."""
+    members = ((position, combined.members[position]) for position in batches)
+    return {
+        position: Part(position, member, models[member.model], batches[position])
+        for position, member in members
+    }
+
+
+def staged(combined: BoundCombined, models: Sequence[BoundModel], mask: int, position: int) -> bool:
+    """Whether a member's result must be made aside: another active member reads the slot that it goes to."""
+    own = combined.members[position]
+    return any(
+        own.block + 1 in models[other.model].slot_reads[other.block]
+        for other in (combined.members[at] for at in bits(mask))
+        if (other.model, other.replica) == (own.model, own.replica) and other.block > own.block
+    )
+
+
+def with_ends(items: Sequence[Item]) -> LaunchList:
+    """The same between an item that all others come after and one that comes after all others."""
+    begin = Item(0, (), 0, (), -1)
+    shifted = []
+    seen = {0}
+    for item in items:
+        waits = tuple(wait + 1 for wait in item.waits)
+        if item.stream not in seen:
+            seen.add(item.stream)
+            waits = waits or (0,)
+        shifted.append(replace(item, waits=waits))
+    last = {item.stream: index for index, item in enumerate(shifted, start=1)}
+    last.pop(0, None)
+    return (begin, *shifted, Item(0, (), 0, tuple(sorted(last.values())), len(items)))
+
+
+@dataclass(frozen=True)
+class BoundProgram:
+    """A recipe bound to memory: functions without arguments that only have to be called in a right order."""
+
+    recipe: Recipe[Any]
+    launches: tuple[tuple[Launch, ...], ...]  # per call [num_calls][...]
+
+    @cached_property
+    def by_item(self) -> tuple[tuple[int, ...], ...]:
+        """Per item the calls that launch something. [num_items][...]"""
+        calls: list[list[int]] = [[] for _ in self.recipe.items]
+        for index, call in enumerate(self.recipe.calls):
+            if self.launches[index]:
+                calls[call.item].append(index)
+        return tuple(map(tuple, calls))
+
+    @cached_property
+    def threading(self) -> Threading:
+        """How threads of the host share the items."""
+        return assign(self.recipe.items)
+
+
+Marks: TypeAlias = dict[int, tuple[Event, Event]]
+"""Per item of the schedule's launch list the events at its begin and its end."""
+
+
+def issue_program(
+    program: BoundProgram,
+    device: StreamDevice,
+    streams: Sequence[Stream],
+    *,
+    before_group: Callable[[Stream], None] | None = None,
+    marks: Marks | None = None,
+    captured: bool = False,
+) -> None:
+    """Issue everything in the recipe's order: it begins on the first stream and has joined there in the end.
+
+    Every wait between streams is an event, and the host waits for nothing. With `marks` every group's begin
+    and end are recorded there; `captured` keeps them events of the graph. `before_group` may put something on
+    a group's stream first.
+    """
+    recipe = program.recipe
+    ended: dict[int, Event] = {}
+    began: dict[int, Event] = {}
+    opened: set[int] = set()  # items
+    begun = {NO_GROUP}
+    for index, call in recipe.script:
+        item, group = recipe.items[index], recipe.groups[index]
+        stream = streams[item.stream]
+        if index not in opened:
+            opened.add(index)
+            for wait in item.waits:
+                device.wait(stream, ended[wait])
+            if group not in begun:
+                begun.add(group)
+                if before_group is not None:
+                    before_group(stream)
+                if marks is not None:
+                    began[group] = device.record(stream, timed=True, external=captured)
+        if call is not None:
+            for launch in program.launches[call]:
+                device.launch(stream, launch)
+            continue
+        if group in began and recipe.last_of_group[group] == index:
+            assert marks is not None
+            marks[group] = (began[group], device.record(stream, timed=True, external=captured))
+        if index in recipe.awaited:
+            ended[index] = device.record(stream)

@@ -1,0 +1,367 @@
+"""The memory of one loaded plan, programs bound to it, and what a plan will take before it is lowered.
+
+All of it is allocated when the plan is loaded and stays where it is, since captured graphs hold addresses.
+A slot needs no second buffer for run-ahead: the core lets it be overwritten only after its last reader. A
+second one (aside) is there where a step may read a slot and fill it at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from stageloom.edge_agent.executor.cuda.device import Launch
+from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
+from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
+from stageloom.edge_agent.executor.cuda.recipe import (
+    BoundProgram,
+    BufferRole,
+    MemberTensor,
+    staged,
+    with_ends,
+)
+from stageloom.edge_agent.executor.cuda.streams import fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, changes_form, form_of
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
+from stageloom.edge_agent.lowering.model import LoweredModel
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.program import Unit
+from stageloom.edge_agent.lowering.trace import empty
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.merge import merged
+from stageloom.shared.plan import Member
+from stageloom.shared.schedule import StageSchedule
+
+_Place: TypeAlias = tuple[int, int, TensorId]  # model, replica, tensor
+
+
+class BufferSource(Protocol):
+    """What a recipe is bound to."""
+
+    def border(self, recipe: TorchRecipe, value: MemberTensor) -> Tensor:
+        """The buffer of a border's value, with the bucket's rows."""
+
+    def arena(self, recipe: TorchRecipe) -> Tensor:
+        """Bytes for the inner tensors, at least `recipe.arena_bytes`."""
+
+
+class PlanBuffers:
+    """Every border's buffer of every replica, and an arena per combined block, or one for all."""
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        models: Sequence[LoweredModel],
+        device: torch.device,
+        arena_bytes: Sequence[int],
+    ) -> None:
+        """`models` are lowered at their largest bucket, `arena_bytes` is per combined block."""
+        self._bound = bound
+        self._device = device
+        self._places: dict[BufferRole, dict[_Place, Tensor]] = {role: {} for role in BufferRole}
+        for index, (model, lowered) in enumerate(zip(bound.models, models, strict=True)):
+            for replica in range(model.plan.replicas):
+                self._add_replica(index, replica, lowered)
+        for combined in bound.combined:
+            for position, member in enumerate(combined.members):
+                if staged(combined, bound.models, combined.full_mask, position):
+                    self._add_asides(bound, member, models[member.model])
+        # One lane runs one step at a time, so that its programs can share; lanes cannot (P2).
+        shared = bound.plan.lanes == 1
+        sizes = [max(arena_bytes, default=0)] if shared else arena_bytes
+        arenas = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
+        self._arenas = arenas * len(bound.combined) if shared else arenas
+
+    def _add_replica(self, index: int, replica: int, lowered: LoweredModel) -> None:
+        model, places = self._bound.models[index], self._places
+        for tensor in sorted({t for block in model.blocks for t in block.live_in}):
+            places[BufferRole.HOME][index, replica, tensor] = self._zeros(lowered.specs[tensor])
+        for tensor in model.graph.inputs:
+            place = (index, replica, tensor)
+            changed = changes_form(model, lowered, tensor)
+            home = places[BufferRole.HOME][place]
+            places[BufferRole.LANDING][place] = (
+                self._zeros(_outside(model, lowered, tensor)) if changed else home
+            )
+        for tensor in model.graph.outputs:
+            answer = self._zeros(_outside(model, lowered, tensor))
+            places[BufferRole.ANSWER][index, replica, tensor] = answer
+
+    def _add_asides(self, bound: BoundPlan, member: Member, lowered: LoweredModel) -> None:
+        model = bound.models[member.model]
+        for tensor in model.blocks[member.block].makes:
+            place = (member.model, member.replica, tensor)
+            self._places[BufferRole.ASIDE][place] = self._zeros(lowered.specs[tensor])
+
+    def _zeros(self, spec: Spec) -> Tensor:
+        return empty(spec, self._device).zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, each once."""
+        tensors = [t for places in self._places.values() for t in places.values()] + self._arenas
+        return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}.values())
+
+    def at(self, role: BufferRole, member: Member, tensor: TensorId, rows: int) -> Tensor:
+        """The buffer of a border's tensor; its first rows where the model runs in batches."""
+        found = self._places[role][member.model, member.replica, tensor]
+        return found if self._bound.models[member.model].plan.batch == 1 else found[:rows]
+
+    def border(self, recipe: TorchRecipe, value: MemberTensor) -> Tensor:
+        """The plan's own buffer."""
+        part = recipe.parts[value.position]
+        return self.at(value.role, part.member, value.tensor, part.batch)
+
+    def arena_room(self, recipe: TorchRecipe) -> int:
+        """Bytes that the plan has for the recipe's inner tensors."""
+        return self._arenas[recipe.combined].numel()
+
+    def arena(self, recipe: TorchRecipe) -> Tensor:
+        """The plan's own arena.
+
+        Raises:
+            ExecutorError: the recipe needs more than the plan has room for.
+        """
+        found = self._arenas[recipe.combined]
+        if recipe.arena_bytes > self.arena_room(recipe):
+            raise ExecutorError(
+                f"a program needs {recipe.arena_bytes} bytes where its plan has {found.numel()}",
+                remedy="its members run one after another",
+            )
+        return found
+
+
+class ScratchBuffers:
+    """Memory that no other program uses, for warming up and measuring beside what serves. All zeros."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._borders: dict[MemberTensor, Tensor] = {}
+
+    def border(self, recipe: TorchRecipe, value: MemberTensor) -> Tensor:
+        """A buffer that is made when it is first asked for."""
+        if value not in self._borders:
+            model, lowered = recipe.parts[value.position].model, recipe.lowered[value.position]
+            outside = value.role in (BufferRole.LANDING, BufferRole.ANSWER)
+            spec = _outside(model, lowered, value.tensor) if outside else lowered.specs[value.tensor]
+            self._borders[value] = empty(spec, self._device).zero_()
+        return self._borders[value]
+
+    def arena(self, recipe: TorchRecipe) -> Tensor:
+        """A new arena."""
+        return torch.zeros(recipe.arena_bytes, dtype=torch.uint8, device=self._device)
+
+
+def _outside(model: BoundModel, lowered: LoweredModel, tensor: TensorId) -> Spec:
+    """How a graph input or output looks to the host."""
+    return Spec(lowered.specs[tensor].shape, TORCH_OF_NAME[model.graph.tensors[tensor].dtype])
+
+
+def tensors_of(recipe: TorchRecipe, memory: BufferSource) -> Mapping[MemberTensor, Tensor]:
+    """Every value of a recipe as a tensor; views are made by running them, which launches nothing.
+
+    Raises:
+        ExecutorError: what the lowering calls a view is none.
+    """
+    arena = memory.arena(recipe)
+    made: dict[MemberTensor, Tensor] = {}
+
+    def tensor(value: MemberTensor) -> Tensor:
+        if value not in made:
+            made[value] = place(value)
+        return made[value]
+
+    def place(value: MemberTensor) -> Tensor:
+        if value.role is not BufferRole.INNER:
+            return memory.border(recipe, value)
+        spec = recipe.lowered[value.position].specs[value.tensor]
+        within = recipe.layout.slices.get(value)
+        if within is not None:
+            return tensor(within.of).narrow(within.axis, within.start, spec.shape[within.axis])
+        form = form_of(spec)
+        start = recipe.layout.offset(value)
+        flat = arena[start : start + form.nbytes].view(spec.dtype)
+        return flat.as_strided(form.shape, form.strides)
+
+    for call, unit in zip(recipe.calls, recipe.kernels, strict=True):
+        if call.kind is CallKind.VIEW:
+            assert unit is not None
+            source = tensor(call.reads[0])
+            for value, view in zip(call.makes, unit.run([source]), strict=True):
+                if view.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+                    raise ExecutorError(f"operator {unit.ops[0]} copies, though it was lowered as a view")
+                made[value] = view
+            continue
+        for value in (*call.reads, *call.makes):
+            tensor(value)
+    return made
+
+
+@dataclass(frozen=True)
+class TorchProgram(BoundProgram):
+    """A program of units, with the tensors that they read and make."""
+
+    recipe: TorchRecipe
+    tensors: Mapping[MemberTensor, Tensor]
+
+    def arguments(self, call: int) -> tuple[list[Tensor], list[Tensor]]:
+        """What a call reads and what it makes."""
+        described = self.recipe.calls[call]
+        return [self.tensors[v] for v in described.reads], [self.tensors[v] for v in described.makes]
+
+
+def bind_recipe(recipe: TorchRecipe, memory: BufferSource) -> TorchProgram:
+    """Bind a recipe to memory.
+
+    Raises:
+        ExecutorError: the memory is too small, or a view is none.
+    """
+    tensors = tensors_of(recipe, memory)
+    launches = tuple(
+        tuple(_launches(call, unit, recipe, tensors))
+        for call, unit in zip(recipe.calls, recipe.kernels, strict=True)
+    )
+    return TorchProgram(recipe, launches, tensors)
+
+
+def _launches(
+    call: Call[MemberTensor], unit: Unit | None, recipe: TorchRecipe, tensors: Mapping[MemberTensor, Tensor]
+) -> Sequence[Launch]:
+    reads = [tensors[value] for value in call.reads]
+    makes = [tensors[value] for value in call.makes]
+    if unit is None:
+        return [partial(makes[0].copy_, reads[0])]
+    if call.kind is CallKind.VIEW:
+        return []
+    if call.kind is CallKind.CONCAT and any(value in recipe.layout.slices for value in call.reads):
+        return _leftovers(call, recipe, tensors)
+    return [partial(unit.alternatives[0].run_into, reads, makes)]
+
+
+def _leftovers(
+    call: Call[MemberTensor], recipe: TorchRecipe, tensors: Mapping[MemberTensor, Tensor]
+) -> list[Launch]:
+    """Copies of what was not written into its place in the concatenation."""
+    joined = tensors[call.makes[0]]
+    start = 0
+    copies: list[Launch] = []
+    for value in call.reads:
+        source = tensors[value]
+        extent = source.shape[call.axis]
+        if value not in recipe.layout.slices:
+            copies.append(partial(joined.narrow(call.axis, start, extent).copy_, source))
+        start += extent
+    return copies
+
+
+_BlockTensor: TypeAlias = tuple[int, TensorId]  # position, tensor
+
+
+def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]:
+    """Bytes of every artifact's weights."""
+    precision = Precision(bound.plan.executor.precision)
+    return {
+        (model.plan.artifact, precision): _halved(
+            sum(o.weight_bytes for o in model.graph.operators), precision
+        )
+        for model in bound.models
+    }
+
+
+@lru_cache(maxsize=32)
+def stated_plan_bytes(bound: BoundPlan) -> int:
+    """Bytes of borders and arenas, and of the stacked kernels of merge stages, worked out from the graphs.
+
+    The executor knows more after lowering (views, concatenations in place), so that what it takes is at most
+    this, but for scratch memory inside kernels.
+    """
+    borders = sum(model.plan.replicas * _border_bytes(model) for model in bound.models)
+    arenas = [_arena_bytes(bound, combined) for combined in bound.combined]
+    asides = sum(
+        model.plan.batch * sum(model.graph.tensors[t].nbytes for t in model.blocks[member.block].makes)
+        for combined in bound.combined
+        for position, member in enumerate(combined.members)
+        if staged(combined, bound.models, combined.full_mask, position)
+        for model in [bound.models[member.model]]
+    )
+    buffers = borders + asides + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
+    return buffers + _halved(_merged_bytes(bound), Precision(bound.plan.executor.precision))
+
+
+def _merged_bytes(bound: BoundPlan) -> int:
+    """Kernels and biases of every merge stage; replicas share them."""
+    stages: dict[tuple[int, tuple[OpId, ...]], int] = {}
+    for combined in bound.combined:
+        schedule = combined.plan.schedule
+        for stage in schedule.stages if isinstance(schedule, StageSchedule) else ():
+            if not stage.merge:
+                continue
+            model = combined.members[combined.graph.member_of[stage.operators[0]]].model
+            graph = bound.models[model].graph
+            ops = tuple(sorted(combined.graph.model_op(op) for op in stage.operators))
+            merge = merged(graph, ops)
+            channels = graph.tensors[merge.input].shape[1]
+            stages[model, ops] = 4 * sum(merge.filters) * (channels * prod(merge.convolution.kernel) + 1)
+    return sum(stages.values())
+
+
+def _border_bytes(model: BoundModel) -> int:
+    graph = model.graph
+    slots = {t for block in model.blocks for t in block.live_in}
+    return model.plan.batch * sum(graph.tensors[t].nbytes for t in (*slots, *graph.inputs, *graph.outputs))
+
+
+def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
+    """What any mask needs at its largest batch, or a member alone where that is more."""
+    needed = 0
+    for mask in masks_to_hold(len(combined.members)):
+        items = lower(combined.plan.schedule, combined.graph, mask, barrier=bound.plan.barrier)
+        folded = fold_streams(items, streams_per_lane(bound.plan.lanes))
+        needed = max(needed, _laid_out(bound, combined, folded))
+    for position in range(len(combined.members)):
+        alone = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
+        needed = max(needed, _laid_out(bound, combined, fold_streams(alone, 1)))
+    return needed
+
+
+def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> int:
+    """Bytes of what lies between borders, with a buffer for every tensor."""
+    calls: list[Call[_BlockTensor]] = []
+    borders: set[_BlockTensor] = set()
+    forms: dict[_BlockTensor, TensorForm] = {}
+    ended = with_ends(items)
+    for index, item in enumerate(ended):
+        for op in item.ops:
+            member = combined.members[item.member]
+            model = bound.models[member.model]
+            operator = model.graph.operators[combined.graph.model_op(op)]
+            reads = tuple((item.member, t) for t in operator.inputs)
+            makes = tuple((item.member, t) for t in operator.outputs)
+            for place in (*reads, *makes):
+                forms[place] = _form(model, place[1])
+                if _crosses(model, member.block, place[1]):
+                    borders.add(place)
+            calls.append(Call(index, CallKind.KERNEL, reads, makes))
+    return lay_out(ended, calls, borders, forms).plan.nbytes
+
+
+def _crosses(model: BoundModel, block: int, tensor: TensorId) -> bool:
+    """Whether a tensor has a buffer at a border; outputs of the last block may need one in the arena, too."""
+    last = block + 1 == len(model.blocks)
+    return tensor in model.blocks[block].live_in or (not last and tensor in model.blocks[block].makes)
+
+
+def _form(model: BoundModel, tensor: TensorId) -> TensorForm:
+    described = model.graph.tensors[tensor]
+    return TensorForm(described.shape, (), model.plan.batch * described.nbytes)
+
+
+def _halved(nbytes: int, precision: Precision) -> int:
+    return nbytes // 2 if precision is Precision.FP16 else nbytes

@@ -1,0 +1,285 @@
+"""Plans on lowered models: what `torch_cpu` and `torch_cuda` share."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from stageloom.edge_agent.executor.base import (
+    OperatorTime,
+    TimingRequest,
+    bucket_of,
+    one_line,
+    require_artifacts,
+    require_precision,
+)
+from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
+from stageloom.edge_agent.executor.cuda.recipe import BufferRole
+from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
+from stageloom.edge_agent.executor.torch.memory import (
+    BufferSource,
+    PlanBuffers,
+    TorchProgram,
+    bind_recipe,
+    stated_plan_bytes,
+    stated_weight_bytes,
+)
+from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, make_recipe
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.lowering.program import Unit
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, OpId, TensorId
+
+log = logging.getLogger(__name__)
+
+ModelKey = tuple[Digest, Precision]
+
+
+class SharedModels:
+    """Models by artifact and precision, each as long as a plan holds it."""
+
+    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
+        self._device = device
+        self._channels_last = channels_last
+        self._models: dict[ModelKey, ModelLowering] = {}
+        self._users: dict[ModelKey, set[PlanKey]] = {}
+        self._lock = threading.Lock()
+
+    def hold(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
+        """The model, made if no plan has it.
+
+        Raises:
+            ExecutorError: it cannot be lowered.
+        """
+        key = (artifact.digest, precision)
+        with self._lock:
+            if key not in self._models:
+                self._models[key] = ModelLowering(
+                    artifact, device=self._device, precision=precision, channels_last=self._channels_last
+                )
+            self._users.setdefault(key, set()).add(plan)
+            return self._models[key]
+
+    def release(self, plan: PlanKey) -> None:
+        """The plan is gone; models that no other plan holds go with it."""
+        with self._lock:
+            for key in [key for key, users in self._users.items() if plan in users]:
+                self._users[key].discard(plan)
+                if not self._users[key]:
+                    del self._users[key], self._models[key]
+
+    def __contains__(self, key: ModelKey) -> bool:
+        return key in self._models
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights on the device."""
+        with self._lock:
+            return sum(model.weights.held_bytes for model in self._models.values())
+
+
+class LoadedPlan:
+    """Everything but graphs. Programs for single members are there from the start: they are the fallback."""
+
+    def __init__(
+        self,
+        key: PlanKey,
+        bound: BoundPlan,
+        lowerings: Sequence[ModelLowering],
+        choices: KernelChoices,
+        device: torch.device,
+    ) -> None:
+        """`lowerings` is per model of the plan.
+
+        Raises:
+            ExecutorError: a model cannot be lowered.
+        """
+        self.key = key
+        self.bound = bound
+        self.precision = Precision(bound.plan.executor.precision)
+        self.device = device
+        self.streams = streams_per_lane(bound.plan.lanes)
+        self._lowerings = tuple(lowerings)
+        self._choices = choices
+        self._lock = threading.Lock()
+        self._alone: dict[tuple[int, int, int], TorchProgram] = {}
+        largest = [
+            lowering.at_batch(model.buckets[-1])
+            for lowering, model in zip(lowerings, bound.models, strict=True)
+        ]
+        alone = {
+            (index, position, bucket): self.recipe(index, {position: bucket}, in_turn=True)
+            for index, combined in enumerate(bound.combined)
+            for position, member in enumerate(combined.members)
+            for bucket in bound.models[member.model].buckets
+        }
+        needed = [0] * len(bound.combined)
+        for (index, _, _), recipe in alone.items():
+            needed[index] = max(needed[index], recipe.arena_bytes)
+        for index, combined in enumerate(bound.combined):
+            largest_of = {p: bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)}
+            for mask in masks_to_hold(len(combined.members)):
+                buckets = {position: largest_of[position] for position in bits(mask)}
+                needed[index] = max(needed[index], self.recipe(index, buckets).arena_bytes)
+        self.buffers = PlanBuffers(bound, largest, device, needed)
+        self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
+
+    def recipe(self, combined: int, buckets: Mapping[int, int], *, in_turn: bool = False) -> TorchRecipe:
+        """The recipe for active members at their buckets, by position."""
+        members = self.bound.combined[combined].members
+        lowered = {
+            position: self._choices.applied(self._lowerings[members[position].model], bucket)
+            for position, bucket in buckets.items()
+        }
+        natures: dict[tuple[int, OpId], Nature] = {}
+        for position, bucket in buckets.items():
+            known = self._choices.natures(self._lowerings[members[position].model], bucket)
+            natures.update({(position, op): nature for op, nature in known.items()})
+
+        def several(position: int, ops: Sequence[OpId], merge: bool) -> Unit | None:
+            lowering = self._lowerings[members[position].model]
+            return self._choices.several(lowering, buckets[position], ops, merge=merge)
+
+        return make_recipe(
+            self.bound,
+            combined,
+            lowered,
+            several,
+            streams=self.streams,
+            natures=natures,
+            in_turn=in_turn,
+        )
+
+    def recipe_for(self, program: ProgramKey, *, in_turn: bool = False) -> TorchRecipe:
+        """The recipe of a program that the engine asks for."""
+        buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
+        return self.recipe(program.combined, buckets, in_turn=in_turn)
+
+    def lowering(self, model: int) -> ModelLowering:
+        return self._lowerings[model]
+
+    def bind(self, recipe: TorchRecipe, memory: BufferSource | None = None) -> TorchProgram:
+        """Bind a recipe to this plan's memory, or to other memory.
+
+        Raises:
+            ExecutorError: the memory is too small.
+        """
+        return bind_recipe(recipe, self.buffers if memory is None else memory)
+
+    def alone(self, step: Step, member: StepMember) -> TorchProgram:
+        """What runs one member by itself, on one stream."""
+        return self._alone[step.program.combined, member.position, bucket_of(step, member)]
+
+
+class TorchPlans:
+    """The part of both torch executors that loads plans, states what they take and times operators."""
+
+    name: ClassVar[str]
+    precisions: ClassVar[tuple[Precision, ...]]
+
+    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
+        self.choices = KernelChoices()
+        self._device = device
+        self._channels_last = channels_last
+        self._models = SharedModels(device, channels_last=channels_last)
+        self._plans: dict[PlanKey, LoadedPlan] = {}
+
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        """Weights that no loaded plan has, and the plan's own borders and arenas.
+
+        Raises:
+            ExecutorError: the precision is unknown.
+        """
+        self._precision(bound)
+        weights = stated_weight_bytes(bound)
+        missing = sum(size for key, size in weights.items() if alone or key not in self._models)
+        return missing + stated_plan_bytes(bound)
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights and buffers of the loaded plans as they are on the device."""
+        return self._models.nbytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Lower the models, allocate every buffer, and bind what runs members one by one.
+
+        Raises:
+            ExecutorError: an option is unknown, an artifact is missing, or a model cannot be lowered.
+        """
+        precision = self._precision(bound)
+        self._check_options(bound)
+        require_artifacts(bound, artifacts)
+        try:
+            lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
+            plan = LoadedPlan(key, bound, lowerings, self.choices, self._device)
+        except BaseException as error:
+            self._models.release(key)
+            if isinstance(error, RuntimeError):  # torch's own, out of memory for one
+                raise ExecutorError(f"the plan cannot be loaded: {one_line(error)}") from error
+            raise
+        self._report_foreign(bound, lowerings)
+        self._plans[key] = plan
+
+    def _precision(self, bound: BoundPlan) -> Precision:
+        require_precision(bound, self.name, [precision.value for precision in self.precisions])
+        return Precision(bound.plan.executor.precision)
+
+    def _check_options(self, bound: BoundPlan) -> None:
+        """Refuse what this executor cannot honour."""
+
+    def _report_foreign(self, bound: BoundPlan, lowerings: Sequence[ModelLowering]) -> None:
+        for model, lowering in zip(bound.models, lowerings, strict=True):
+            for foreign in lowering.at_batch(model.buckets[-1]).foreign:
+                log.warning(
+                    "model %s: operator %d (%s) runs in onnxruntime: %s",
+                    model.plan.name,
+                    foreign.op,
+                    foreign.kind,
+                    foreign.reason,
+                )
+
+    def unload(self, key: PlanKey) -> None:
+        """Free a plan's programs and buffers, and the weights that no other plan uses."""
+        self._plans.pop(key, None)
+        self._models.release(key)
+
+    def drop_idle(self) -> None:
+        """Nothing is kept for plans that are not loaded."""
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[OperatorTime, ...]:
+        """Time of each operator run alone in float32; see `time_units`. [num_operators]
+
+        Raises:
+            ExecutorError: an operator cannot run alone.
+        """
+        lowering = ModelLowering(
+            artifact, device=self._device, precision=Precision.FP32, channels_last=self._channels_last
+        )
+        return time_units(lowering, request, idle, self._lap())
+
+    def _lap(self) -> Lap:
+        raise NotImplementedError
+
+    def _crossing(self, plan: LoadedPlan, member: StepMember, tensor: TensorId) -> Tensor:
+        """The tasks' rows of a tensor at the border behind a member's block: a view of a buffer."""
+        role = BufferRole.ANSWER if member.last else BufferRole.HOME
+        return plan.buffers.at(role, member.member, tensor, len(member.tasks))
+
+    def _slots(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
+        """(target, source) of a tensor that goes over to the new plan."""
+        source, target = (
+            self._plans[key].buffers.at(BufferRole.HOME, member, tensor, rows)
+            for key, member in (action.old, action.new)
+        )
+        return target, source
