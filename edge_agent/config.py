@@ -112,7 +112,6 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def home_path(self) -> Path:
-        """The state directory."""
         return Path(self.home) if self.home else default_home()
 
 

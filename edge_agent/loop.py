@@ -29,11 +29,9 @@ class Timer:
         self._call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Do not call."""
         self._call = None
 
     def fire(self) -> None:
-        """Call, once, unless cancelled."""
         call, self._call = self._call, None
         if call is not None:
             call()
@@ -100,7 +98,6 @@ class Loop:
             _guarded(heapq.heappop(self._timers)[2].fire)
 
     def close(self) -> None:
-        """Forget everything."""
         self._selector.close()
         self._timers.clear()
 

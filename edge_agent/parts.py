@@ -1,4 +1,4 @@
-"""What an agent consists of, made once at its start. Who talks to whom is `stageloom.edge_agent.service`."""
+"""The parts of an agent, made once at its start; `stageloom.edge_agent.service` connects them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,6 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def main() -> int:
-    """Run the agent."""
     os.umask(0o077)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where

@@ -81,11 +81,9 @@ class Watchdog:
         self._notifier.send(WATCHDOG="1")
 
     def stopping(self) -> None:
-        """Tasks are being finished."""
         self._notifier.send(STOPPING="1", STATUS="stopping")
 
     def close(self) -> None:
-        """Tell nothing more."""
         self._notifier.close()
 
 
@@ -220,7 +218,6 @@ class Agent:
         return ""
 
     def status(self) -> bytes:
-        """As JSON."""
         active, pause_s = self._plans.active, self._plans.last_pause_s
         reason = self.not_ready()
         found = AgentStatus(

@@ -154,7 +154,6 @@ class Client:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """`submit` and wait."""
         return self.submit(model, inputs, deadline_s=deadline_s, priority=priority).result(timeout_s)
 
     def _live(self) -> "_Session":

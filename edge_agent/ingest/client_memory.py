@@ -129,12 +129,10 @@ class ArenaPool:
         return ClientArena(len(self._arenas), nbytes)
 
     def release(self, reservation: Reservation) -> None:
-        """Take the places back."""
         with self._lock:
             reservation.arena.give_back(reservation.offset, reservation.nbytes)
 
     def close(self) -> None:
-        """Close every descriptor."""
         with self._lock:
             for arena in self._arenas:
                 arena.close()
@@ -273,7 +271,6 @@ class LayoutPool:
                 self.discard(layout)
 
     def close(self) -> None:
-        """The connection is gone."""
         self._idle.clear()
         self._arenas.close()
 

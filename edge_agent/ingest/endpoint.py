@@ -147,7 +147,6 @@ class Endpoint:
 
     @property
     def num_connections(self) -> int:
-        """Applications connected now."""
         return len(self._connections)
 
     def engine_ready(self) -> None:

@@ -1,4 +1,4 @@
-"""The book of tasks: every task that arrives is opened once and ends once, whatever happens to its owner.
+"""Counts tasks: every task that arrives is opened once and ends once, whatever happens to its owner.
 
 Pure: it decides nothing, it only refuses to end a task twice and counts. At all times, per model,
 submitted = completed + refused + failed + cancelled + expired + open.
@@ -44,7 +44,6 @@ class TaskCounts:
         return self.completed + self.refused + self.failed + self.cancelled + self.expired
 
     def add(self, outcome: Outcome) -> None:
-        """Count one end."""
         name = outcome.value
         setattr(self, name, getattr(self, name) + 1)
 
@@ -66,7 +65,6 @@ class Interval:
         self.latency_max_us = max(self.latency_max_us, latency_us)
 
     def histogram(self, model: str) -> LatencyHistogram:
-        """As a telemetry row."""
         return LatencyHistogram(
             model,
             self.counts.completed,

@@ -220,7 +220,6 @@ _to_application: Final[msgspec.msgpack.Decoder[ToApplication]] = msgspec.msgpack
 
 
 def encode(message: ToAgent | ToApplication) -> bytes:
-    """One packet."""
     return _encoder.encode(message)
 
 

@@ -44,7 +44,6 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of one tensor."""
     return ITEM_BYTES[dtype] * prod(shape)
 
 

@@ -47,13 +47,11 @@ class Journal:
         self.record([Event("state", problem[:_TEXT_CHARS])])
 
     def note(self, code: str, text: str) -> None:
-        """Something happened just now."""
         _log.warning("%s: %s", code, text)
         self.problems.append(f"{time.strftime('%H:%M:%S')} {code}: {text}")
         self.record([Event(code[:_CODE_CHARS], text[:_TEXT_CHARS])])
 
     def record(self, rows: Sequence[RowData]) -> None:
-        """Telemetry for the planner."""
         if rows:
             self._keep(rows)
 

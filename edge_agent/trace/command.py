@@ -146,7 +146,6 @@ def write_trace(
 
 
 def trace_text(found: Mapping[str, Any]) -> str:
-    """For people."""
     dropped = f", {found['dropped']} entries dropped" if found["dropped"] else ""
     head = (
         f"{found['file']}: {found['steps']} steps, {found['groups']} groups, {found['tasks']} tasks in "

@@ -40,7 +40,6 @@ class Run:
 
     @property
     def text(self) -> str:
-        """The operators, short."""
         first, last = self.operators[0], self.operators[-1]
         return str(first) if len(self.operators) == 1 else f"{first}-{last}"
 
@@ -123,7 +122,6 @@ class PlanLaunches:
     def run(
         self, step: StepEntry, launches: LaunchList, item: int, stream: int, span_s: tuple[float, float]
     ) -> Run:
-        """One item, named."""
         block, entry = self.bound.combined[step.combined], launches[item]
         member = block.members[entry.member]
         model = self.bound.models[member.model]

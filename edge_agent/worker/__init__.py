@@ -1,4 +1,4 @@
-"""The engine's own process: `handle` is the agent's end of it, `shell` drives the core inside it.
+"""The engine's own process: `client` is the agent's end of it, `runtime` drives the core inside it.
 
 Nothing here imports numpy or a backend before a plan is loaded.
 """

@@ -1,4 +1,4 @@
-"""`python -m stageloom.edge_agent.worker FD CONFIG`: started by `WorkerHandle.start`, not by hand."""
+"""`python -m stageloom.edge_agent.worker FD CONFIG`: started by `EngineClient.start`, not by hand."""
 
 import logging
 import os

@@ -199,7 +199,6 @@ class WindowTimer:
         return self._order is not None
 
     def order(self, window: OpenWindow, fds: Sequence[int] = ()) -> None:
-        """Measure this one."""
         self._order, self._began, self.due_s = window, False, window.from_s
 
     def advance(self, now: float) -> None:

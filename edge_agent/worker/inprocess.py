@@ -121,7 +121,6 @@ class InProcessEngine:
 
     @property
     def idle(self) -> bool:
-        """Nothing is in flight."""
         return self._driver.idle
 
     def close(self) -> None:
@@ -200,7 +199,6 @@ class _ArrayTask(EngineTask):
             self._outputs[f"{model}/{name}" if self.shared else name] = array
 
     def answer(self, done: TaskDone) -> None:
-        """Settle the future."""
         if done.outcome is Outcome.COMPLETED:
             self.future.set_result(self._outputs)
         else:

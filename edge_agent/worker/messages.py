@@ -308,7 +308,7 @@ class Drained(_Message, frozen=True, tag=10):
 
 
 class Exited(_Message, frozen=True, tag=11):
-    """The process is gone; made by the handle, never sent. Negative: the signal that ended it."""
+    """The process is gone; made by `EngineClient`, never sent. Negative: the signal that ended it."""
 
     returncode: int
 
@@ -416,7 +416,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def encode_config(config: WorkerConfig) -> str:
-    """For the command line."""
     return msgspec.json.encode(config).decode()
 
 

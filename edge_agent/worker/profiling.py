@@ -150,7 +150,6 @@ class _Profile:
                 return result
 
     def note(self, index: int, result: StepResult, times: StageSamples) -> None:
-        """Keep one sample."""
         items = self._items[index]
         spans = stage_spans(items, [(g.item, g.started_s, g.ended_s) for g in result.groups])
         if spans is None:

@@ -161,7 +161,6 @@ class RecordingBatch(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     @property
     def entries(self) -> int:
-        """All of them."""
         return len(self.steps) + len(self.queues) + len(self.swaps) + len(self.tasks)
 
 
@@ -194,7 +193,6 @@ class Recorder:
         self._key: PlanKey | None = None
 
     def step(self, step: Step, result: StepResult, bound: BoundPlan | None) -> None:
-        """A step ended."""
         begun_s = time.thread_time()
         program, members = step.program, step.members
         if bound is not None:

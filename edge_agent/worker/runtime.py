@@ -225,7 +225,6 @@ class EngineRuntime:
 
     @property
     def active_key(self) -> PlanKey | None:
-        """Its key."""
         return self._active
 
     @property

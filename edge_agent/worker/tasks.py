@@ -21,7 +21,6 @@ class EngineTask(Task):
     __slots__ = ("finish", "problem", "started_s", "writing")
 
     def __init__(self, **fields: Any) -> None:
-        """`fields`: those of `Task`."""
         super().__init__(**fields)
         self.started_s: float | None = None  # when its first step began to run
         self.writing = 0  # lanes that are writing its outputs: the answer waits for them

@@ -49,7 +49,6 @@ class Rivals:
         self.sweep_at = _SLACK
 
     def first(self) -> Rank | None:
-        """The best rank."""
         heap = self.heap
         while heap:
             rank = heap[0]
@@ -99,7 +98,6 @@ class Chooser:
         self._late_s = _NEVER  # none of them is late before that
 
     def add(self, plan: PlanState) -> None:
-        """A plan was loaded."""
         while len(self._idle) < plan.lanes:
             self._idle.append([])
             self._busy.append([])

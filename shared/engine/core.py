@@ -45,8 +45,8 @@ class EngineCore:
     """
 
     def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
-        self._board = StepScheduler(max_preparing, max_programs)
-        self._ledger = TaskRegistry(self._board.drop_row)
+        self._scheduler = StepScheduler(max_preparing, max_programs)
+        self._registry = TaskRegistry(self._scheduler.drop_row)
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
         self._draining = False
@@ -65,7 +65,7 @@ class EngineCore:
             raise ValueError(f"plan {key} is loaded already")
         out = self._begin(now)
         plan = self._plans[key] = PlanState(key, bound)
-        self._board.add(plan)
+        self._scheduler.add(plan)
         for combined in plan.combined:
             models = [bound.models[member.model] for member in bound.combined[combined.index].members]
             largest = tuple(model.buckets[-1] for model in models)
@@ -94,13 +94,13 @@ class EngineCore:
         self._begin(now)
         before = self._active
         self._active = plan
-        self._draining = self._ledger.closed = False
+        self._draining = self._registry.closed = False
         plan.superseded = plan.kept = False
         if before is not None and before is not plan:
             before.superseded = True
             before.kept = keep
-            self._board.loosen(before)
-        self._ledger.follow(plan, shrink=not keep)
+            self._scheduler.loosen(before)
+        self._registry.follow(plan, shrink=not keep)
         return self._end(now)
 
     def unload(self, key: PlanKey, now: float) -> list[Action]:
@@ -122,7 +122,7 @@ class EngineCore:
         self._begin(now)
         if plan is self._active:
             self._active = None
-            for launcher in self._ledger.launchers.values():
+            for launcher in self._registry.launchers.values():
                 launcher.target = None
         self._release(plan)
         return self._end(now)
@@ -135,16 +135,16 @@ class EngineCore:
         self._begin(now)
         self._draining = True
         if refuse:
-            self._ledger.closed = True
-            for launcher in self._ledger.launchers.values():
-                self._ledger.refuse_all(launcher, Code.DRAINING, "the engine is shutting down")
+            self._registry.closed = True
+            for launcher in self._registry.launchers.values():
+                self._registry.refuse_all(launcher, Code.DRAINING, "the engine is shutting down")
         if self._active is not None:
-            self._board.loosen(self._active)
+            self._scheduler.loosen(self._active)
         return self._end(now)
 
     def _release(self, plan: PlanState) -> None:
         del self._plans[plan.key]
-        self._board.remove(plan)
+        self._scheduler.remove(plan)
 
     # Programs
 
@@ -174,20 +174,20 @@ class EngineCore:
         Raises:
             ValueError: a task of this id has not ended yet, or it names no model or one of them twice.
         """
-        if task.id in self._ledger.tasks:
+        if task.id in self._registry.tasks:
             raise ValueError(f"task {task.id} is here already")
         if not task.models or len(set(task.models)) != len(task.models):
             raise ValueError(f"task {task.id} names no model, or one of them twice")
         self._begin(now)
-        self._ledger.submit(task, now)
+        self._registry.submit(task, now)
         return self._end(now)
 
     def cancel(self, task_id: TaskId, now: float) -> list[Action]:
         """End a task wherever it is; one that is unknown or has ended is ignored."""
         self._begin(now)
-        task = self._ledger.tasks.get(task_id)
+        task = self._registry.tasks.get(task_id)
         if task is not None:
-            self._ledger.finish(task, Outcome.CANCELLED, Code.CANCELLED, "cancelled by the application")
+            self._registry.finish(task, Outcome.CANCELLED, Code.CANCELLED, "cancelled by the application")
         return self._end(now)
 
     # Steps and time
@@ -198,14 +198,14 @@ class EngineCore:
         Raises:
             ValueError: the step is not in flight.
         """
-        record = self._board.retire(step_id)
+        record = self._scheduler.retire(step_id)
         out = self._begin(now)
         if record.last or error is not None:
             for instance, slot in record.members:
                 if instance.over:
                     continue
                 if error is not None:
-                    self._board.bury(instance, failed=True)
+                    self._scheduler.bury(instance, failed=True)
                     self._end_rows(instance, slot.track, Outcome.FAILED, error)
                 elif slot.last:
                     instance.over = True
@@ -216,19 +216,18 @@ class EngineCore:
     def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
         for row in instance.rows:
             if not row.ended:
-                self._ledger.end_part(row, track.model.name, outcome, reason, track.plan.key)
+                self._registry.end_part(row, track.model.name, outcome, reason, track.plan.key)
         instance.rows = []  # the replica remembers its newest instance, which must not keep tensors
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
         self._begin(now)
         return self._end(now)
 
     def next_wakeup(self, now: float) -> float | None:
         """When `tick` must be called at the latest if nothing else happens; None for never."""
-        wakeup = self._ledger.next_deadline_s if self._ledger.deadlines else _NEVER
-        if self._board.timed:
-            wakeup = min(wakeup, self._board.next_wait_s)
+        wakeup = self._registry.next_deadline_s if self._registry.deadlines else _NEVER
+        if self._scheduler.timed:
+            wakeup = min(wakeup, self._scheduler.next_wait_s)
         if self._launch_s < wakeup and self._launching:
             wakeup = self._launch_s
         return None if wakeup == _NEVER else max(wakeup, now)
@@ -238,26 +237,26 @@ class EngineCore:
     @property
     def waiting(self) -> bool:
         """A task waits in some queue."""
-        return any(launcher.queue for launcher in self._ledger.launchers.values())
+        return any(launcher.queue for launcher in self._registry.launchers.values())
 
     def oldest_age_s(self, now: float) -> float:
         """Age of the oldest queued task of all models, 0 where none waits."""
-        arrived = (launcher.queue.oldest_arrived_s for launcher in self._ledger.launchers.values())
+        arrived = (launcher.queue.oldest_arrived_s for launcher in self._registry.launchers.values())
         return max((now - at for at in arrived if at is not None), default=0.0)
 
     def queues(self) -> list[tuple[str, int, int]]:
         """Per model its name, the tasks that wait, and those that were launched so far."""
-        return [(one.name, len(one.queue), one.launched) for one in self._ledger.launchers.values()]
+        return [(one.name, len(one.queue), one.launched) for one in self._registry.launchers.values()]
 
     def completed(self) -> dict[str, int]:
         """Tasks that completed so far, by model; a shared task counts in each of its models."""
-        launchers = self._ledger.launchers
+        launchers = self._registry.launchers
         return {name: launcher.ended[Outcome.COMPLETED] for name, launcher in launchers.items()}
 
     @property
     def failed(self) -> int:
         """Tasks that failed so far."""
-        return self._ledger.ended[Outcome.FAILED]
+        return self._registry.ended[Outcome.FAILED]
 
     @property
     def idle(self) -> bool:
@@ -266,39 +265,39 @@ class EngineCore:
 
     def snapshot(self, now: float) -> EngineStats:
         """The engine at this instant."""
-        active, board, ledger = self._active, self._board, self._ledger
+        active, scheduler, registry = self._active, self._scheduler, self._registry
         return EngineStats(
             now_s=now,
             active=None if active is None else active.key,
             loaded=tuple(self._plans),
             draining=self._draining,
-            submitted=ledger.submitted,
-            ended=counts(ledger.ended),
-            open_tasks=len(ledger.tasks),
+            submitted=registry.submitted,
+            ended=counts(registry.ended),
+            open_tasks=len(registry.tasks),
             instances=sum(plan.population for plan in self._plans.values()),
-            lane_loads=tuple(board.lanes),
-            steps=board.steps,
-            fallback_steps=board.fallback_steps,
+            lane_loads=tuple(scheduler.lanes),
+            steps=scheduler.steps,
+            fallback_steps=scheduler.fallback_steps,
             models=tuple(
                 model_stats(
-                    launcher, () if active is None else progress_of(active, name, board.in_flight), now
+                    launcher, () if active is None else progress_of(active, name, scheduler.in_flight), now
                 )
-                for name, launcher in ledger.launchers.items()
+                for name, launcher in registry.launchers.items()
             ),
             combined=() if active is None else combined_stats(active.combined),
         )
 
     def sample(self, now: float) -> QueueSnapshot:
         """The queues at this instant; forgets the tightest deadline that it names."""
-        active, ledger = self._active, self._ledger
-        tightest_s, ledger.tightest_s = ledger.tightest_s, _NEVER
+        active, registry = self._active, self._registry
+        tightest_s, registry.tightest_s = registry.tightest_s, _NEVER
         return QueueSnapshot(
             now,
             None if active is None else active.key,
             None if tightest_s == _NEVER else tightest_s,
             tuple(
-                model_queue(launcher, active, self._board.in_flight, now)
-                for launcher in ledger.launchers.values()
+                model_queue(launcher, active, self._scheduler.in_flight, now)
+                for launcher in registry.launchers.values()
                 if launcher.served or launcher.queue
             ),
         )
@@ -308,12 +307,12 @@ class EngineCore:
     def _begin(self, now: float) -> list[Action]:
         """A new list of actions; what has expired ends before anything else happens."""
         out: list[Action] = []
-        ledger = self._ledger
-        ledger.out = self._board.out = out
-        if ledger.deadlines:
-            ledger.expire(now)
-        if self._board.timed:
-            self._board.end_waits(now)
+        registry = self._registry
+        registry.out = self._scheduler.out = out
+        if registry.deadlines:
+            registry.expire(now)
+        if self._scheduler.timed:
+            self._scheduler.end_waits(now)
         return out
 
     def _end(self, now: float, *, stirred: bool = True) -> list[Action]:
@@ -321,7 +320,7 @@ class EngineCore:
 
         `stirred`: something may have changed in a queue or a launcher.
         """
-        board = self._board
+        scheduler = self._scheduler
         active = self._active
         alone = launching = False
         if active is not None and not active.loose:
@@ -331,26 +330,26 @@ class EngineCore:
             if not alone:
                 self._settle()
                 launching, stirred = self._launching, True
-            if board.touched:
-                board.refresh(now)
+            if scheduler.touched:
+                scheduler.refresh(now)
             if launching and active is not None:
                 if active.by_deadline:
                     self._launch_by_deadline(active, now)
                 elif stirred or active.vacated or self._launch_s <= now:
                     self._launch(active, now)
                     stirred = False
-            if len(board.in_flight) >= board.capacity:
-                return board.out
-            if not board.issue_next(now):
+            if len(scheduler.in_flight) >= scheduler.capacity:
+                return scheduler.out
+            if not scheduler.issue_next(now):
                 if not launching or self._launch_s == _NEVER or not self._launch_early(now):
-                    return board.out
+                    return scheduler.out
                 stirred = True
 
     def _settle(self) -> None:
         """Move instances over to the active plan, release plans that ran empty, end a plan's looseness."""
         for plan in list(self._plans.values()):
             if plan.superseded and plan.population and self._active is not None:
-                self._board.move_over(plan, self._active)
+                self._scheduler.move_over(plan, self._active)
             if not plan.empty:
                 continue
             if plan.superseded and not plan.kept:
@@ -368,7 +367,7 @@ class EngineCore:
     def _launch(self, active: PlanState, now: float) -> None:
         """Launch everything that is due and finds a free slot 0; note when the next launch will be."""
         active.vacated = False
-        launchers = self._ledger.launchers.values()
+        launchers = self._registry.launchers.values()
         launched, self._launch_s = False, _NEVER
         for launcher in launchers:
             if launcher.queue.launchable:
@@ -379,14 +378,18 @@ class EngineCore:
                 if due_s < self._launch_s:
                     self._launch_s = due_s
         if launched:
-            self._board.refresh(now)
+            self._scheduler.refresh(now)
             # A shared task that was launched has made room in buffers that were looked at before.
             self._launch_s = min(map(self._due_s, launchers))
 
     def _due_s(self, launcher: Launcher, *, early: bool = False) -> float:
         """From when on it may launch; infinity with nothing to launch, or no replica to launch into."""
         target = launcher.target
-        if not launcher.queue.launchable or target is None or not target.next_track(self._board.in_flight):
+        if (
+            not launcher.queue.launchable
+            or target is None
+            or not target.next_track(self._scheduler.in_flight)
+        ):
             return _NEVER
         return launcher.due_s(early=early)
 
@@ -394,10 +397,10 @@ class EngineCore:
         """With an idle lane, launch the one task or batch that is nearest to its turn."""
         active = self._active
         assert active is not None
-        if active.by_deadline or 0 not in self._board.lanes[: active.lanes]:
+        if active.by_deadline or 0 not in self._scheduler.lanes[: active.lanes]:
             return False
         nearest: Launcher | None = None
-        for launcher in self._ledger.launchers.values():
+        for launcher in self._registry.launchers.values():
             if self._due_s(launcher, early=True) <= now and (
                 nearest is None or launcher.next_s < nearest.next_s
             ):
@@ -414,11 +417,11 @@ class EngineCore:
         """
         active.vacated = False
         self._launch_s = _NEVER
-        while self._board.has_room(active):
-            idle = 0 in self._board.lanes[: active.lanes]
+        while self._scheduler.has_room(active):
+            idle = 0 in self._scheduler.lanes[: active.lanes]
             first: Launcher | None = None
             earliest: tuple[float, int] = (_NEVER, 0)
-            for launcher in self._ledger.launchers.values():
+            for launcher in self._registry.launchers.values():
                 due_s = self._due_s(launcher, early=idle)
                 if due_s > now:
                     self._launch_s = min(self._launch_s, due_s)
@@ -426,15 +429,15 @@ class EngineCore:
                 task = launcher.queue.first()
                 if first is None or (task.deadline_s, task.seq) < earliest:
                     first, earliest = launcher, (task.deadline_s, task.seq)
-            launched_s = self._board.chooser.earliest_deadline_s(active)
+            launched_s = self._scheduler.chooser.earliest_deadline_s(active)
             if first is None or (launched_s is not None and launched_s <= earliest[0]):
                 return
             self._launch_one(first, now)
-            self._board.refresh(now)
+            self._scheduler.refresh(now)
 
     def _launch_one(self, launcher: Launcher, now: float) -> None:
         target = launcher.target
-        track = None if target is None else target.next_track(self._board.in_flight)
+        track = None if target is None else target.next_track(self._scheduler.in_flight)
         assert track is not None
         rows = launcher.take(now)
         instance = Instance(InstanceId(self._next_instance), track, rows, now)
@@ -442,11 +445,11 @@ class EngineCore:
         track.newest = instance
         first = track.slots[0]
         first.occupy(instance)
-        first.enter(instance, self._board.touched)
+        first.enter(instance, self._scheduler.touched)
         track.plan.population += 1
         left_buffer = False
         for row in rows:
             row.instances.append(instance)
             left_buffer |= row.shared
         if left_buffer:
-            self._ledger.line.enter(self._ledger.launchers)
+            self._registry.line.enter(self._registry.launchers)

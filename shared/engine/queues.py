@@ -288,7 +288,6 @@ class SharedLine:
         self._waiting: dict[int, Task] = {}
 
     def add(self, task: Task) -> None:
-        """A shared task came."""
         self._waiting[task.seq] = task
 
     def discard(self, task: Task) -> None:

@@ -124,7 +124,6 @@ class TaskRegistry:
             self.finish(task, Outcome.REFUSED, code, reason)
 
     def refuse_all(self, launcher: Launcher, code: Code, reason: str) -> None:
-        """Empty a queue."""
         for task in list(launcher.queue.entries()):
             self.refuse_queued(launcher, task, code, reason)
 

@@ -1,4 +1,4 @@
-"""The board on which instances move: lanes, steps in flight, and what could run next.
+"""Lanes, steps in flight, and what could run next.
 
 Whatever changes a slot touches combined blocks; `refresh` works out their moves again, `issue_next` runs one.
 """

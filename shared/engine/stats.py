@@ -22,7 +22,6 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """Tasks that have ended."""
         return self.completed + self.refused + self.failed + self.cancelled + self.expired
 
 
@@ -98,7 +97,6 @@ def counts(ended: Mapping[Outcome, int]) -> Counts:
 
 
 def model_stats(launcher: Launcher, progress: tuple[int, ...], now: float) -> ModelStats:
-    """Freeze one model."""
     oldest = launcher.queue.oldest_arrived_s
     return ModelStats(
         name=launcher.name,
@@ -112,7 +110,6 @@ def model_stats(launcher: Launcher, progress: tuple[int, ...], now: float) -> Mo
 
 
 def model_queue(launcher: Launcher, active: PlanState | None, in_flight: InFlight, now: float) -> ModelQueue:
-    """Sample one model."""
     oldest = launcher.queue.oldest_arrived_s
     progress, blocks = 0, 0
     if active is not None and (index := active.bound.model_index.get(launcher.name)) is not None:

@@ -224,11 +224,9 @@ class TrialCore:
         return [SaveRecord(self.setup.record)]
 
     def recorded(self, now: float) -> list[TrialAction]:
-        """The record is durable."""
         return self._drain(now) if self._phase is _Phase.SAVING else []
 
     def drained(self, now: float) -> list[TrialAction]:
-        """Nothing is in flight."""
         if self._phase is not _Phase.DRAINING:
             return []
         self._window += 1

@@ -105,7 +105,7 @@ class SpyCore(EngineCore):
 
     def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
         super().__init__(max_preparing=max_preparing, max_programs=max_programs)
-        self.spy = self._board.chooser = SpyChooser()
+        self.spy = self._scheduler.chooser = SpyChooser()
         self.launches: list[tuple[float, str, int]] = []  # when, model, tasks
         self._allowed_s: dict[str, float] = {}
 
@@ -114,7 +114,7 @@ class SpyCore(EngineCore):
         plan = launcher.target.bound.plan
         if now < self._allowed_s.get(launcher.name, now):
             assert plan.work_conserving, "a strict model was launched before its interval was over"
-            assert 0 in self._board.lanes, "launched early without an idle lane"
+            assert 0 in self._scheduler.lanes, "launched early without an idle lane"
         before = launcher.launched
         super()._launch_one(launcher, now)
         taken = launcher.launched - before
@@ -141,17 +141,17 @@ class SpyCore(EngineCore):
                 self._audit_combined(combined)
             inside = {s.instance.id for c in plan.combined for s in c.slots if s.instance is not None}
             assert plan.population == len(inside)
-            assert plan.steps == sum(plan in record.holds for record in self._board.in_flight.values())
+            assert plan.steps == sum(plan in record.holds for record in self._scheduler.in_flight.values())
             assert not (plan.superseded and plan.empty), "a plan that ran empty was not released"
         self._audit_lanes()
         self._audit_tasks(now)
-        assert not self._board.touched
+        assert not self._scheduler.touched
 
     def audit_stand_still(self) -> None:
         """With nothing more to come, `wait: all` may wait only for tasks that have not arrived."""
-        assert not self._board.in_flight
+        assert not self._scheduler.in_flight
         waiting = sum(plan.population for plan in self.plans)
-        for launcher in self._ledger.launchers.values():
+        for launcher in self._registry.launchers.values():
             target = launcher.target
             if target is not None and target.free_tracks:
                 assert not launcher.queue.launchable, "a task was not launched"
@@ -167,7 +167,7 @@ class SpyCore(EngineCore):
 
     def _check_lane(self, action: IssueStep) -> None:
         """With several lanes no step waits for another lane, and in a busy one it waits for a step there."""
-        step, in_flight = action.step, self._board.in_flight
+        step, in_flight = action.step, self._scheduler.in_flight
         plan = self._plans[step.program.plan]
         after = {in_flight[one].lane for one in step.after if one in in_flight}
         assert after <= {step.lane}, "a lane waits for another one"
@@ -221,7 +221,7 @@ class SpyCore(EngineCore):
         overwritten: set[int] = set()
         reads = {one.block for one in slot.reads} if slot.block else set()
         writes = {slot.block + 1} | ({0} if not slot.block else set())
-        for record in self._board.in_flight.values():
+        for record in self._scheduler.in_flight.values():
             for _, other in record.members:
                 if other.track is slot.track:
                     if reads & {other.block + 1}:
@@ -231,19 +231,19 @@ class SpyCore(EngineCore):
                     if writes & touched - {slot.track.blocks}:
                         overwritten.add(record.lane)
         if len(self._plans) > 1 or slot.track.newest is None or slot.track.newest.moved_after:
-            masks = slot.lanes_before(self._board.in_flight)
+            masks = slot.lanes_before(self._scheduler.in_flight)
             made, overwritten = (
                 set(bits(mask)) | own for mask, own in zip(masks, (made, overwritten), strict=True)
             )
         return made, overwritten
 
     def _audit_lanes(self) -> None:
-        loads = [0] * len(self._board.lanes)
+        loads = [0] * len(self._scheduler.lanes)
         lanes_of: dict[CombinedState, set[int]] = {}
-        for record in self._board.in_flight.values():
+        for record in self._scheduler.in_flight.values():
             loads[record.lane] += 1
             lanes_of.setdefault(record.combined, set()).add(record.lane)
-        assert loads == self._board.lanes
+        assert loads == self._scheduler.lanes
         assert all(len(lanes) == 1 for lanes in lanes_of.values()), "a combined block is in two lanes"
         for combined in (c for plan in self.plans for c in runnable(plan)):
             plan, stand = combined.plan, stands(combined)
@@ -254,12 +254,12 @@ class SpyCore(EngineCore):
     def _audit_tasks(self, now: float) -> None:
         stats = self.snapshot(now)
         assert stats.submitted == stats.ended.total + stats.open_tasks
-        for launcher in self._ledger.launchers.values():
+        for launcher in self._registry.launchers.values():
             queued = list(launcher.queue.entries())
             assert not any(entry.ended for entry in queued)
             assert len(queued) == len(launcher.queue) <= launcher.queue.plan.max_tasks
             assert launcher.queue.nbytes == sum(entry.nbytes for entry in queued)
-        for entry in self._ledger.tasks.values():
+        for entry in self._registry.tasks.values():
             assert entry.deadline_s > now, "an expired task was not answered"
 
 
