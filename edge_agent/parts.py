@@ -18,7 +18,7 @@ from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Loop
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
-from stageloom.edge_agent.replan.policy import PolicyDesk
+from stageloom.edge_agent.replan.policy import PolicyRunner
 from stageloom.edge_agent.reporting.journal import Journal
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.store import ArtifactStore
@@ -91,7 +91,7 @@ def make_parts(
         machine=machine,
         local=LocalPlanner(
             background,
-            PolicyDesk(checker.graph, machine.environment),
+            PolicyRunner(checker.graph, machine.environment),
             link.handle,
             journal.note,
             Path(config.policy) if config.policy else None,

@@ -54,7 +54,7 @@ class PlanShell:
         match action:
             case ev.CheckPlan(plan):
                 parts.background.run(lambda: parts.checker.check(plan), self._checked)
-            case ev.LoadPlan(key, plan):
+            case ev.LoadInEngine(key, plan):
                 paths = {need.digest: str(parts.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
             case ev.SwapTo(key, keep):
@@ -85,7 +85,7 @@ class PlanShell:
                 parts.profiles.wanted(request)
             case ev.RunStageProfile(stages):
                 parts.profiles.wanted(stages)
-            case ev.Note(code, text):
+            case ev.JournalNote(code, text):
                 parts.journal.note(code, text)
             case ev.KeepFallback(plan):
                 failpoint("agent.fallback")

@@ -105,7 +105,7 @@ class Change(Enum):
     FAILED = "failed"  # a handshake; libzmq does not come back by itself after a refusal
 
 
-class Connection:
+class PlannerConnection:
     """The sockets between `open` and `close`, which may follow each other any number of times."""
 
     def __init__(

@@ -10,7 +10,7 @@ from stageloom.edge_agent.lifecycle.events import ArtifactGone, PlansMade
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
 from stageloom.edge_agent.replan.derived_plans import plain_plan
-from stageloom.edge_agent.replan.policy import DAMAGED, PolicyAnswer, PolicyDesk
+from stageloom.edge_agent.replan.policy import DAMAGED, PolicyAnswer, PolicyRunner
 from stageloom.edge_agent.reporting.status import PolicyStatus
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.ids import Digest
@@ -22,7 +22,7 @@ class LocalPlanner:
     def __init__(
         self,
         background: Background,
-        desk: PolicyDesk,
+        desk: PolicyRunner,
         tell: Callable[[PlansMade | ArtifactGone], None],
         note: Callable[[str, str], None],
         own: Path | None = None,

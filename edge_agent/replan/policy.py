@@ -39,7 +39,7 @@ class PolicyAnswer:
     refused: str = ""
 
 
-class PolicyDesk:
+class PolicyRunner:
     """One policy at a time, for one thread."""
 
     def __init__(self, graph: Callable[[Digest], Graph | None], device_class: Callable[[], str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from stageloom.edge_agent.lifecycle import events as link
-from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
 from stageloom.edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
 from stageloom.shared.errors import PlanError
@@ -52,7 +52,7 @@ class ProfileDesk:
         wall_s: float,
     ) -> None:
         """`environment`: what measurements of now are filed under. `clocks`: rows that stand beside them."""
-        self.drift = Drift()
+        self.drift = DriftWatch()
         self._engine = engine
         self._path_of = path_of
         self._record = record
