@@ -17,8 +17,7 @@ from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Loop
-from stageloom.edge_agent.replan.local_planner import LocalPlanner
-from stageloom.edge_agent.replan.policy import PolicyRunner
+from stageloom.edge_agent.replan.policy import LocalPlanner, PolicyRunner
 from stageloom.edge_agent.reporting.journal import Journal
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.store import ArtifactStore

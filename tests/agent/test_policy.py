@@ -9,8 +9,7 @@ import pytest
 from stageloom.edge_agent.lifecycle.events import ArtifactGone, PlansMade
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
-from stageloom.edge_agent.replan.local_planner import LocalPlanner
-from stageloom.edge_agent.replan.policy import PolicyRunner, differs, in_order
+from stageloom.edge_agent.replan.policy import LocalPlanner, PolicyRunner, differs, in_order
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
