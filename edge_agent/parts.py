@@ -17,8 +17,7 @@ from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.machine.device import MachineWatch
 from stageloom.edge_agent.machine.utilisation import this_machine
-from stageloom.edge_agent.replan.local_planner import LocalPlanner
-from stageloom.edge_agent.replan.policy import PolicyDesk
+from stageloom.edge_agent.replan.policy import LocalPlanner, PolicyRunner
 from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.reporting.telemetry import Journal
 from stageloom.edge_agent.store import ArtifactStore
@@ -89,7 +88,7 @@ def make_parts(
         machine=machine,
         local=LocalPlanner(
             background,
-            PolicyDesk(checker.graph, machine.environment),
+            PolicyRunner(checker.graph, machine.environment),
             link.handle,
             journal.note,
             Path(config.policy) if config.policy else None,

@@ -16,7 +16,7 @@ from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelSignature
-from stageloom.edge_agent.lifecycle.events import Tick
+from stageloom.edge_agent.lifecycle.events import TimePassed
 from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.parts import LinkFactory, make_parts
@@ -131,7 +131,7 @@ class Agent:
         self._endpoint.listen(runtime_directory(self._config.home_path))
         self._watchdog.up()
         self.loop.watch(self._link.link.fileno(), READ, lambda _: self._link.take())
-        self.loop.call_every(_LINK_TICK_S, lambda: self._link.handle(Tick()))
+        self.loop.call_every(_LINK_TICK_S, lambda: self._link.handle(TimePassed()))
         self._shell.start()
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self._config.stats_interval_s, self._count)

@@ -18,8 +18,8 @@ from stageloom.edge_agent.lifecycle import local, trials
 from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
 from stageloom.edge_agent.lifecycle.local import HELD_MOST, at_boot
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, Session
-from stageloom.edge_agent.lifecycle.states import Attempt, Cause, LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, PlannerSession
+from stageloom.edge_agent.lifecycle.states import Attempt, LinkState, PlanRef, RunnablePlan, TransitionCause
 from stageloom.edge_agent.lifecycle.trials import Way
 from stageloom.shared.engine.trial import TrialRecord
 from stageloom.shared.ids import Digest
@@ -35,7 +35,7 @@ class Lifecycle:
     def __init__(self, state: LinkState, *, config: LinkConfig, plans: PlanManager) -> None:
         self.config = config
         self.state = state
-        self.session = Session(config)
+        self.session = PlannerSession(config)
         self.disk = Disk(state)
         self.plans = plans
         plans.outcomes = self
@@ -92,7 +92,7 @@ class Lifecycle:
         self._outbox = deque(
             action
             for action in self._outbox
-            if not isinstance(action, ev.Persist | ev.Hold | ev.Send | ev.Record)
+            if not isinstance(action, ev.Persist | ev.Hold | ev.SendMessage | ev.RecordRow)
         )
         self._once_durable.clear()
         self.forgot()
@@ -122,7 +122,7 @@ class Lifecycle:
         if self._is_local(attempt):
             return self._become(local.verified(self.state))
         if self._attempt_is(attempt, DeviceState.RECEIVED, DeviceState.WAITING):
-            return self._become(self.state.moved(Cause.VERIFIED, ""))
+            return self._become(self.state.moved(TransitionCause.VERIFIED, ""))
         return []
 
     def staged(self, staged: ev.PlanStaged) -> list[Action]:
@@ -133,14 +133,14 @@ class Lifecycle:
             return []
         self._staged = staged
         verified = self.state.state is DeviceState.VERIFIED
-        return self._become(self.state.moved(Cause.STAGED, "")) if verified else []
+        return self._become(self.state.moved(TransitionCause.STAGED, "")) if verified else []
 
     def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]:
         """Everything is ready: the candidate runs once the record is durable."""
         if self._is_local(attempt):
             return self._become(local.trial_begins(self.state, record))
         if self._attempt_is(attempt, DeviceState.STAGED):
-            moved = self.state.moved(Cause.TRIAL_BEGINS, "")
+            moved = self.state.moved(TransitionCause.TRIAL_BEGINS, "")
             return self._become(structs.replace(moved, trial=record))
         return []
 
@@ -177,7 +177,7 @@ class Lifecycle:
         elif self._attempt_is(
             attempt, DeviceState.RECEIVED, DeviceState.WAITING, DeviceState.VERIFIED, DeviceState.STAGED
         ):
-            return self._become(self.state.moved(Cause.REFUSED, reason))
+            return self._become(self.state.moved(TransitionCause.REFUSED, reason))
         else:
             return []
         if ran and good is not None:
@@ -193,7 +193,7 @@ class Lifecycle:
         if self.state.state is not DeviceState.COMMITTED:
             return []
         # The plan is not to blame for a damaged artifact: it is fetched and tried again.
-        cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
+        cause = TransitionCause.ARTIFACTS_MISSING if self._missing() else TransitionCause.RESTORE_FAILED
         return self._become(self.state.moved(cause, reason))
 
     def active_changed(self, active: PlanRef | None) -> None:
@@ -252,7 +252,7 @@ class Lifecycle:
             case ev.ProfileAnswered(request):
                 if request not in self.state.answered:
                     return self._change(answered=(*self.state.answered, request))
-            case ev.Tick():
+            case ev.TimePassed():
                 return self.session.tick(self.report(), now_s)
         return []
 
@@ -287,9 +287,9 @@ class Lifecycle:
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:
             wanted.add(desired.stage_profile.request)
-        cause, reason = Cause.DESIRED, ""
+        cause, reason = TransitionCause.DESIRED, ""
         if trials.only_measures(self.state, desired):
-            cause, reason = Cause.MEASURE, self.state.reason
+            cause, reason = TransitionCause.MEASURE, self.state.reason
         moved = structs.replace(
             before.moved(cause, reason),
             desired=desired,
@@ -315,7 +315,7 @@ class Lifecycle:
 
     def _apply(self, changed: trials.Changed) -> list[Action]:
         """Take over a state, then tell what led to it."""
-        return self._become(changed.state) + [ev.Record(row) for row in changed.rows]
+        return self._become(changed.state) + [ev.RecordRow(row) for row in changed.rows]
 
     def _change(self, **fields: object) -> list[Action]:
         return self._become(structs.replace(self.state, **fields))
@@ -382,7 +382,7 @@ class Lifecycle:
             return []
         alarm = self._alarms.due(now_s, self.config.alarm_again_s)
         planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
-        return [ev.Send(message) for message in (alarm, planned) if message is not None]
+        return [ev.SendMessage(message) for message in (alarm, planned) if message is not None]
 
     def _local_step(self, now_s: float) -> list[Action]:
         begun = self._local.begin(
@@ -444,7 +444,7 @@ class Lifecycle:
         if way is Way.TRIAL:
             return self._ask("trial", partial(self._run_trial, attempt, plan, now_s))
         if way.guarded and staged.starves:
-            return self._become(self.state.moved(Cause.REFUSED, staged.starves))
+            return self._become(self.state.moved(TransitionCause.REFUSED, staged.starves))
         # The record is on disk before the plan runs: a crash from here on is found at boot.
         return self._apply(trials.activated(self.state, staged, way, self._now_us))
 
@@ -453,11 +453,11 @@ class Lifecycle:
         received = self.state.state is DeviceState.RECEIVED
         if received and plan is None:
             reason = "no plan is desired; what runs goes on"
-            return self._become(self.state.moved(Cause.NOTHING_TO_DO, reason))
+            return self._become(self.state.moved(TransitionCause.NOTHING_TO_DO, reason))
         if plan is None:
             return []
         if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
-            moved = self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already")
+            moved = self.state.moved(TransitionCause.NOTHING_TO_DO, "it was committed and runs already")
             if moved.planned is not None:
                 # The planner desires what was planned here: it is the planner's from now on.
                 moved = structs.replace(moved, active=plan.ref, last_good=plan, planned=None)
@@ -472,7 +472,7 @@ class Lifecycle:
         missing = self._missing()
         if self.state.state is not DeviceState.WAITING:
             reason = f"{counted(len(missing), 'artifact')} to fetch"
-            return self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
+            return self._become(self.state.moved(TransitionCause.ARTIFACTS_MISSING, reason))
         return self._needs.fetch(missing, now_s, connected=self.session.welcomed)
 
     def _ask(self, what: str, call: Callable[[], list[Action]]) -> list[Action]:

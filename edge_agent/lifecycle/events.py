@@ -116,7 +116,7 @@ class PlansMade:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TimePassed:
     """Ten times a second: what depends on time is looked at again."""
 
 
@@ -131,7 +131,7 @@ Event = (
     | ProfileAnswered
     | AlarmRaised
     | PlansMade
-    | Tick
+    | TimePassed
 )
 
 
@@ -150,7 +150,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMessage:
     """Send on the control lane if it stands; losing it is fine."""
 
     message: ControlToPlanner
@@ -185,7 +185,7 @@ class RunStageProfile:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordRow:
     """Keep this telemetry for the planner."""
 
     row: RowData
@@ -207,7 +207,7 @@ class CheckPlan:
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class LoadInEngine:
     """Load in the engine process; answered by `loaded`, `too_large` or `load_failed`."""
 
     key: PlanKey
@@ -260,7 +260,7 @@ class StopEngine:
 
 
 @dataclass(frozen=True)
-class Note:
+class JournalNote:
     """Something a person may want to know."""
 
     code: str
@@ -292,22 +292,22 @@ class CollectArtifacts:
 Action: TypeAlias = (
     Persist
     | Hold
-    | Send
+    | SendMessage
     | FetchArtifact
-    | Record
+    | RecordRow
     | Reconnect
     | UsePolicy
     | RunProfile
     | RunStageProfile
     | CheckPlan
-    | LoadPlan
+    | LoadInEngine
     | SwapTo
     | UnloadPlan
     | DrainEngine
     | MeasureWindow
     | StartEngine
     | StopEngine
-    | Note
+    | JournalNote
     | KeepFallback
     | Activated
     | CollectArtifacts

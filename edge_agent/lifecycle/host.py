@@ -34,7 +34,7 @@ class Link(Protocol):
     def take(self) -> Sequence[ev.Event]:
         """The events that wait, in order."""
 
-    def act(self, action: ev.Send | ev.FetchArtifact | ev.Reconnect) -> None:
+    def act(self, action: ev.SendMessage | ev.FetchArtifact | ev.Reconnect) -> None:
         """Carry out what concerns the planner; losing it is fine."""
 
     def record(self, rows: Sequence[RowData]) -> None:
@@ -60,7 +60,7 @@ class NoLink:
     def take(self) -> Sequence[ev.Event]:
         return ()
 
-    def act(self, action: ev.Send | ev.FetchArtifact | ev.Reconnect) -> None:
+    def act(self, action: ev.SendMessage | ev.FetchArtifact | ev.Reconnect) -> None:
         """There is no planner to ask or to tell."""
 
     def record(self, rows: Sequence[RowData]) -> None:
@@ -161,9 +161,9 @@ class LifecycleHost:
             case ev.Hold(state):
                 self.core.held(state)
                 self._stored(state)
-            case ev.Send() | ev.FetchArtifact() | ev.Reconnect():
+            case ev.SendMessage() | ev.FetchArtifact() | ev.Reconnect():
                 self.link.act(action)
-            case ev.Record(row):
+            case ev.RecordRow(row):
                 self.link.record([row])
             case _:
                 self._carry_on(action)

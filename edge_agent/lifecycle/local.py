@@ -22,12 +22,12 @@ from stageloom.edge_agent.lifecycle.events import PlanStaged
 from stageloom.edge_agent.lifecycle.states import (
     UNDONE,
     Attempt,
-    Cause,
     LinkState,
     LocalAttempt,
     Planned,
     PlanRef,
     RunnablePlan,
+    TransitionCause,
 )
 from stageloom.edge_agent.lifecycle.trials import (
     VERDICT_CAUSES,
@@ -178,7 +178,7 @@ def verified(state: LinkState) -> LinkState:
     local = state.local
     if local is None or local.state is not DeviceState.RECEIVED:
         return state
-    return structs.replace(state, local=local.moved(Cause.VERIFIED))
+    return structs.replace(state, local=local.moved(TransitionCause.VERIFIED))
 
 
 def staged(state: LinkState, answer: PlanStaged, now_us: int) -> LinkState:
@@ -189,18 +189,18 @@ def staged(state: LinkState, answer: PlanStaged, now_us: int) -> LinkState:
     if is_proven(state, local.plan):
         way = Way.PROVEN
     elif answer.control is None:
-        return state.without_local(Cause.NOT_NOW)
+        return state.without_local(TransitionCause.NOT_NOW)
     else:
         way = Way.GUARD if answer.intervals_only else Way.TRIAL
     if answer.starves:
-        return state.without_local(Cause.NOT_NOW)
+        return state.without_local(TransitionCause.NOT_NOW)
     record = TrialRecord(
         candidate=local.plan.ref.digest,
         control=answer.control or Digest(""),
         environment=state.environment,
         began_us=now_us,
     )
-    local = structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
+    local = structs.replace(local.moved(TransitionCause.STAGED), way=way.value, record=record)
     return structs.replace(state, local=local)
 
 
@@ -209,7 +209,7 @@ def activated(state: LinkState) -> LinkState:
     local = state.local
     if local is None or local.state is not DeviceState.STAGED or local.way == Way.TRIAL.value:
         return state
-    return structs.replace(state, local=local.moved(Cause.ACTIVATE), active=local.plan.ref)
+    return structs.replace(state, local=local.moved(TransitionCause.ACTIVATE), active=local.plan.ref)
 
 
 def trial_begins(state: LinkState, record: TrialRecord) -> LinkState:
@@ -217,7 +217,9 @@ def trial_begins(state: LinkState, record: TrialRecord) -> LinkState:
     local = state.local
     if local is None or local.state is not DeviceState.STAGED:
         return state
-    return structs.replace(state, local=structs.replace(local.moved(Cause.TRIAL_BEGINS), record=record))
+    return structs.replace(
+        state, local=structs.replace(local.moved(TransitionCause.TRIAL_BEGINS), record=record)
+    )
 
 
 def decided(state: LinkState, result: TrialResult, now_us: int) -> Changed:
@@ -234,7 +236,7 @@ def passed(state: LinkState, now_us: int) -> Changed:
     if local is None or local.state is not DeviceState.PROBATION:
         return Changed(state)
     good = structs.replace(
-        state.without_local(Cause.PROBATION_PASSED),
+        state.without_local(TransitionCause.PROBATION_PASSED),
         last_good=local.plan,
         planned=local.planned,
         proven=proven_with(state, local.plan, holds=True),
@@ -251,8 +253,8 @@ def failed(state: LinkState, reason: str, now_us: int) -> Changed:
     if local is None or local.state is DeviceState.TRIAL:
         return Changed(state)
     if local.state is DeviceState.PROBATION:
-        return _failed(state, local, reason, Cause.PROBATION_FAILED, now_us)
-    return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
+        return _failed(state, local, reason, TransitionCause.PROBATION_FAILED, now_us)
+    return Changed(_barred(state.without_local(TransitionCause.REFUSED), local.plan.ref.digest))
 
 
 def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
@@ -261,16 +263,16 @@ def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
     if local is None:
         return Changed(state)
     if local.state is DeviceState.TRIAL and local.record is not None:
-        return _decided(state, local, found_at_boot(local.record), Cause.BOOT, now_us)
+        return _decided(state, local, found_at_boot(local.record), TransitionCause.BOOT, now_us)
     if local.state is not DeviceState.PROBATION:
-        return Changed(state.without_local(Cause.BOOT))
+        return Changed(state.without_local(TransitionCause.BOOT))
     reason = "the agent stopped while the plan made here was tried"
-    return _failed(state, local, reason, Cause.BOOT, now_us)
+    return _failed(state, local, reason, TransitionCause.BOOT, now_us)
 
 
 def superseded(state: LinkState, now_us: int) -> Changed:
     """A newer value is desired: the attempt ends, and what runs runs on."""
-    return _abandoned(state, "a newer plan is desired", Cause.DESIRED, now_us)
+    return _abandoned(state, "a newer plan is desired", TransitionCause.DESIRED, now_us)
 
 
 def environment_changed(state: LinkState, now_us: int) -> Changed:
@@ -278,10 +280,10 @@ def environment_changed(state: LinkState, now_us: int) -> Changed:
     local = state.local
     if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
         return Changed(state)
-    return _abandoned(state, "the environment changed", Cause.ENVIRONMENT, now_us)
+    return _abandoned(state, "the environment changed", TransitionCause.ENVIRONMENT, now_us)
 
 
-def _abandoned(state: LinkState, reason: str, cause: Cause, now_us: int) -> Changed:
+def _abandoned(state: LinkState, reason: str, cause: TransitionCause, now_us: int) -> Changed:
     local = state.local
     if local is None:
         return Changed(state)
@@ -299,13 +301,13 @@ def lost(state: LinkState) -> LinkState | None:
     good, desired = state.last_good, state.candidate
     if good is None or state.planned is None or state.state is not DeviceState.COMMITTED or desired is None:
         return None
-    over = state.without_local(Cause.RESTORE_FAILED)
+    over = state.without_local(TransitionCause.RESTORE_FAILED)
     back = structs.replace(over, last_good=desired, active=desired.ref, planned=None)
     return _barred(back, good.ref.digest)
 
 
 def _decided(
-    state: LinkState, local: LocalAttempt, result: TrialResult, cause: Cause, now_us: int
+    state: LinkState, local: LocalAttempt, result: TrialResult, cause: TransitionCause, now_us: int
 ) -> Changed:
     """The trial ended, or was refused. One without a verdict says nothing of the plan."""
     rows = _row(local, result, now_us)
@@ -320,7 +322,9 @@ def _decided(
     return Changed(_barred(lost, local.plan.ref.digest, structure_of(local.plan)), rows)
 
 
-def _failed(state: LinkState, local: LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
+def _failed(
+    state: LinkState, local: LocalAttempt, reason: str, cause: TransitionCause, now_us: int
+) -> Changed:
     """It ran and is not to run again; last-known-good does."""
     digest = local.plan.ref.digest
     good = state.last_good
@@ -380,12 +384,14 @@ def at_boot(found: LinkState, now_us: int) -> Changed:
     if found.state in UNDONE:
         state = structs.replace(state, revision=state.revision + HELD_MOST)
     if found.state is DeviceState.PROBATION and found.probation_boots:
-        state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
+        state = state.moved(
+            TransitionCause.BOOT_AGAIN, "the agent stopped twice while it was under probation"
+        )
     elif found.state is DeviceState.PROBATION:
-        state = state.moved(Cause.BOOT, "the agent stopped while it was under probation")
+        state = state.moved(TransitionCause.BOOT, "the agent stopped while it was under probation")
         state = structs.replace(state, probation_boots=1)
     elif found.state is DeviceState.TRIAL:
         state, rows = found_in_trial(state, now_us)
     elif found.state is not None:
-        state = state.moved(Cause.BOOT, found.reason)
+        state = state.moved(TransitionCause.BOOT, found.reason)
     return Changed(structs.replace(state, abandoned=0, trial=None), (*rows, *local_rows))

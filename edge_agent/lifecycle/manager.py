@@ -13,18 +13,18 @@ from random import Random
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Action,
+    JournalNote,
     KeepFallback,
-    Note,
     StartEngine,
     StopEngine,
     TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, Verdict, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationVerdict, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import (
-    Candidate,
+    AttemptPhase,
     ManagerConfig,
-    Phase,
+    PlanAttempt,
     Pursuit,
     Restoring,
     Unusable,
@@ -33,8 +33,7 @@ from stageloom.edge_agent.lifecycle.states import Attempt, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialPlans, TrialRunner
 from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.steps import Outcome, PlanKey
-from stageloom.shared.engine.trial import TrialRecord, TrialResult
-from stageloom.shared.engine.trial import Verdict as TrialVerdict
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 
@@ -73,11 +72,11 @@ class PlanManager(Pursuit):
 
     def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
         """Check a plan; answered by PlanVerified or PlanRefused."""
-        return self._begin(attempt, plan, Phase.VERIFYING) + self._pursue()
+        return self._begin(attempt, plan, AttemptPhase.VERIFYING) + self._pursue()
 
     def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
-        return self._begin(attempt, plan, Phase.STAGING) + self._pursue()
+        return self._begin(attempt, plan, AttemptPhase.STAGING) + self._pursue()
 
     def run_trial(
         self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
@@ -89,9 +88,9 @@ class PlanManager(Pursuit):
         if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
         control = self._control_for(plan.ref.digest)
-        if candidate is None or candidate.phase is not Phase.STAGED or control is None:
+        if candidate is None or candidate.phase is not AttemptPhase.STAGED or control is None:
             return self._trial_lost(attempt, "the plan to compare with does not run any more")
-        candidate.phase = Phase.TRIAL
+        candidate.phase = AttemptPhase.TRIAL
         record = TrialRecord(
             candidate=plan.ref.digest, control=control.ref.digest, environment=environment, began_us=at_us
         )
@@ -108,7 +107,7 @@ class PlanManager(Pursuit):
         return self._advance(candidate, candidate.runner.recorded(now_s))
 
     def _trial_lost(self, attempt: Attempt, reason: str) -> list[Action]:
-        result = TrialResult(verdict=TrialVerdict.ABANDONED, reason=reason)
+        result = TrialResult(verdict=Verdict.ABANDONED, reason=reason)
         return self.outcomes.trial_decided(TrialDecided(attempt, None, result))
 
     def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
@@ -116,7 +115,7 @@ class PlanManager(Pursuit):
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
             return []
-        actions = self._begin(attempt, plan, Phase.ACTIVATING)
+        actions = self._begin(attempt, plan, AttemptPhase.ACTIVATING)
         assert self._candidate is not None
         self._candidate.guarded = guarded
         return actions + self._pursue()
@@ -138,11 +137,11 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
+    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: AttemptPhase) -> list[Action]:
         actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
-        self._candidate = Candidate(attempt, plan, phase)
+        self._candidate = PlanAttempt(attempt, plan, phase)
         self._decided = None
         self._unusable.pop(plan.ref.digest, None)
         return actions
@@ -172,7 +171,7 @@ class PlanManager(Pursuit):
             config.timing_s,
         )
 
-    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
+    def _advance(self, candidate: PlanAttempt, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
@@ -182,7 +181,7 @@ class PlanManager(Pursuit):
             if self._decided is not runner.decided:
                 self._decided = runner.decided
                 actions = actions + self.outcomes.trial_decided(runner.decided)
-            if runner.decided.result.verdict is not TrialVerdict.COMMIT:
+            if runner.decided.result.verdict is not Verdict.COMMIT:
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
                 engine.stopping = True
@@ -282,7 +281,7 @@ class PlanManager(Pursuit):
             return []
         self._exchanging, self.last_pause_s = False, paused_s
         text = f"plan {plan.ref.digest[:12]} runs after a pause of {paused_s * 1e3:.0f} ms: both did not fit"
-        return [Note("swap_pause", text)]
+        return [JournalNote("swap_pause", text)]
 
     def released(self, key: PlanKey) -> list[Action]:
         """The engine process has freed it."""
@@ -305,13 +304,13 @@ class PlanManager(Pursuit):
                 self.outcomes.active_changed(None)
             return [*actions, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
-        actions = [Note("engine_crashed", f"the engine process ended: {how}")]
+        actions = [JournalNote("engine_crashed", f"the engine process ended: {how}")]
         actions += self._candidate_crashed(how, blamed, now_s)
         if blamed is not None:
             self._forsake(blamed.ref.digest)
         if blamed is not None and self._supervisor.condemned(blamed.ref.digest):
             reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
-            actions.append(Note("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
+            actions.append(JournalNote("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
                 actions += self.outcomes.restore_failed(reason)
         if self._target() is None:
@@ -354,7 +353,7 @@ class PlanManager(Pursuit):
         engine.stopping = True
         digest = engine.loading[key].ref.digest
         reason = f"it was not loaded within {limit_s:g} s, so the engine process was ended"
-        note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
+        note = JournalNote("load_overdue", f"plan {digest[:12]}: {reason}")
         return [note, *self._useless(digest, reason, may_pass=True), StopEngine()]
 
     def _restore_again(self, now_s: float) -> list[Action]:
@@ -389,18 +388,18 @@ class PlanManager(Pursuit):
         or activated in the last window of its trial.
         """
         candidate, engine = self._candidate, self._engine
-        if candidate is None or candidate.phase is not Phase.ACTIVATING or self.active is None:
+        if candidate is None or candidate.phase is not AttemptPhase.ACTIVATING or self.active is None:
             return
         if self.active.ref.digest == candidate.digest and engine.asked == engine.active:
-            candidate.phase = Phase.PROBATION
+            candidate.phase = AttemptPhase.PROBATION
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
-    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
+    def _judge(self, candidate: PlanAttempt, probation: Probation) -> list[Action]:
         match probation.verdict:
-            case Verdict.OPEN:
+            case ProbationVerdict.OPEN:
                 return []
-            case Verdict.PASSED:
+            case ProbationVerdict.PASSED:
                 self._candidate, self._adopted = None, None
                 self._supervisor.pardon(candidate.digest)
                 actions: list[Action] = []
@@ -409,7 +408,7 @@ class PlanManager(Pursuit):
                     actions.append(KeepFallback(self._good))
                 self._good = candidate.plan
                 return actions + self.outcomes.passed(candidate.attempt)
-            case Verdict.FAILED:
+            case ProbationVerdict.FAILED:
                 self._candidate = None
                 self._forsake(candidate.digest)
                 return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()
@@ -426,10 +425,10 @@ class PlanManager(Pursuit):
             return []
         if candidate.runner is not None and not candidate.runner.over:
             return self._advance(candidate, candidate.runner.crashed(how, now_s))
-        if candidate.phase is Phase.STAGED:
-            candidate.phase = Phase.STAGING
-        elif candidate.phase is Phase.PROBATION:
-            candidate.phase, candidate.probation = Phase.ACTIVATING, None
+        if candidate.phase is AttemptPhase.STAGED:
+            candidate.phase = AttemptPhase.STAGING
+        elif candidate.phase is AttemptPhase.PROBATION:
+            candidate.phase, candidate.probation = AttemptPhase.ACTIVATING, None
         return []
 
     def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[Action]:
@@ -439,7 +438,7 @@ class PlanManager(Pursuit):
         if candidate.runner is not None or blamed is not candidate.plan:
             return self._step_back(how, now_s)
         self._candidate = None
-        if candidate.phase is Phase.PROBATION:
+        if candidate.phase is AttemptPhase.PROBATION:
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
@@ -454,7 +453,7 @@ class PlanManager(Pursuit):
         candidate, engine = self._candidate, self._engine
         if candidate is not None:
             loads = engine.key_of(candidate.digest, engine.loading) is not None
-            if candidate.phase is Phase.PROBATION or loads:
+            if candidate.phase is AttemptPhase.PROBATION or loads:
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
@@ -469,7 +468,7 @@ class PlanManager(Pursuit):
             actions += self.outcomes.failed(candidate.attempt, reason)
         if self._good is not None and self._good.ref.digest == digest:
             if self._restoring is None:  # else it was said before, and is being tried again
-                actions.append(Note("last_good_unusable", reason))
+                actions.append(JournalNote("last_good_unusable", reason))
             if not may_pass:
                 actions += self.outcomes.restore_failed(reason)
         incumbents = (self._adopted, self._good, self._fallback)

@@ -98,7 +98,7 @@ class WaitingLog:
         return (levels[0], levels[-1]) if levels else (nothing, nothing)
 
 
-class Verdict(Enum):
+class ProbationVerdict(Enum):
     """What probation has come to."""
 
     OPEN = "open"
@@ -130,7 +130,7 @@ class Probation:
         self.ends_s = began_s + self.config.length_s
         self.completed = 0
         self.failed = 0
-        self.verdict = Verdict.OPEN
+        self.verdict = ProbationVerdict.OPEN
         self.reason = ""
         self._began_s = began_s
         self._waiting = waiting
@@ -147,7 +147,7 @@ class Probation:
 
     def task_ended(self, outcome: Outcome, reason: str) -> None:
         """A task ended while the plan ran."""
-        if self.verdict is not Verdict.OPEN:
+        if self.verdict is not ProbationVerdict.OPEN:
             return
         self.completed += outcome is Outcome.COMPLETED
         if outcome is not Outcome.FAILED:
@@ -155,17 +155,17 @@ class Probation:
         self.failed += 1
         ran = self.completed + self.failed
         if self.failed >= self.config.min_failed and self.failed > self.config.max_failed_share * ran:
-            self._end(Verdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
+            self._end(ProbationVerdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
 
     def tick(self, now_s: float) -> None:
         """Ask the guard, and end probation when its time is over."""
-        if self._guard is not None and self._waiting is not None and self.verdict is Verdict.OPEN:
+        if self._guard is not None and self._waiting is not None and self.verdict is ProbationVerdict.OPEN:
             seen = self._guard.seen(self._waiting.since(self._began_s, now_s), now_s)
             if seen is GuardVerdict.ROLL_BACK:
-                self._end(Verdict.FAILED, self._guard.reason)
+                self._end(ProbationVerdict.FAILED, self._guard.reason)
         if now_s >= self.ends_s:
-            self._end(Verdict.PASSED, f"{self.completed} tasks completed, {self.failed} failed")
+            self._end(ProbationVerdict.PASSED, f"{self.completed} tasks completed, {self.failed} failed")
 
-    def _end(self, verdict: Verdict, reason: str) -> None:
-        if self.verdict is Verdict.OPEN:
+    def _end(self, verdict: ProbationVerdict, reason: str) -> None:
+        if self.verdict is ProbationVerdict.OPEN:
             self.verdict, self.reason = verdict, reason

@@ -16,7 +16,7 @@ from stageloom.edge_agent.lifecycle.events import (
     Action,
     Activated,
     CheckPlan,
-    LoadPlan,
+    LoadInEngine,
     PlanStaged,
     StopEngine,
     TrialDecided,
@@ -74,7 +74,7 @@ class Restoring:
         return True
 
 
-class Phase(Enum):
+class AttemptPhase(Enum):
     """How far a candidate has come."""
 
     VERIFYING = "verifying"
@@ -97,12 +97,12 @@ class ManagerConfig:
 
 
 @dataclass
-class Candidate:
+class PlanAttempt:
     """A plan, how far it has come, and what watches it there."""
 
     attempt: Attempt
     plan: RunnablePlan
-    phase: Phase
+    phase: AttemptPhase
     guarded: bool = False
     probation: Probation | None = None
     runner: TrialRunner | None = None
@@ -114,7 +114,7 @@ class Candidate:
     @property
     def runs(self) -> bool:
         """It runs or is to run next, for good."""
-        return self.phase in (Phase.ACTIVATING, Phase.PROBATION)
+        return self.phase in (AttemptPhase.ACTIVATING, AttemptPhase.PROBATION)
 
     @property
     def in_window(self) -> bool:
@@ -162,7 +162,7 @@ class Pursuit:
         self._good: RunnablePlan | None = None
         self._fallback = fallback
         self._adopted: RunnablePlan | None = None  # runs on although its attempt was abandoned
-        self._candidate: Candidate | None = None
+        self._candidate: PlanAttempt | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
         self._served: Mapping[str, ModelSignature] = {}
@@ -212,7 +212,7 @@ class Pursuit:
         return self._exchanging
 
     @property
-    def phase(self) -> Phase | None:
+    def phase(self) -> AttemptPhase | None:
         """How far the present attempt has come."""
         return self._candidate.phase if self._candidate else None
 
@@ -284,9 +284,9 @@ class Pursuit:
             return []
         if candidate.digest not in self._checked:
             return self._check(candidate.plan)
-        if candidate.phase is Phase.VERIFYING:
+        if candidate.phase is AttemptPhase.VERIFYING:
             return self.outcomes.verified(candidate.attempt)
-        if candidate.phase is not Phase.STAGING or not self._at_rest():
+        if candidate.phase is not AttemptPhase.STAGING or not self._at_rest():
             return []
         key = engine.key_of(candidate.digest, engine.loaded)
         if key in engine.freed:
@@ -296,7 +296,7 @@ class Pursuit:
                 engine.stopping = True  # a newcomer is judged by a fresh process
                 return [StopEngine()]
             return self._load(candidate.plan)
-        candidate.phase = Phase.STAGED
+        candidate.phase = AttemptPhase.STAGED
         return self.outcomes.staged(self._staged(candidate))
 
     def _at_rest(self) -> bool:
@@ -304,7 +304,7 @@ class Pursuit:
         target = self._target()
         return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
 
-    def _staged(self, candidate: Candidate) -> PlanStaged:
+    def _staged(self, candidate: PlanAttempt) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
             return PlanStaged(candidate.attempt)
@@ -353,7 +353,7 @@ class Pursuit:
             return []
         key = PlanKey(next(self._keys))
         engine.loading[key] = plan
-        return [LoadPlan(key, plan)]
+        return [LoadInEngine(key, plan)]
 
     def _check(self, plan: RunnablePlan) -> list[Action]:
         digest = plan.ref.digest

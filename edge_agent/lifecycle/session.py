@@ -6,7 +6,7 @@ Nothing of it survives a restart. Every method that sends takes the report of wh
 from dataclasses import dataclass
 from typing import Final
 
-from stageloom.edge_agent.lifecycle.events import Action, AlarmRaised, Reconnect, Send
+from stageloom.edge_agent.lifecycle.events import Action, AlarmRaised, Reconnect, SendMessage
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import Alarm, AlarmAck, Heartbeat, Hello, Report, Reported, Welcome
 
@@ -35,7 +35,7 @@ class LinkConfig:
     wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
-class Session:
+class PlannerSession:
     """What both sides know of each other on the connection that is."""
 
     def __init__(self, config: LinkConfig) -> None:
@@ -132,7 +132,7 @@ class Session:
             state=report.state,
             revision=report.revision,
         )
-        return [Send(heartbeat)]
+        return [SendMessage(heartbeat)]
 
     def keep_told(self, report: Report, now_s: float) -> list[Action]:
         """Report what the planner has not stored: at once, then once per heartbeat interval."""
@@ -149,7 +149,7 @@ class Session:
         if not self.welcomed:
             return []
         self._reported_sent_s = now_s
-        return [Send(Reported(boot=self._config.boot, report=report))]
+        return [SendMessage(Reported(boot=self._config.boot, report=report))]
 
     def _hello(self, report: Report, now_s: float, *, again: bool = False) -> list[Action]:
         self._hello_sent_s = self._reported_sent_s = now_s
@@ -163,7 +163,7 @@ class Session:
             device_class=self.environment,
             report=report,
         )
-        return [Send(hello)]
+        return [SendMessage(hello)]
 
 
 class AlarmBox:

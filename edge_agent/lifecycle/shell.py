@@ -55,7 +55,7 @@ class PlanShell:
         match action:
             case ev.CheckPlan(plan):
                 parts.background.run(lambda: parts.checker.check(plan), self._checked)
-            case ev.LoadPlan(key, plan):
+            case ev.LoadInEngine(key, plan):
                 paths = {str(need.digest): str(parts.artifacts.path(need.digest)) for need in plan.artifacts}
                 with memory_file(plan.wire) as fd:
                     self._engine.send(engine.LoadPlan(key, paths), [fd])
@@ -87,7 +87,7 @@ class PlanShell:
                 parts.profiles.wanted(request)
             case ev.RunStageProfile(stages):
                 parts.profiles.wanted(stages)
-            case ev.Note(code, text):
+            case ev.JournalNote(code, text):
                 parts.journal.note(code, text)
             case ev.KeepFallback(plan):
                 failpoint("agent.fallback")

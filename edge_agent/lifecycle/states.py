@@ -16,7 +16,7 @@ from stageloom.shared.messages.control import (
 from stageloom.shared.text import bounded
 
 
-class Cause(str, Enum):
+class TransitionCause(str, Enum):
     """What moves a plan on."""
 
     DESIRED = "desired"  # a newer (epoch, generation) arrived
@@ -44,9 +44,9 @@ class Cause(str, Enum):
 
 
 S = DeviceState
-C = Cause
+C = TransitionCause
 
-TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
+TRANSITIONS: Final[dict[tuple[DeviceState | None, TransitionCause], DeviceState]] = {
     (None, C.DESIRED): S.RECEIVED,
     (S.RECEIVED, C.DESIRED): S.RECEIVED,
     (S.RECEIVED, C.NOTHING_TO_DO): S.COMMITTED,
@@ -100,7 +100,7 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }
 
-LOCAL_TRANSITIONS: Final[dict[tuple[DeviceState, Cause], DeviceState | None]] = {
+LOCAL_TRANSITIONS: Final[dict[tuple[DeviceState, TransitionCause], DeviceState | None]] = {
     (S.RECEIVED, C.VERIFIED): S.VERIFIED,
     (S.RECEIVED, C.REFUSED): None,
     (S.RECEIVED, C.DESIRED): None,
@@ -145,7 +145,7 @@ VERDICTS: Final = frozenset({S.REJECTED, S.NO_GAIN, S.ROLLED_BACK})
 """Final for (generation, environment)."""
 
 
-def step(state: DeviceState | None, cause: Cause) -> DeviceState:
+def step(state: DeviceState | None, cause: TransitionCause) -> DeviceState:
     """The state after `cause`.
 
     Raises:
@@ -158,7 +158,7 @@ def step(state: DeviceState | None, cause: Cause) -> DeviceState:
         raise RuntimeError(f"no step from {name} by {cause.value}") from None
 
 
-def local_step(state: DeviceState, cause: Cause) -> DeviceState | None:
+def local_step(state: DeviceState, cause: TransitionCause) -> DeviceState | None:
     """The state of a local attempt after `cause`; None: it is over.
 
     Raises:
@@ -218,7 +218,7 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
         """What the plan manager knows it by."""
         return (LOCAL_EPOCH, self.plan.ref.local_counter)
 
-    def moved(self, cause: Cause) -> "LocalAttempt":
+    def moved(self, cause: TransitionCause) -> "LocalAttempt":
         """One step on.
 
         Raises:
@@ -283,7 +283,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
         undone = {"state": DeviceState.RECEIVED, "reason": "", "revision": 0, "abandoned": 0}
         return bool(structs.replace(self, **undone) == structs.replace(other, **undone))
 
-    def moved(self, cause: Cause, reason: str) -> "LinkState":
+    def moved(self, cause: TransitionCause, reason: str) -> "LinkState":
         """One step on.
 
         Raises:
@@ -291,7 +291,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
         """
         return structs.replace(self, state=step(self.state, cause), reason=bounded(reason))
 
-    def without_local(self, cause: Cause) -> "LinkState":
+    def without_local(self, cause: TransitionCause) -> "LinkState":
         """The attempt at a plan made here is over; nothing else changes.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from stageloom.edge_agent.lifecycle.events import PlanStaged, TrialDecided
-from stageloom.edge_agent.lifecycle.states import VERDICTS, Cause, LinkState, Proven, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import VERDICTS, LinkState, Proven, RunnablePlan, TransitionCause
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
@@ -28,11 +28,11 @@ MAX_ABANDONED: Final = 3
 
 
 VERDICT_CAUSES: Final = {
-    Verdict.COMMIT: Cause.TRIAL_WON,
-    Verdict.REJECT: Cause.TRIAL_LOST,
-    Verdict.REFUSED: Cause.TRIAL_LOST,
-    Verdict.NO_GAIN: Cause.TRIAL_EVEN,
-    Verdict.ABANDONED: Cause.TRIAL_ABANDONED,
+    Verdict.COMMIT: TransitionCause.TRIAL_WON,
+    Verdict.REJECT: TransitionCause.TRIAL_LOST,
+    Verdict.REFUSED: TransitionCause.TRIAL_LOST,
+    Verdict.NO_GAIN: TransitionCause.TRIAL_EVEN,
+    Verdict.ABANDONED: TransitionCause.TRIAL_ABANDONED,
 }
 
 
@@ -139,7 +139,7 @@ def activated(state: LinkState, staged: PlanStaged, way: Way, now_us: int) -> Ch
     candidate = state.candidate
     record = record_of(state, staged.control, now_us)
     moved = structs.replace(
-        state.moved(Cause.ACTIVATE, ""),
+        state.moved(TransitionCause.ACTIVATE, ""),
         active=candidate.ref if candidate else None,
         way=way.value,
         trial=record,
@@ -153,7 +153,7 @@ def activated(state: LinkState, staged: PlanStaged, way: Way, now_us: int) -> Ch
 def committed(state: LinkState, now_us: int) -> Changed:
     """Probation passed: the plan is last-known-good, and proven."""
     moved = structs.replace(
-        state.moved(Cause.PROBATION_PASSED, ""),
+        state.moved(TransitionCause.PROBATION_PASSED, ""),
         last_good=state.candidate,
         planned=None,
         proven=proven(state, holds=True),
@@ -166,7 +166,7 @@ def committed(state: LinkState, now_us: int) -> Changed:
 def rolled_back(state: LinkState, reason: str, now_us: int) -> Changed:
     """Probation failed: last-known-good runs again."""
     moved = structs.replace(
-        state.moved(Cause.PROBATION_FAILED, reason),
+        state.moved(TransitionCause.PROBATION_FAILED, reason),
         active=state.last_good.ref if state.last_good else None,
         # Under new launch intervals alone it failed for them, not for what was proven.
         proven=state.proven if state.way == Way.GUARD.value else proven(state, holds=False),
@@ -186,12 +186,12 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
     """Verdicts hold for one environment; what is compared in another is no comparison."""
     there = structs.replace(state, environment=environment, barred=())
     if state.state in VERDICTS:
-        there = there.moved(Cause.ENVIRONMENT, "tried again: the environment changed")
+        there = there.moved(TransitionCause.ENVIRONMENT, "tried again: the environment changed")
         return Changed(structs.replace(there, probation_boots=0, abandoned=0))
     if state.state not in (DeviceState.STAGED, DeviceState.TRIAL):
         return Changed(there)
     reason = "the environment changed"
-    moved = structs.replace(there.moved(Cause.TRIAL_ABANDONED, reason), abandoned=0, trial=None)
+    moved = structs.replace(there.moved(TransitionCause.TRIAL_ABANDONED, reason), abandoned=0, trial=None)
     return Changed(moved, abandoned(state, reason, now_us))
 
 
@@ -200,7 +200,7 @@ def found_in_trial(state: LinkState, now_us: int) -> Changed:
     record = state.trial or record_of(state, None, now_us)
     result = found_at_boot(record)
     moved = structs.replace(
-        state.moved(Cause.BOOT, result.reason),
+        state.moved(TransitionCause.BOOT, result.reason),
         active=state.last_good.ref if state.last_good else None,
         trial=None,
     )

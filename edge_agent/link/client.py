@@ -20,7 +20,7 @@ import zmq
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.connection import Change, Connection, Membership
+from stageloom.edge_agent.link.connection import Change, Membership, PlannerConnection
 from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.link.spool import Spool
 from stageloom.edge_agent.reporting.status import LinkStatus
@@ -52,7 +52,7 @@ class ClientConfig:
     telemetry_again_s: float = 10.0
 
 
-ToPlanner = ev.Send | ev.FetchArtifact | ev.Reconnect
+ToPlanner = ev.SendMessage | ev.FetchArtifact | ev.Reconnect
 
 
 class LinkClient:
@@ -87,7 +87,7 @@ class LinkClient:
         self._wake_out.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._connection = Connection(
+        self._connection = PlannerConnection(
             self._context, self._poller, keys=config.keys, member=config.membership, rng=self._rng
         )
         self._connect_at_s: float | None = 0.0
@@ -239,7 +239,7 @@ class LinkClient:
 
     def _act(self, action: ToPlanner, now_s: float) -> None:
         match action:
-            case ev.Send(message):
+            case ev.SendMessage(message):
                 self._connection.send("control", message)
             case ev.FetchArtifact(need):
                 self._want(need, now_s)
@@ -259,7 +259,7 @@ class LinkClient:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.Ask(request):
+                case fetching.RequestChunk(request):
                     self._connection.send("bulk", request)
                 case fetching.GiveUp(digest, reason):
                     self._tell(ev.FetchFailed(digest, reason))

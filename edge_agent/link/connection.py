@@ -16,13 +16,12 @@ import zmq
 from msgspec import Struct
 from zmq.utils import z85
 
-from stageloom.shared.codec import Codec
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.durable_file import replace_synced
 from stageloom.shared.errors import DecodeError, StateError, StorageError
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.base import DeviceName, Message, PublicKey
-from stageloom.shared.search.interface import Limits
 from stageloom.shared.token import Endpoints
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Membership(Struct, frozen=True, kw_only=True, tag="membership", tag_field=
     endpoints: Endpoints
 
 
-_CODEC: Final[Codec[Membership]] = Codec(Membership, Limits(frame_bytes=4 << 10, body_bytes=4 << 10))
+_CODEC: Final[Codec[Membership]] = Codec(Membership, CodecLimits(frame_bytes=4 << 10, body_bytes=4 << 10))
 
 
 def save_membership(path: Path, membership: Membership) -> None:
@@ -106,7 +105,7 @@ class Change(Enum):
     FAILED = "failed"  # a handshake; libzmq does not come back by itself after a refusal
 
 
-class Connection:
+class PlannerConnection:
     """The sockets between `open` and `close`, which may follow each other any number of times."""
 
     def __init__(

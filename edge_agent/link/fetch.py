@@ -19,7 +19,7 @@ from stageloom.shared.messages.control import ArtifactNeed
 
 
 @dataclass(frozen=True)
-class Ask:
+class RequestChunk:
     """Send this request on the bulk lane."""
 
     request: ChunkRequest
@@ -49,7 +49,7 @@ class GiveUp:
     reason: str
 
 
-FetchAction = Ask | Write | Finish | GiveUp
+FetchAction = RequestChunk | Write | Finish | GiveUp
 
 
 @dataclass
@@ -154,7 +154,7 @@ class FetchCore:
                 fetch.open[self._correlation] = (offset, now_s)
                 free -= 1
                 actions.append(
-                    Ask(
+                    RequestChunk(
                         ChunkRequest(
                             correlation=self._correlation,
                             digest=fetch.need.digest,

@@ -28,7 +28,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from stageloom.shared.clock import Clock, SystemClock
-from stageloom.shared.codec import Codec
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.durable_file import sync_file
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.failpoint import failpoint
@@ -42,7 +42,6 @@ from stageloom.shared.messages.telemetry import (
     TelemetryAck,
     TelemetryBatch,
 )
-from stageloom.shared.search.interface import Limits
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class _Books(Struct, frozen=True, tag="spool_ledger", tag_field="type"):
     removing: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
 
 
-_BOOKS: Codec[_Books] = Codec(_Books, Limits(frame_bytes=1 << 20, body_bytes=1 << 20))
+_BOOKS: Codec[_Books] = Codec(_Books, CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20))
 
 
 def encode_books(accounts: dict[int, Account], removing: tuple[str, ...]) -> bytes:

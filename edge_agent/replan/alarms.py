@@ -56,7 +56,7 @@ class Fired:
     loads: tuple[Load, ...]
 
 
-class Arrivals:
+class ArrivalRates:
     """Tasks per second of each model over the last seconds."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Alarms:
     def __init__(self, settings: AlarmSettings | None = None) -> None:
         self.settings = settings or AlarmSettings()
         self.trigger = Trigger(self.settings.trigger(None))
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalRates()
         self._deadlines = Deadlines()
         self._tightest_s: float | None = None
         self._service_s: dict[str, float] = {}

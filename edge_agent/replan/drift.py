@@ -32,7 +32,7 @@ _Window: TypeAlias = dict[int, tuple[int, float]]
 """Per combined block its steps and their microseconds, all together."""
 
 
-class Drift:
+class DriftWatch:
     """Measured over expected step time of the running plan; 1 until there is something to compare."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from stageloom.edge_agent.lifecycle import events as link
-from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
 from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
@@ -44,7 +44,7 @@ class ProfileQueue:
     ) -> None:
         """`send`: to the engine process. `environment`: what measurements of now are filed under. `clocks`:
         rows that stand beside them."""
-        self.drift = Drift()
+        self.drift = DriftWatch()
         self._send = send
         self._path_of = path_of
         self._record = record

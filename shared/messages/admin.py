@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from stageloom.shared.codec import Codec
+from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.messages.base import (
     MOST,
@@ -32,7 +32,6 @@ from stageloom.shared.messages.base import (
 )
 from stageloom.shared.messages.control import Activation, Autonomy, Report
 from stageloom.shared.plan import QueueRule, StepChoice, Wait
-from stageloom.shared.search.interface import Limits
 
 # -- fields that several messages share -------------------------------------------------------------------
 
@@ -639,5 +638,5 @@ AdminReply = (
     | Failed
 )
 
-REQUESTS: Codec[AdminRequest] = Codec(AdminRequest, Limits(frame_bytes=64 << 10, body_bytes=64 << 10))
-REPLIES: Codec[AdminReply] = Codec(AdminReply, Limits(frame_bytes=1 << 20, body_bytes=1 << 20))
+REQUESTS: Codec[AdminRequest] = Codec(AdminRequest, CodecLimits(frame_bytes=64 << 10, body_bytes=64 << 10))
+REPLIES: Codec[AdminReply] = Codec(AdminReply, CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20))

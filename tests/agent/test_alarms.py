@@ -6,7 +6,7 @@ import pytest
 
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
-from stageloom.edge_agent.replan.derived_plans import plain_plan
+from stageloom.edge_agent.replan.policy import plain_plan
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin

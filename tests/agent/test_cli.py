@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks.ingest import agent_pss_mib
 from stageloom import __version__
-from stageloom.edge_agent.cli.app import execute
-from stageloom.edge_agent.cli.show import status_text
+from stageloom.edge_agent.cli.app import execute, status_text
 from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor

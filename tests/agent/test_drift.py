@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.ids import Digest
 
@@ -19,7 +19,7 @@ class Device:
     """Reports every second."""
 
     def __init__(self) -> None:
-        self.drift = Drift()
+        self.drift = DriftWatch()
         self.now_s = 0.0
 
     def runs(

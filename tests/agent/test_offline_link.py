@@ -9,7 +9,7 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import host
 from stageloom.edge_agent.lifecycle.core import Lifecycle
-from stageloom.edge_agent.lifecycle.events import PlanStaged, Tick
+from stageloom.edge_agent.lifecycle.events import PlanStaged, TimePassed
 from stageloom.edge_agent.lifecycle.host import LifecycleHost, NoLink
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
@@ -56,7 +56,7 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
         assert "No space left" in agent.status().detail
         assert load_state(path)[0].state is DeviceState.RECEIVED
     now_s[0] += 6.0
-    agent.handle(Tick())
+    agent.handle(TimePassed())
     assert isinstance(asked[-1], orders.ActivatePlan)
     assert load_state(path)[0].state is DeviceState.PROBATION
     assert agent.status().detail == "not joined"

@@ -8,8 +8,8 @@ from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     CheckPlan,
-    LoadPlan,
-    Note,
+    JournalNote,
+    LoadInEngine,
     StartEngine,
     StopEngine,
     SwapTo,
@@ -17,7 +17,7 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig, Phase
+from stageloom.edge_agent.lifecycle.pursuit import AttemptPhase, ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
@@ -167,14 +167,14 @@ def test_repeated_orders_change_nothing() -> None:
     assert manager.verify((1, 1), plan("a")) == []
     manager.checked(facts("a"))
     (load,) = manager.stage((1, 1), plan("a"))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     assert manager.stage((1, 1), plan("a")) == []
     assert Tell(link.PlanStaged((1, 1))) in manager.loaded(load.key)
     assert manager.activate((1, 1), plan("a")) == [SwapTo(load.key)]
     assert manager.activate((1, 1), plan("a")) == []
     manager.activated(load.key, 0.0)
     assert manager.activate((1, 1), plan("a")) == []
-    assert manager.phase is Phase.PROBATION
+    assert manager.phase is AttemptPhase.PROBATION
 
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
@@ -183,15 +183,15 @@ def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     assert manager.loaded(load.key) == [SwapTo(load.key)]
     manager.activated(load.key, 0.0)
     manager.activate((1, 1), plan("n"))
     (new,) = manager.checked(facts("n"))
-    assert isinstance(new, LoadPlan)
+    assert isinstance(new, LoadInEngine)
     assert manager.loaded(new.key) == [SwapTo(new.key)]
     manager.activated(new.key, 1.0)
-    assert manager.phase is Phase.PROBATION
+    assert manager.phase is AttemptPhase.PROBATION
     return manager, load.key, new.key
 
 
@@ -199,7 +199,7 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
     manager, old, new = manager_under_probation()
     for key in (old, None):
         assert manager.task_ended(Outcome.FAILED, "late", key) == []
-    assert manager.phase is Phase.PROBATION
+    assert manager.phase is AttemptPhase.PROBATION
     actions = manager.task_ended(Outcome.FAILED, "wrong", new)
     assert [a.event for a in actions if isinstance(a, Tell)] == [
         orders.PlanFailed((1, 1), "1 of 1 tasks failed: wrong")
@@ -211,7 +211,7 @@ def test_plan_to_return_to_that_was_freed_meanwhile_is_loaded_again_and_not_give
     assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
     actions = manager.load_failed(old, f"plan {old} is not loaded, or it is in use")
     (again,) = actions
-    assert isinstance(again, LoadPlan)
+    assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
     assert manager.released(old) == []
     assert manager.loaded(again.key) == [SwapTo(again.key)]
@@ -230,7 +230,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     manager.loaded(load.key)
     manager.activated(load.key, 0.0)
     manager.stage((1, 1), plan("n"))
@@ -238,7 +238,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
     assert manager.tick(100.0) == []
     assert manager.tick(110.0) == [], "the limit counts from when its turn to load came"
     note, told, stop = manager.tick(110.1)
-    assert isinstance(note, Note)
+    assert isinstance(note, JournalNote)
     assert isinstance(told, Tell)
     assert isinstance(told.event, orders.PlanFailed)
     assert "not loaded within 10 s" in told.event.reason
@@ -246,7 +246,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
     assert manager.tick(130.0) == [], "it is ended once"
     assert manager.exited("stopped", 130.0) == [StartEngine(0.0)]
     (again,) = manager.ready()
-    assert isinstance(again, LoadPlan)
+    assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
 
 
@@ -259,10 +259,10 @@ def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_han
     manager.stage((1, 2), plan("n"))
     manager.checked(facts("n"))
     actions = manager.tick(10.1)
-    assert [type(action) for action in actions] == [Note, StopEngine]
+    assert [type(action) for action in actions] == [JournalNote, StopEngine]
     manager.exited("stopped", 10.2)
     (load,) = manager.ready()
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     assert load.plan == plan("n")
 
 
@@ -271,7 +271,7 @@ def test_plans_that_were_refused_are_forgotten() -> None:
     manager.ready()
     manager.restore(plan("g"))
     (running,) = manager.checked(facts("g"))
-    assert isinstance(running, LoadPlan)
+    assert isinstance(running, LoadInEngine)
     manager.loaded(running.key)
     manager.activated(running.key, 0.0)
     for number in range(100):
@@ -282,7 +282,7 @@ def test_plans_that_were_refused_are_forgotten() -> None:
             manager.check_failed(one.ref.digest, "illegal", frozenset())
             continue
         (load,) = manager.checked(PlanFacts(one.ref.digest, {}, {}))
-        assert isinstance(load, LoadPlan)
+        assert isinstance(load, LoadInEngine)
         assert manager.facts_of(one.ref.digest) is not None
         manager.load_failed(load.key, "out of memory")
         assert manager.facts_of(one.ref.digest) is None
@@ -293,7 +293,7 @@ def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
     manager, old, new = manager_under_probation()
     manager.task_ended(Outcome.FAILED, "wrong", new)
     (again,) = manager.load_failed(old, "not loaded")
-    assert isinstance(again, LoadPlan)
+    assert isinstance(again, LoadInEngine)
     assert StopEngine() in manager.load_failed(again.key, "out of memory")
     manager.exited("stopped", 2.0)
     assert orders.ActiveChanged(None) in said(manager)[-2:]
@@ -305,7 +305,7 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
     manager.abandon((1, 1))
     manager.activate((1, 2), plan("n"))
     manager.tick(1.5)
-    assert manager.phase is Phase.PROBATION
+    assert manager.phase is AttemptPhase.PROBATION
     assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
 
 

@@ -9,8 +9,7 @@ import pytest
 from stageloom.edge_agent.lifecycle.events import ArtifactGone, PlansMade
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
-from stageloom.edge_agent.replan.local_planner import LocalPlanner
-from stageloom.edge_agent.replan.policy import PolicyDesk, differs, in_order
+from stageloom.edge_agent.replan.policy import LocalPlanner, PolicyRunner, differs, in_order
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
@@ -52,9 +51,9 @@ def fired(queued: int = 50) -> Fired:
     return Fired(firing=firing, loads=loads)
 
 
-def desk(raw: bytes, folder: Path, device_class: str = "toy") -> PolicyDesk:
+def desk(raw: bytes, folder: Path, device_class: str = "toy") -> PolicyRunner:
     (folder / "policy").write_bytes(raw)
-    found = PolicyDesk(GRAPHS.get, lambda: device_class)
+    found = PolicyRunner(GRAPHS.get, lambda: device_class)
     status = found.load(folder / "policy")
     assert (status.digest, status.refused) == (digest_bytes([raw]), "")
     return found
@@ -91,7 +90,7 @@ def test_a_policy_of_another_device_class_is_refused_with_the_reason_and_the_pla
 
 def test_a_policy_whose_artifact_is_damaged_has_no_say(tmp_path: Path) -> None:
     (tmp_path / "policy").write_bytes(POLICY)
-    empty = PolicyDesk(lambda digest: None, lambda: "toy")
+    empty = PolicyRunner(lambda digest: None, lambda: "toy")
     empty.load(tmp_path / "policy")
     assert empty.plan(fired(), RUNNING).refused
 
@@ -104,14 +103,14 @@ def test_hostile_bytes_are_refused_and_never_raise(tmp_path: Path) -> None:
         for _ in range(rng.randrange(1, 4) if raw else 0):
             raw[rng.randrange(min(len(raw), 400))] = rng.randrange(256)
         path.write_bytes(raw)
-        found = PolicyDesk(GRAPHS.get, lambda: "toy")
+        found = PolicyRunner(GRAPHS.get, lambda: "toy")
         if not found.load(path).refused:
             answer = found.plan(fired(), RUNNING)
             assert answer.refused or answer.plan is None or decode_plan(answer.plan.wire)
 
 
 def test_a_file_that_is_missing_or_has_another_digest_is_refused(tmp_path: Path) -> None:
-    found = PolicyDesk(GRAPHS.get, lambda: "toy")
+    found = PolicyRunner(GRAPHS.get, lambda: "toy")
     assert "cannot be read" in found.load(tmp_path / "absent").refused
     (tmp_path / "policy").write_bytes(POLICY)
     assert "another digest" in found.load(tmp_path / "policy", digest_bytes([b"other"])).refused
@@ -132,7 +131,7 @@ class Told:
         self.plans: list[PlansMade] = []
         self.gone: list[Digest] = []
         self.notes: list[tuple[str, str]] = []
-        found = PolicyDesk(GRAPHS.get, lambda: device_class)
+        found = PolicyRunner(GRAPHS.get, lambda: device_class)
         note = lambda code, text: self.notes.append((code, text))  # noqa: E731
         self.planner = LocalPlanner(Immediate(), found, self._tell, note, path)  # type: ignore[arg-type]
         self.planner.start()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import Action, LoadPlan, StartEngine, StopEngine, SwapTo
+from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine, SwapTo
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
@@ -33,7 +33,7 @@ def failed_start(fallback: str | None = None) -> PlanManager:
 
 
 def fail(manager: PlanManager, load: Action) -> list[Action]:
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     return manager.load_failed(load.key, _REASON)
 
 
@@ -59,7 +59,7 @@ def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_
     assert manager.tick(0.9) == []
     assert manager.tick(1.0) == [StopEngine()]
     load = fresh_try(manager, 1.1)
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     assert manager.loaded(load.key) == [SwapTo(load.key)]
     manager.activated(load.key, 1.2)
     assert said(manager)[-1] == orders.ActiveChanged(plan("g").ref)
@@ -87,7 +87,7 @@ def test_tries_become_rarer_and_the_link_hears_once_that_they_fail() -> None:
 def test_fallback_that_runs_instead_is_left_alone_and_the_link_hears_at_once() -> None:
     manager = failed_start(fallback="f")
     (load,) = manager.checked(facts("f"))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     manager.loaded(load.key)
     manager.activated(load.key, 0.5)
     assert manager.tick(0.75) == [Tell(orders.RestoreFailed(_REASON))]
@@ -101,9 +101,9 @@ def test_both_plans_are_tried_again_where_neither_loads() -> None:
     manager.tick(0.0)
     assert manager.tick(1.0) == [StopEngine()]
     load = fresh_try(manager, 1.1)
-    assert isinstance(load, LoadPlan) and load.plan == plan("g")
+    assert isinstance(load, LoadInEngine) and load.plan == plan("g")
     (load,) = fail(manager, load)[-1:]
-    assert isinstance(load, LoadPlan) and load.plan == plan("f")
+    assert isinstance(load, LoadInEngine) and load.plan == plan("f")
 
 
 def test_newer_plan_is_not_held_up_and_is_judged_by_a_fresh_process() -> None:
@@ -114,7 +114,7 @@ def test_newer_plan_is_not_held_up_and_is_judged_by_a_fresh_process() -> None:
     assert [action for second in range(50) for action in manager.tick(float(second))] == []
     assert manager.checked(facts("n")) == [StopEngine()]
     load = fresh_try(manager, 50.0)
-    assert isinstance(load, LoadPlan) and load.plan == plan("n")
+    assert isinstance(load, LoadInEngine) and load.plan == plan("n")
     assert orders.PlanFailed((1, 1), _REASON) in told(fail(manager, load)), "now it is a verdict"
 
 
@@ -133,7 +133,7 @@ def test_plan_for_which_memory_is_short_is_tried_again() -> None:
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     manager.too_large(PlanTooLarge(load.key, 150, 0, 150, 100))
     assert "needs 150 bytes" in manager.trouble
     manager.tick(0.0)
@@ -155,14 +155,14 @@ def test_old_plan_is_tried_again_when_the_one_that_ran_instead_has_failed() -> N
     manager.activate((1, 1), plan("n"))
     manager.checked(facts("n"))
     (load,) = manager.ready()
-    assert isinstance(load, LoadPlan) and load.plan == plan("n")
+    assert isinstance(load, LoadInEngine) and load.plan == plan("n")
     manager.loaded(load.key)
     manager.activated(load.key, 10.0)
     manager.tick(10.25)
     manager.task_ended(Outcome.FAILED, "wrong", load.key)
     manager.tick(20.0)
     (again,) = manager.restore(plan("g"))
-    assert isinstance(again, LoadPlan) and again.plan == plan("g")
+    assert isinstance(again, LoadInEngine) and again.plan == plan("g")
 
 
 def test_device_whose_driver_comes_within_the_patience_stays_committed() -> None:

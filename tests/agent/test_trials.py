@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import DrainEngine, LoadPlan, Note, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.events import DrainEngine, JournalNote, LoadInEngine, SwapTo, UnloadPlan
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import LinkState, Proven
 from stageloom.edge_agent.worker.messages import PlanTooLarge
@@ -241,12 +241,12 @@ def crowded_manager() -> tuple[PlanManager, PlanKey]:
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g", comparable=True))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     manager.loaded(load.key, 70, 100)
     manager.activated(load.key, 0.0)
     manager.stage((1, 1), plan("a"))
     (other,) = manager.checked(facts("a", comparable=True))
-    assert isinstance(other, LoadPlan)
+    assert isinstance(other, LoadInEngine)
     (told,) = manager.too_large(PlanTooLarge(other.key, 60, 30, 60, 100))
     assert told == Tell(link.PlanStaged((1, 1), plan("g").ref.digest))
     return manager, load.key
@@ -268,11 +268,11 @@ def test_ordered_plan_that_does_not_fit_beside_the_other_takes_its_place_and_the
     assert manager.exchanging, "tasks wait"
     assert manager.drained(2.0) == [UnloadPlan(old)]
     (load,) = manager.released(old)
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     assert load.plan == plan("a")
     assert manager.loaded(load.key, 60, 100) == [SwapTo(load.key)]
     note = manager.activated(load.key, 3.0, paused_s=0.25)[0]
-    assert isinstance(note, Note)
+    assert isinstance(note, JournalNote)
     assert (note.code, "250 ms" in note.text) == ("swap_pause", True)
     assert manager.last_pause_s == 0.25
     assert not manager.exchanging
@@ -283,10 +283,10 @@ def test_old_plan_comes_back_if_the_one_that_took_its_place_cannot_be_loaded() -
     manager.activate((1, 1), plan("a"))
     manager.drained(2.0)
     (load,) = manager.released(old)
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     told, again = manager.load_failed(load.key, "out of memory")
     assert told == Tell(orders.PlanFailed((1, 1), "out of memory"))
-    assert isinstance(again, LoadPlan)
+    assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
     assert manager.loaded(again.key, 70, 100) == [SwapTo(again.key)]
 
@@ -295,7 +295,7 @@ def test_plan_that_does_not_fit_alone_is_refused_with_sizes_and_a_remedy() -> No
     manager, _ = crowded_manager()
     manager.stage((1, 2), plan("b"))
     (load,) = manager.checked(facts("b", comparable=True))
-    assert isinstance(load, LoadPlan)
+    assert isinstance(load, LoadInEngine)
     told = manager.too_large(PlanTooLarge(load.key, 150, 30, 150, 100))[0]
     assert isinstance(told, Tell)
     assert isinstance(told.event, orders.PlanFailed)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.lanes.cases import members_of
 from stageloom.edge_agent.config import GuardSettings, TrialSettings
 from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, Verdict, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, ProbationVerdict, WaitingLog
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
@@ -64,7 +64,7 @@ def test_guarded_plan_under_which_tasks_wait_longer_fails_within_ten_seconds() -
     probation = guarded(log)
     filled(0.013, 10.0, 16.0, log)
     probation.tick(16.0)
-    assert probation.verdict is Verdict.FAILED
+    assert probation.verdict is ProbationVerdict.FAILED
     assert "p99 rose from 0.01 s to 0.013 s" in probation.reason
 
 
@@ -76,7 +76,9 @@ def test_guarded_plan_passes_when_the_guards_time_is_over_and_not_before() -> No
     verdicts = [probation.verdict]
     probation.tick(20.0)
     verdicts.append(probation.verdict)
-    assert verdicts == [Verdict.OPEN, Verdict.PASSED], "longer than the plain probation of a second"
+    assert verdicts == [ProbationVerdict.OPEN, ProbationVerdict.PASSED], (
+        "longer than the plain probation of a second"
+    )
 
 
 def plan_with(interval_us: int, *, strict: bool = True, cuts: tuple[int, ...] = ()):  # type: ignore[no-untyped-def]

@@ -15,10 +15,10 @@ from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
+    JournalNote,
     KeepFallback,
-    LoadPlan,
+    LoadInEngine,
     MeasureWindow,
-    Note,
     StartEngine,
     StopEngine,
     SwapTo,
@@ -152,12 +152,12 @@ class World:
                     self.core.persisted(state)
                 case events.Hold(state):
                     self.core.held(state)
-                case events.Record(row):
+                case events.RecordRow(row):
                     assert isinstance(row, TrialEnded)
                     self.rows.append(row)
                 case CheckPlan(one):
                     self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
-                case LoadPlan(key, one):
+                case LoadInEngine(key, one):
                     self.engine(lambda key=key, one=one: self.load(key, one))  # type: ignore[misc]
                 case SwapTo(key, keep):
                     self.engine(partial(self.swap, key, keep))
@@ -175,7 +175,7 @@ class World:
                     self.at(self.now_s + delay_s, self.start)
                 case KeepFallback(one):
                     self.fallback = one
-                case Note():
+                case JournalNote():
                     pass
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
@@ -302,7 +302,7 @@ class World:
             while self.timers and self.timers[0][0] <= self.now_s:
                 self.timers.pop(0)[2]()
             self.do(self.manager.tick(self.now_s))
-            self.tell(events.Tick())
+            self.tell(events.TimePassed())
 
 
 def deploy(world: World, letter: str, generation: int) -> None:

@@ -212,7 +212,7 @@ class Agent:
         while not self._stopping.is_set():
             select.select([self.client.fileno()], [], [], 0.05)
             self.host.take()
-            self.host.handle(dev.Tick())
+            self.host.handle(dev.TimePassed())
 
     def _manage(self, action: Any) -> None:
         core = self.host.core

@@ -26,7 +26,7 @@ def alarms(actions: list[ev.Action]) -> list[control.Alarm]:
     return [
         action.message
         for action in actions
-        if isinstance(action, ev.Send) and isinstance(action.message, control.Alarm)
+        if isinstance(action, ev.SendMessage) and isinstance(action.message, control.Alarm)
     ]
 
 
@@ -39,18 +39,18 @@ def test_an_alarm_is_sent_at_once_and_again_until_it_is_acknowledged() -> None:
     (first,) = alarms(driver.do(raised()))
     assert (first.boot, first.number, first.cause) == (BOOT, 1, "variance")
     assert len(first.loads) == 1 and len(first.samples) == 10
-    assert alarms(driver.do(ev.Tick(), after_s=0.5)) == []
-    assert alarms(driver.do(ev.Tick(), after_s=0.6)) == [first]
-    assert alarms(driver.do(ev.Tick(), after_s=1.1)) == [first]
+    assert alarms(driver.do(ev.TimePassed(), after_s=0.5)) == []
+    assert alarms(driver.do(ev.TimePassed(), after_s=0.6)) == [first]
+    assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == [first]
     driver.do(ack(1))
     driver.do(ack(1))
-    assert alarms(driver.do(ev.Tick(), after_s=5.0)) == []
+    assert alarms(driver.do(ev.TimePassed(), after_s=5.0)) == []
 
 
 def test_an_alarm_that_is_raised_while_the_planner_is_away_is_sent_when_it_is_back() -> None:
     driver = Driver()
     assert alarms(driver.do(raised())) == []
-    assert alarms(driver.do(ev.Tick(), after_s=100.0)) == []
+    assert alarms(driver.do(ev.TimePassed(), after_s=100.0)) == []
     assert alarms(driver.do(ev.Connected())) == [], "not before the session stands"
     welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
     (sent,) = alarms(driver.do(ev.Received(welcome)))
@@ -72,23 +72,23 @@ def test_only_the_newest_alarm_is_repeated_and_a_late_ack_of_an_older_one_does_n
     (second,) = alarms(driver.do(raised(2.0), after_s=0.1))
     assert (second.number, second.value) == (2, 2.0)
     driver.do(ack(1), after_s=0.1)
-    assert alarms(driver.do(ev.Tick(), after_s=2.0)) == [second]
+    assert alarms(driver.do(ev.TimePassed(), after_s=2.0)) == [second]
     driver.do(ack(2))
-    assert alarms(driver.do(ev.Tick(), after_s=2.0)) == []
+    assert alarms(driver.do(ev.TimePassed(), after_s=2.0)) == []
 
 
 def test_an_ack_of_another_boot_acknowledges_nothing() -> None:
     driver = Driver().online()
     driver.do(raised())
     driver.do(ack(1, boot=BOOT + 1))
-    assert len(alarms(driver.do(ev.Tick(), after_s=2.0))) == 1
+    assert len(alarms(driver.do(ev.TimePassed(), after_s=2.0))) == 1
 
 
 def test_a_new_boot_numbers_its_alarms_from_one_and_forgets_the_old_ones() -> None:
     driver = Driver().online()
     driver.do(raised())
     revived = Driver(driver.disk).online()
-    assert alarms(revived.do(ev.Tick(), after_s=2.0)) == []
+    assert alarms(revived.do(ev.TimePassed(), after_s=2.0)) == []
     (first,) = alarms(revived.do(raised()))
     assert first.number == 1
 
@@ -105,7 +105,7 @@ def test_a_change_of_power_mode_is_said_before_the_alarm_that_it_causes_and_in_i
     """And once: the same environment again is nothing new."""
     driver = Driver().online()
     actions = driver.do(ev.EnvironmentChanged("env at 15 W"))
-    hellos = [one.message for one in actions if isinstance(one, ev.Send)]
+    hellos = [one.message for one in actions if isinstance(one, ev.SendMessage)]
     assert [(type(one), one.device_class) for one in hellos] == [(control.Hello, "env at 15 W")]  # type: ignore[union-attr]
     (alarm,) = alarms(driver.do(raised(cause="power_mode")))
     assert (alarm.cause, alarm.environment) == ("power_mode", "env at 15 W")

@@ -110,7 +110,7 @@ def test_a_missing_artifact_is_fetched_and_waited_for() -> None:
     assert ev.FetchArtifact(NEED) in actions and driver.state is DeviceState.WAITING
     driver.do(ev.FetchFailed(NEED.digest, "no such artifact"))
     assert "no such artifact" in driver.core.report().reason
-    assert ev.FetchArtifact(NEED) in driver.do(ev.Tick(), after_s=2.0), "asked for again"
+    assert ev.FetchArtifact(NEED) in driver.do(ev.TimePassed(), after_s=2.0), "asked for again"
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
 
@@ -122,7 +122,7 @@ def test_an_artifact_that_is_damaged_after_the_check_is_fetched_again_before_the
     driver.do(ev.ArtifactGone(NEED.digest))
     assert driver.state is DeviceState.WAITING
     assert "StagePlan" not in kinds(driver.do(orders.ManagerRestarted()))
-    assert ev.FetchArtifact(NEED) in driver.do(ev.Tick(), after_s=2.0)
+    assert ev.FetchArtifact(NEED) in driver.do(ev.TimePassed(), after_s=2.0)
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
 
@@ -170,7 +170,9 @@ def test_an_older_or_equal_generation_is_ignored_and_answered_with_a_report(
     before = driver.core.state
     actions = driver.do(ev.Received(desired(generation, b"other", epoch=epoch)))
     assert driver.core.state == before
-    assert any(isinstance(one, ev.Send) and isinstance(one.message, control.Reported) for one in actions)
+    assert any(
+        isinstance(one, ev.SendMessage) and isinstance(one.message, control.Reported) for one in actions
+    )
 
 
 def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
@@ -237,9 +239,9 @@ def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
     booted = driver.boot()
     assert booted == [orders.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
     assert driver.state is found
-    assert driver.do(ev.Tick(), after_s=1.0) == [], "not again at once"
+    assert driver.do(ev.TimePassed(), after_s=1.0) == [], "not again at once"
     driver.full = False
-    driver.do(ev.Tick(), after_s=6.0)
+    driver.do(ev.TimePassed(), after_s=6.0)
     assert driver.state is then
     once = found is DeviceState.PROBATION and not boots
     assert driver.disk.probation_boots == (1 if once else boots), "a second stop would be the last"
@@ -273,7 +275,7 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
     assert driver.stored() is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
     driver.full = False
-    actions = kinds(driver.do(ev.Tick(), after_s=6.0))
+    actions = kinds(driver.do(ev.TimePassed(), after_s=6.0))
     assert actions.index("Persist") < actions.index("ActivatePlan"), "tried again"
 
 
@@ -332,14 +334,14 @@ def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> No
     driver.full = True
     driver.do(orders.ActiveChanged(None))
     driver.full = False
-    driver.do(ev.Tick(), after_s=6.0)
+    driver.do(ev.TimePassed(), after_s=6.0)
     assert driver.core.report().active is None
 
 
 def test_a_restarted_manager_is_asked_again() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
-    assert "VerifyPlan" not in kinds(driver.do(ev.Tick()))
+    assert "VerifyPlan" not in kinds(driver.do(ev.TimePassed()))
     assert "VerifyPlan" in kinds(driver.do(orders.ManagerRestarted()))
 
 
@@ -349,17 +351,19 @@ def test_a_report_is_repeated_until_the_planner_has_it() -> None:
     revision = driver.core.report().revision
 
     def reports(actions: list[ev.Action]) -> int:
-        return sum(isinstance(one, ev.Send) and isinstance(one.message, control.Reported) for one in actions)
+        return sum(
+            isinstance(one, ev.SendMessage) and isinstance(one.message, control.Reported) for one in actions
+        )
 
-    assert sum(reports(driver.do(ev.Tick(), after_s=0.5)) for _ in range(8)) == 4
+    assert sum(reports(driver.do(ev.TimePassed(), after_s=0.5)) for _ in range(8)) == 4
     driver.do(ev.Received(control.ReportedAck(revision=revision)))
-    assert sum(reports(driver.do(ev.Tick(), after_s=0.5)) for _ in range(4)) == 0
+    assert sum(reports(driver.do(ev.TimePassed(), after_s=0.5)) for _ in range(4)) == 0
 
 
 def test_a_silent_planner_is_left() -> None:
     driver = Driver().online()
-    assert "Reconnect" not in kinds(driver.do(ev.Tick(), after_s=3.9))
-    assert "Reconnect" in kinds(driver.do(ev.Tick(), after_s=0.2))
+    assert "Reconnect" not in kinds(driver.do(ev.TimePassed(), after_s=3.9))
+    assert "Reconnect" in kinds(driver.do(ev.TimePassed(), after_s=0.2))
 
 
 @pytest.mark.parametrize("code", [RefusalCode.REVOKED, RefusalCode.QUARANTINED])
@@ -379,7 +383,7 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
     driver.do(ev.ProfileAnswered(3))
     again = Driver(driver.disk)
     again.core.handle(ev.ArtifactPresent(NEED.digest), 0.0)
-    assert not any(isinstance(one, ev.RunProfile) for one in again.do(ev.Tick()))
+    assert not any(isinstance(one, ev.RunProfile) for one in again.do(ev.TimePassed()))
     driver.do(ev.Received(desired(2)))
     assert driver.core.state.answered == (), "forgotten with the request"
 
@@ -420,7 +424,7 @@ def _blob_need(size: int) -> tuple[bytes, ArtifactNeed]:
     return blob, ArtifactNeed("m", digest_bytes([blob]), size)
 
 
-def _answer(blob: bytes, ask: fetching.Ask) -> bulk.Chunk:
+def _answer(blob: bytes, ask: fetching.RequestChunk) -> bulk.Chunk:
     request = ask.request
     data = blob[request.offset_bytes : request.offset_bytes + request.length_bytes]
     return bulk.Chunk(
@@ -442,7 +446,7 @@ def test_a_fetch_resumes_where_the_partial_file_ends(have: int) -> None:
         ask = open_asks.pop()  # answered in reverse: chunks arrive out of order
         if isinstance(ask, fetching.Finish):
             continue
-        assert isinstance(ask, fetching.Ask)
+        assert isinstance(ask, fetching.RequestChunk)
         asked += 1
         for action in core.received(_answer(blob, ask), 0.0):
             if isinstance(action, fetching.Write):
@@ -467,7 +471,7 @@ def test_a_lost_chunk_is_asked_for_again_and_a_late_one_does_no_harm() -> None:
     (ask,) = core.want(need, 0, 0.0)
     assert core.tick(4.9) == []
     (again,) = core.tick(5.0)
-    assert isinstance(ask, fetching.Ask) and isinstance(again, fetching.Ask)
+    assert isinstance(ask, fetching.RequestChunk) and isinstance(again, fetching.RequestChunk)
     assert core.received(_answer(blob, ask), 5.1) == [], "its number is not open any more"
     assert [type(one) for one in core.received(_answer(blob, again), 5.2)] == [
         fetching.Write,
@@ -479,7 +483,7 @@ def test_an_artifact_of_another_size_is_given_up() -> None:
     blob, need = _blob_need(20)
     core = fetching.FetchCore()
     (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.Ask)
+    assert isinstance(ask, fetching.RequestChunk)
     (action,) = core.received(msgspec.structs.replace(_answer(blob, ask), size_bytes=21), 0.0)
     assert isinstance(action, fetching.GiveUp)
 
@@ -488,10 +492,10 @@ def test_a_busy_planner_is_asked_again_and_a_missing_artifact_is_given_up() -> N
     _, need = _blob_need(20)
     core = fetching.FetchCore(again_after_s=5.0)
     (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.Ask)
+    assert isinstance(ask, fetching.RequestChunk)
     assert core.received(Refused(correlation=ask.request.correlation, code=RefusalCode.BUSY), 1.0) == []
     (again,) = core.tick(6.0)
-    assert isinstance(again, fetching.Ask) and again.request.offset_bytes == 0
+    assert isinstance(again, fetching.RequestChunk) and again.request.offset_bytes == 0
     gone = Refused(
         correlation=again.request.correlation, code=RefusalCode.NOT_FOUND, reason="no such artifact"
     )

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.lifecycle.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
+from stageloom.edge_agent.lifecycle.states import (
+    LOCAL_TRANSITIONS,
+    TRANSITIONS,
+    VERDICTS,
+    TransitionCause,
+    step,
+)
 from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
 from stageloom.shared.messages.control import DeviceState
@@ -53,7 +59,7 @@ def test_every_way_for_a_local_attempt_to_end_says_what_it_leaves() -> None:
 
 def test_every_state_and_cause_is_explained() -> None:
     text = (DOCS / "states.md").read_text()
-    for name in [*DeviceState, *Cause]:
+    for name in [*DeviceState, *TransitionCause]:
         assert re.search(rf"^\|[^|]*`{name.value}`[^|]*\|", text, re.MULTILINE), name
 
 
@@ -85,13 +91,18 @@ def test_the_published_bounds_are_those_of_the_codecs(label: str, codecs: list[o
 
 def test_every_state_can_be_superseded_and_survives_a_boot() -> None:
     for state in DeviceState:
-        assert TRANSITIONS[state, Cause.DESIRED] is DeviceState.RECEIVED
-        assert (state, Cause.BOOT) in TRANSITIONS
+        assert TRANSITIONS[state, TransitionCause.DESIRED] is DeviceState.RECEIVED
+        assert (state, TransitionCause.BOOT) in TRANSITIONS
     for verdict in VERDICTS:
         causes = {cause for state, cause in TRANSITIONS if state is verdict}
-        assert causes == {Cause.DESIRED, Cause.MEASURE, Cause.ENVIRONMENT, Cause.BOOT}, "a verdict is final"
+        assert causes == {
+            TransitionCause.DESIRED,
+            TransitionCause.MEASURE,
+            TransitionCause.ENVIRONMENT,
+            TransitionCause.BOOT,
+        }, "a verdict is final"
 
 
 def test_a_step_that_is_not_in_the_table_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no step from rejected by probation_passed"):
-        step(DeviceState.REJECTED, Cause.PROBATION_PASSED)
+        step(DeviceState.REJECTED, TransitionCause.PROBATION_PASSED)

@@ -13,13 +13,13 @@ from stageloom.edge_agent.lifecycle.states import (
     LOCAL_EPOCH,
     LOCAL_TRANSITIONS,
     Attempt,
-    Cause,
     LinkState,
     LocalAttempt,
     Planned,
     PlanRef,
     Proven,
     RunnablePlan,
+    TransitionCause,
 )
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
@@ -71,11 +71,15 @@ def on_probation(driver: Driver, plan: RunnablePlan = LOCAL) -> list[ev.Action]:
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [a.row for a in actions if isinstance(a, ev.Record) and isinstance(a.row, TrialEnded)]
+    return [a.row for a in actions if isinstance(a, ev.RecordRow) and isinstance(a.row, TrialEnded)]
 
 
 def told(actions: list[ev.Action]) -> list[control.LocalPlan]:
-    return [a.message for a in actions if isinstance(a, ev.Send) and isinstance(a.message, control.LocalPlan)]
+    return [
+        a.message
+        for a in actions
+        if isinstance(a, ev.SendMessage) and isinstance(a.message, control.LocalPlan)
+    ]
 
 
 def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
@@ -84,7 +88,7 @@ def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
     while seconds > 0:
         step_s = min(seconds, 1.0)
         seconds -= step_s
-        actions += driver.do(ev.Tick(), after_s=step_s)
+        actions += driver.do(ev.TimePassed(), after_s=step_s)
         revision = driver.core.state.revision
         actions += driver.do(ev.Received(control.HeartbeatAck(epoch=1, generation=1, revision=revision)))
     return actions
@@ -331,7 +335,7 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     driver = Driver().online()
     assert "FetchArtifact" in kinds(driver.do(ev.Received(desired(1, stage_profile=wanted))))
     assert ev.RunStageProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
-    assert "RunStageProfile" not in kinds(driver.do(ev.Tick(), after_s=1.0))
+    assert "RunStageProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
     driver.do(ev.ProfileAnswered(9))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
     actions = revived.boot(frozenset({absent.digest}))
@@ -469,7 +473,7 @@ def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
     return structs.replace(driver.core.state, local=tried)
 
 
-def after(cause: Cause, before: LinkState) -> LinkState:
+def after(cause: TransitionCause, before: LinkState) -> LinkState:
     """The state once the cause has come to the attempt."""
     record = before.local.record if before.local else None
     assert record is not None
@@ -478,31 +482,36 @@ def after(cause: Cause, before: LinkState) -> LinkState:
     verdicts = {verdict_cause: verdict for verdict, verdict_cause in trials.VERDICT_CAUSES.items()}
     ran = attempt.state is DeviceState.PROBATION
     match cause:
-        case Cause.VERIFIED:
+        case TransitionCause.VERIFIED:
             return local.verified(before)
-        case Cause.REFUSED | Cause.PROBATION_FAILED:
+        case TransitionCause.REFUSED | TransitionCause.PROBATION_FAILED:
             # A plan that fails is refused before it runs, and failed its probation from then on.
-            fits = ran == (cause is Cause.PROBATION_FAILED)
+            fits = ran == (cause is TransitionCause.PROBATION_FAILED)
             return local.failed(before, "it fails", 1).state if fits else before
-        case Cause.STAGED:
+        case TransitionCause.STAGED:
             return local.staged(before, staged(), 1)
-        case Cause.NOT_NOW:
+        case TransitionCause.NOT_NOW:
             return local.staged(before, staged(control=None), 1)
-        case Cause.TRIAL_BEGINS:
+        case TransitionCause.TRIAL_BEGINS:
             return local.trial_begins(before, record)
-        case Cause.TRIAL_WON | Cause.TRIAL_LOST | Cause.TRIAL_EVEN | Cause.TRIAL_ABANDONED:
+        case (
+            TransitionCause.TRIAL_WON
+            | TransitionCause.TRIAL_LOST
+            | TransitionCause.TRIAL_EVEN
+            | TransitionCause.TRIAL_ABANDONED
+        ):
             return local.decided(before, decided(verdicts[cause]).result, 1).state
-        case Cause.PROBATION_PASSED:
+        case TransitionCause.PROBATION_PASSED:
             return local.passed(before, 1).state
-        case Cause.ACTIVATE:
+        case TransitionCause.ACTIVATE:
             return local.activated(before)
-        case Cause.DESIRED:
+        case TransitionCause.DESIRED:
             return local.superseded(before, 1).state
-        case Cause.ENVIRONMENT:
+        case TransitionCause.ENVIRONMENT:
             return local.environment_changed(before, 1).state
-        case Cause.BOOT:
+        case TransitionCause.BOOT:
             return local.attempt_at_boot(before, 1).state
-    assert cause is Cause.RESTORE_FAILED
+    assert cause is TransitionCause.RESTORE_FAILED
     back = local.lost(before)
     assert back is not None
     return back
@@ -510,11 +519,13 @@ def after(cause: Cause, before: LinkState) -> LinkState:
 
 @pytest.mark.parametrize("cause", sorted({cause for _, cause in LOCAL_TRANSITIONS}))
 @pytest.mark.parametrize("state", sorted({state for state, _ in LOCAL_TRANSITIONS}))
-def test_a_local_attempt_takes_the_published_steps_and_no_other(state: DeviceState, cause: Cause) -> None:
+def test_a_local_attempt_takes_the_published_steps_and_no_other(
+    state: DeviceState, cause: TransitionCause
+) -> None:
     """What comes late, in a state that it is not meant for, changes nothing."""
-    way = trials.Way.GUARD if cause is Cause.ACTIVATE else trials.Way.TRIAL
+    way = trials.Way.GUARD if cause is TransitionCause.ACTIVATE else trials.Way.TRIAL
     before = attempt_in(state, way)
-    if (state, cause) == (DeviceState.STAGED, Cause.TRIAL_WON):
+    if (state, cause) == (DeviceState.STAGED, TransitionCause.TRIAL_WON):
         with pytest.raises(RuntimeError, match="no step of a plan made here from staged by trial_won"):
             after(cause, before)
         return

@@ -15,9 +15,9 @@ def test_a_desired_policy_is_fetched_and_then_used_once_while_the_plan_does_not_
     driver = Driver().online()
     actions = driver.do(ev.Received(desired(1, policy=POLICY, autonomy=Autonomy.FULL)))
     assert FETCH in actions and "VerifyPlan" in kinds(actions) and "UsePolicy" not in kinds(actions)
-    assert FETCH in driver.do(ev.Tick(), after_s=3.0), "asked for again while it is missing"
+    assert FETCH in driver.do(ev.TimePassed(), after_s=3.0), "asked for again while it is missing"
     assert ev.UsePolicy(POLICY.digest) in driver.do(ev.ArtifactPresent(POLICY.digest))
-    assert not {"UsePolicy", "FetchArtifact"} & set(kinds(driver.do(ev.Tick(), after_s=5.0)))
+    assert not {"UsePolicy", "FetchArtifact"} & set(kinds(driver.do(ev.TimePassed(), after_s=5.0)))
 
 
 def test_a_policy_that_was_fetched_is_used_after_a_restart_without_the_planner() -> None:

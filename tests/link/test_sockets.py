@@ -462,15 +462,15 @@ def test_a_batch_that_could_not_be_sent_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lane is full once; an acknowledgement would be waited for for an hour."""
-    send, refused = connection.Connection.send, list[object]()
+    send, refused = connection.PlannerConnection.send, list[object]()
 
-    def full_once(sockets: connection.Connection, lane: str, message: Message) -> bool:
+    def full_once(sockets: connection.PlannerConnection, lane: str, message: Message) -> bool:
         if lane == "telemetry" and not refused:
             refused.append(message)
             return False
         return send(sockets, lane, message)
 
-    monkeypatch.setattr(connection.Connection, "send", full_once)
+    monkeypatch.setattr(connection.PlannerConnection, "send", full_once)
     with (
         running("a") as (rig, (keys,)),
         Agent(rig, "a", keys, tmp_path, telemetry_again_s=3600.0) as agent,

@@ -45,7 +45,7 @@ def decided(verdict: Verdict, reason: str = "because") -> ev.TrialDecided:
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [one.row for one in actions if isinstance(one, ev.Record) and isinstance(one.row, TrialEnded)]
+    return [one.row for one in actions if isinstance(one, ev.RecordRow) and isinstance(one.row, TrialEnded)]
 
 
 def test_the_record_is_durable_before_the_candidate_may_run() -> None:
@@ -65,7 +65,7 @@ def test_a_record_that_cannot_be_written_keeps_the_candidate_from_running() -> N
     assert "TrialRecorded" not in kinds(driver.do(orders.TrialBegins(ATTEMPT, RECORD)))
     assert driver.state is DeviceState.STAGED
     driver.full = False
-    assert "RunTrial" in kinds(driver.do(ev.Tick(), after_s=6.0)), "asked again, answered again"
+    assert "RunTrial" in kinds(driver.do(ev.TimePassed(), after_s=6.0)), "asked again, answered again"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_verdict_that_could_not_be_written_is_asked_for_again() -> None:
     driver.do(decided(Verdict.REJECT))
     assert driver.state is DeviceState.TRIAL
     driver.full = False
-    assert "TrialRecorded" in kinds(driver.do(ev.Tick(), after_s=6.0))
+    assert "TrialRecorded" in kinds(driver.do(ev.TimePassed(), after_s=6.0))
     driver.do(decided(Verdict.REJECT))
     assert driver.disk.state is DeviceState.REJECTED
 
@@ -120,7 +120,7 @@ def test_a_trial_found_at_boot_is_a_rejection_with_a_row() -> None:
     assert driver.disk.trial is None
     (row,) = rows(driver.booted)
     assert (row.verdict, row.candidate, row.control) == ("reject", PLAN, GOOD.ref.digest)
-    assert "StagePlan" not in kinds(driver.online().do(ev.Tick()))
+    assert "StagePlan" not in kinds(driver.online().do(ev.TimePassed()))
 
 
 @pytest.mark.parametrize(

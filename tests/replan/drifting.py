@@ -1,7 +1,7 @@
 """A device whose clock may fall, as a seeded simulation: what it serves, what it says, what it answers.
 
-It is made of the agent's own parts where those decide (`Drift`, `Alarms`, `AlarmBox`), and writes into a real
-store what an agent would send.
+It is made of the agent's own parts where those decide (`DriftWatch`, `Alarms`, `AlarmBox`), and writes into a
+real store what an agent would send.
 """
 
 import random
@@ -13,7 +13,7 @@ from typing import Any
 from stageloom.edge_agent.lifecycle.session import AlarmBox
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, alarm_raised
-from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.link import LinkStore
@@ -91,7 +91,7 @@ class DriftingDevice:
         self.environment = CLASS
         self.noise = 0.0  # of one second's mean, relatively
         self.rng = random.Random(seed)
-        self.drift, self.alarms, self.box = Drift(), Alarms(), AlarmBox(BOOT)
+        self.drift, self.alarms, self.box = DriftWatch(), Alarms(), AlarmBox(BOOT)
         self.now_s = 0.0
         self.asked: list[Any] = []
         self._rows = 0

@@ -21,10 +21,10 @@ from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
+    JournalNote,
     KeepFallback,
-    LoadPlan,
+    LoadInEngine,
     MeasureWindow,
-    Note,
     StartEngine,
     StopEngine,
     SwapTo,
@@ -258,7 +258,7 @@ class Agent:
             world.happened["environment"] += 1
             self.environment = world.rng.choice(("here", "there"))
             self.handle(ev.EnvironmentChanged(self.environment))
-        self.handle(ev.Tick())
+        self.handle(ev.TimePassed())
         self._fetch(self.fetcher.tick(world.now_s))
         if self.core.session.welcomed and world.now_s - self.batch_sent_s > 2.0:
             batch = self.spool.next_batch(int(world.now_s * 1000))
@@ -270,7 +270,7 @@ class Agent:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.Ask(request):
+                case fetching.RequestChunk(request):
                     self.send(Lane.BULK, request)
                 case fetching.GiveUp(digest, reason):
                     self.handle(ev.FetchFailed(digest, reason))
@@ -317,19 +317,19 @@ class Agent:
                 self.core.held(state)
                 world.watch.held(self, state)
                 self._record_state(state)
-            case ev.Send(message):
+            case ev.SendMessage(message):
                 self.send(Lane.CONTROL, message)
             case ev.FetchArtifact(need):
                 self.fetcher.credits = self.core.session.bulk_credits
                 self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
-            case ev.Record(row):
+            case ev.RecordRow(row):
                 self.record([row])
             case ev.Reconnect(reason, delay_s):
                 world.note(self.name, "reconnects: %s", reason)
                 self.reconnect(delay_s if delay_s is not None else world.rng.random())
             case CheckPlan(plan):
                 self._background.put(lambda: self._guard(lambda: self._checked(self._checker.check(plan))))
-            case LoadPlan(key, plan):
+            case LoadInEngine(key, plan):
                 if process is not None:
                     process.command(lambda: process.load(key, plan.ref.digest))
             case SwapTo(key, keep):
@@ -357,7 +357,7 @@ class Agent:
             case ev.CollectArtifacts(downloads):
                 self._settled = True
                 self._collect(downloads=downloads)
-            case Note(code, text):
+            case JournalNote(code, text):
                 self.world.note(self.name, "notes %s: %s", code, text)
             case KeepFallback(plan):
                 try:

@@ -15,7 +15,7 @@ from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.events import Action
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import Probation
-from stageloom.edge_agent.lifecycle.states import TRANSITIONS, VERDICTS, Cause, LinkState
+from stageloom.edge_agent.lifecycle.states import TRANSITIONS, VERDICTS, LinkState, TransitionCause
 from stageloom.edge_agent.link.spool import Account, Spool
 from stageloom.edge_agent.store import StateFile
 from stageloom.planner.dispatch import events as pev
@@ -195,7 +195,7 @@ def test_a_plan_that_runs_before_its_record_is_on_disk_is_found(monkeypatch: pyt
 def test_a_trial_that_a_restart_tries_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with world.world(1, Faults()) as made:
         in_a_trial(made)
-        monkeypatch.setitem(TRANSITIONS, (DeviceState.TRIAL, Cause.BOOT), DeviceState.RECEIVED)
+        monkeypatch.setitem(TRANSITIONS, (DeviceState.TRIAL, TransitionCause.BOOT), DeviceState.RECEIVED)
         made.agent.crash()
         with pytest.raises(Broken, match="trial: agent found a trial at its start"):
             made.until(made.now_s + 5.0)
