@@ -5,10 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.compiled import compile_child
-from benchmarks.gpu.probes.streams import connections_child
-from benchmarks.gpu.slicing import slice_child
-from benchmarks.gpu.tracing import operators_child
+from benchmarks.gpu.probes import connections_child, operators_child
+from benchmarks.gpu.rivals import compile_child, slice_child
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ingest import agent_pss_mib
+from benchmarks.agent_cpu import agent_pss_mib
 from stageloom import __version__
 from stageloom.edge_agent.cli.app import execute
 from stageloom.edge_agent.cli.show import status_text

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes.plots import draw
-from benchmarks.shapes.saturated import (
+from benchmarks.shapes import (
     OVERLOAD,
     best_combination,
+    draw,
     problem_of,
     shape_of,
     with_batch,

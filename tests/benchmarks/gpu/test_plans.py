@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import zoo
-from benchmarks.gpu.networks import Network, oracle
+from benchmarks.gpu.networks import MODELS, Network, oracle
 from benchmarks.gpu.plans import (
     GROUP_STREAMS,
     SEQUENTIAL,
@@ -19,8 +19,7 @@ from benchmarks.gpu.plans import (
     stages_beside,
     whole,
 )
-from benchmarks.gpu.subjects import MODELS
-from benchmarks.gpu.torch_rows import MIX
+from benchmarks.gpu.rivals import MIX
 from stageloom.edge_agent.utilisation.kernels import OperatorResources
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
@@ -42,7 +41,7 @@ def test_artifacts_made_without_onnxruntime_are_the_importers(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_oracle_is_onnxruntimes_answer(name: str) -> None:
-    from benchmarks.gpu.oracle import onnxruntime_error
+    from benchmarks.gpu.networks import onnxruntime_error
 
     error, reason = onnxruntime_error(subject_of(name))
     assert not reason and error < 1e-4
