@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks import zoo
-from benchmarks.learning.pair import MEMBERS_MAX, MIX
+from benchmarks.learning.pair import MEMBERS_MAX, MIX, judged
 from benchmarks.runner import Report, progress, run
 from stageloom.planner.contest.entrants import entrants
-from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.contest.judge import Course
 from stageloom.planner.contest.worth import Worth, better
 from stageloom.planner.learning.maddpg.environment import bound_plan
 from stageloom.planner.learning.maddpg.problem import Problem
@@ -36,7 +36,6 @@ from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.twins import TwinDevices
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.device_file import DeviceFile, load_device
-from stageloom.shared.bound import bind
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.graph import Graph
@@ -192,15 +191,11 @@ def best_combination(problem: Problem, course: Course) -> tuple[str, Plan, Worth
         if not seed.name.endswith("fast"):
             continue  # launches are never held back under an overload
         bound = bound_plan(problem, table, seed.actions)
-        worth = judge(bound, problem.make_device, course, problem.service_s)
+        worth = judged(problem, bound.plan, course)
         if best is None or better(worth, best[2]):
             best = seed.name.partition(",")[0], bound.plan, worth
     assert best is not None
     return best
-
-
-def worth_of_plan(problem: Problem, plan: Plan, course: Course) -> Worth:
-    return judge(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
 
 
 def shape_of(plan: Plan) -> Shape:
@@ -319,9 +314,7 @@ def _figure_24(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows
                 {
                     "model": name,
                     "replicas": replicas,
-                    "instances_per_s": round(
-                        worth_of_plan(apart, apart.template, course).throughput_per_s, 2
-                    ),
+                    "instances_per_s": round(judged(apart, apart.template, course).throughput_per_s, 2),
                     "together_per_s": round(joined.throughput_per_s, 2),
                 }
             )
@@ -378,7 +371,7 @@ def _compared(models: Sequence[ModelChoice], batch: int, course: Course) -> dict
     found = {"planned": best_combination(problem, course)[2]}
     for entrant in entrants(models, problem.costs, policy_names=("sequential", "ios", "synchronised")):
         try:
-            worth = worth_of_plan(problem, run_search(entrant.job, lambda: 0.0), course)
+            worth = judged(problem, run_search(entrant.job, lambda: 0.0), course)
         except StageloomError as error:
             progress(f"{entrant.name}: {error}")
             continue

@@ -28,7 +28,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks.control_plane import __main__
-from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen, Setting
+from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen
 from benchmarks.control_plane.planner import (
     PLAN,
     Enrolled,
@@ -89,11 +89,11 @@ def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) 
     after, cpu_after = clients.look(), planner.cpu_s()
     window_s = after.at_s - before.at_s
     library_s, python_s = (now - then for now, then in zip(cpu_after, cpu, strict=True))
-    acknowledged = after.acknowledged - before.acknowledged
-    percentiles = quantiles(after.latency_s, n=100)
+    acknowledged = after.tally.acknowledged - before.tally.acknowledged
+    percentiles = quantiles(after.tally.latency_s, n=100)
     return {
         "heartbeats_per_s": acknowledged / window_s,
-        "rows_committed_per_s": (after.rows - before.rows) / window_s,
+        "rows_committed_per_s": (after.tally.rows - before.tally.rows) / window_s,
         "heartbeat_ack_p50_ms": percentiles[49] * 1e3,
         "heartbeat_ack_p99_ms": percentiles[98] * 1e3,
         "planner_cores": (library_s + python_s) / window_s,
@@ -101,7 +101,7 @@ def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) 
         "client_cores": (after.cpu_s - before.cpu_s) / window_s,
         "planner_cpu_us_per_heartbeat": (library_s + python_s) / max(acknowledged, 1) * 1e6,
         "client_cpu_us_per_heartbeat": (after.cpu_s - before.cpu_s) / max(acknowledged, 1) * 1e6,
-        "refused": float(after.refused - before.refused),
+        "refused": float(after.tally.refused - before.tally.refused),
     }, after
 
 
@@ -181,7 +181,7 @@ def kill(
         "acknowledged_rows_at_kill": float(rows),
         "acknowledged_rows_at_end": float(again_rows),
         "lost_acknowledged": float(lost_rows + again_lost),
-        "reconnects": float(settled.reconnects),
+        "reconnects": float(settled.tally.reconnects),
     }, again
 
 
@@ -230,7 +230,7 @@ def measure(devices: int, seconds: float) -> tuple[__main__.Figures, list[dict[s
         data_dir.mkdir()
         fleet = enrol(data_dir, devices)
         planner = start()
-        clients = Clients(Setting(fleet, planner.public_key, planner.endpoints))
+        clients = Clients(fleet, planner.public_key, planner.endpoints)
         try:
             return _phases(planner, clients, fleet, start, seconds)
         except RuntimeError as error:

@@ -12,7 +12,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from random import Random
@@ -46,19 +46,32 @@ _ROW = msgspec.msgpack.Encoder()
 Socket = "zmq.Socket[bytes]"
 
 
+@dataclass
 class Tally:
     """What all devices together have sent and got."""
 
-    def __init__(self) -> None:
-        self.heartbeats = 0
-        self.acknowledged = 0
-        self.rows = 0  # acknowledged after commit
-        self.refused = 0
-        self.reconnects = 0
-        self.latency_s: list[float] = []
+    heartbeats: int = 0
+    acknowledged: int = 0
+    rows: int = 0  # acknowledged after commit
+    refused: int = 0
+    reconnects: int = 0
+    latency_s: list[float] = field(default_factory=list)  # heartbeats' round trips since the look before
 
 
-class SimulatedDevice:
+@dataclass(eq=False)
+class Books:
+    """One device's side of what was acknowledged."""
+
+    device: DeviceId
+    boot: int  # its one life
+    rows_acknowledged: int = 0  # sequences 0..n-1 of its one boot
+    revision_acknowledged: int = 0
+    generation_acknowledged: int = 0
+    acknowledged_at_s: float = 0.0
+    last_heartbeat_s: float = 0.0
+
+
+class SimulatedDevice(Books):
     """One enrolled device. `connect`, then give it turns; `drain` when its sockets may have input."""
 
     def __init__(
@@ -71,10 +84,9 @@ class SimulatedDevice:
         tally: Tally,
         rng: Random,
     ) -> None:
-        self.device = device
+        super().__init__(device, rng.getrandbits(60) | 1)
         self._context, self._keys, self._planner_key, self._endpoints = context, keys, planner_key, endpoints
         self._tally, self._rng = tally, rng
-        self._boot = rng.getrandbits(60) | 1
         self._connection = 0
         self._sockets: list[zmq.Socket[bytes]] = []
         self._delays = backoff_s(rng)
@@ -90,16 +102,7 @@ class SimulatedDevice:
         self._batch_at_s = 0.0
         self.connected = self.welcomed = self.frozen = False
         self.heard_s = 0.0
-        self.rows_acknowledged = 0  # sequences 0..n-1 of its one boot
-        self.revision_acknowledged = 0
-        self.generation_acknowledged = 0
-        self.acknowledged_at_s = 0.0
-        self.last_heartbeat_s = 0.0
         self._renew()
-
-    @property
-    def boot(self) -> int:
-        return self._boot
 
     # -- connections ----------------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class SimulatedDevice:
         if now_s - self._hello_at_s < _HELLO_AGAIN_S:
             return
         hello = control.Hello(
-            boot=self._boot,
+            boot=self.boot,
             connection=self._connection,
             agent_version="0.1.0",
             device_class="bench",
@@ -251,7 +254,7 @@ class SimulatedDevice:
         )
 
     def _send_report(self) -> None:
-        self._send(0, control.TO_PLANNER.encode(control.Reported(boot=self._boot, report=self._report)))
+        self._send(0, control.TO_PLANNER.encode(control.Reported(boot=self.boot, report=self._report)))
 
     def _stored(self, revision: int, now_s: float) -> None:
         self.revision_acknowledged = max(self.revision_acknowledged, revision)
@@ -272,7 +275,7 @@ class SimulatedDevice:
 
     def _renew(self) -> None:
         heartbeat = control.Heartbeat(
-            boot=self._boot,
+            boot=self.boot,
             epoch=self._report.epoch,
             generation=self._report.generation,
             state=self._report.state,
@@ -296,8 +299,8 @@ class SimulatedDevice:
         last = first + ROWS_PER_BATCH - 1
         return telemetry.TelemetryBatch(
             rows=tuple(_ROW.encode(telemetry.Row(at_us, one)) for one in data),
-            ranges=(telemetry.RowRange(self._boot, first, last),),
-            ledgers=(telemetry.Ledger(self._boot, last + 1, 0),),
+            ranges=(telemetry.RowRange(self.boot, first, last),),
+            ledgers=(telemetry.Ledger(self.boot, last + 1, 0),),
         )
 
 
@@ -329,55 +332,24 @@ class Look:
 
 
 @dataclass(frozen=True)
-class DeviceSeen:
-    """One device's side of the books."""
-
-    device: DeviceId
-    boot: int
-    rows_acknowledged: int
-    revision_acknowledged: int
-    generation_acknowledged: int
-    acknowledged_at_s: float
-    last_heartbeat_s: float
-
-
-@dataclass(frozen=True)
 class Seen:
-    """The devices' process at one instant of the monotonic clock.
-
-    `latency_s` holds heartbeats' round trips since the look before, `told` the lowest generation of which a
-    device's report is acknowledged.
-    """
+    """The devices' process at one instant of the monotonic clock."""
 
     at_s: float
     cpu_s: float
     welcomed: int
     measuring: int  # devices with a row acknowledged
     idle: int  # devices without a batch on its way
-    told: int
-    heartbeats: int
-    acknowledged: int
-    rows: int
-    refused: int
-    reconnects: int
-    latency_s: list[float]
-    books: list[DeviceSeen] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Whom to play, and where the planner is."""
-
-    fleet: Sequence[Enrolled]
-    planner_key: str
-    endpoints: Endpoints
+    told: int  # the lowest generation of which a device's report is acknowledged
+    tally: Tally
+    books: list[Books] = field(repr=False)
 
 
 class Clients:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, fleet: Sequence[Enrolled], planner_key: str, endpoints: Endpoints) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_run, args=(theirs, setting), daemon=True)
+        self._process = spawn.Process(target=_run, args=(theirs, fleet, planner_key, endpoints), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -406,17 +378,19 @@ def file_of(dealer: "zmq.Socket[bytes]") -> int:
     return int(dealer.getsockopt(zmq.FD))
 
 
-def _run(pipe: Connection, setting: Setting) -> None:
+def _run(pipe: Connection, fleet: Sequence[Enrolled], planner_key: str, endpoints: Endpoints) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a connection, and those that are closing
-    _Loop(pipe, setting).run()
+    _Loop(pipe, fleet, planner_key, endpoints).run()
 
 
 class _Loop:
-    def __init__(self, pipe: Connection, setting: Setting) -> None:
+    def __init__(
+        self, pipe: Connection, fleet: Sequence[Enrolled], planner_key: str, endpoints: Endpoints
+    ) -> None:
         self._pipe = pipe
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 4 * len(setting.fleet) + 64)
+        self._context.set(zmq.MAX_SOCKETS, 4 * len(fleet) + 64)
         self._tally = Tally()
         rng = Random(1)
         self._devices = [
@@ -424,12 +398,12 @@ class _Loop:
                 self._context,
                 one.device,
                 one.keys,
-                setting.planner_key,
-                setting.endpoints,
+                planner_key,
+                endpoints,
                 self._tally,
                 Random(rng.random()),
             )
-            for one in setting.fleet
+            for one in fleet
         ]
         self._epoll = select.epoll()
         self._epoll.register(pipe.fileno(), select.EPOLLIN)
@@ -511,32 +485,17 @@ class _Loop:
         return True
 
     def _seen(self, books: bool) -> Seen:
-        tally, devices = self._tally, self._devices
-        latency_s, tally.latency_s = tally.latency_s, []
+        devices = self._devices
+        tally = replace(self._tally)
+        self._tally.latency_s = []
+        names = [name.name for name in fields(Books)]
         return Seen(
-            time.monotonic(),
-            time.process_time(),
-            sum(one.welcomed for one in devices),
-            sum(one.rows_acknowledged > 0 for one in devices),
-            sum(one.idle() for one in devices),
-            min(one.generation_acknowledged for one in devices),
-            tally.heartbeats,
-            tally.acknowledged,
-            tally.rows,
-            tally.refused,
-            tally.reconnects,
-            latency_s,
-            [
-                DeviceSeen(
-                    one.device,
-                    one.boot,
-                    one.rows_acknowledged,
-                    one.revision_acknowledged,
-                    one.generation_acknowledged,
-                    one.acknowledged_at_s,
-                    one.last_heartbeat_s,
-                )
-                for one in devices
-                if books
-            ],
+            at_s=time.monotonic(),
+            cpu_s=time.process_time(),
+            welcomed=sum(device.welcomed for device in devices),
+            measuring=sum(device.rows_acknowledged > 0 for device in devices),
+            idle=sum(device.idle() for device in devices),
+            told=min(device.generation_acknowledged for device in devices),
+            tally=tally,
+            books=[Books(*(getattr(device, name) for name in names)) for device in devices if books],
         )

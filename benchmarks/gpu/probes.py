@@ -17,9 +17,10 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -138,10 +139,8 @@ _CHILD_S: Final = 60.0
 _cuda: Any = torch.cuda
 
 
-def first_alias(device: Device) -> int | None:
+def first_alias() -> int | None:
     """The number of the first stream whose handle an earlier one had; None where the first 64 differ."""
-    if device.kind != "cuda":
-        return None
     handles: list[int] = []
     kept = []  # a stream that was freed could come again
     for number in range(1, 65):
@@ -309,24 +308,18 @@ def concat_ways(
 _MEMBERS: Final = 4
 
 
-class NoBindings(RuntimeError):
-    """cuda-bindings are not installed, or the device is no GPU."""
-
-
-def _runtime(device: Device) -> Any:
+def no_bindings(device: Device) -> str:
+    """Why no graph can be composed here, empty if one can."""
     if device.kind != "cuda":
-        raise NoBindings("needs CUDA")
-    try:
-        return import_module("cuda.bindings.runtime")
-    except ImportError as error:
-        raise NoBindings("cuda-bindings are not installed") from error
+        return "needs CUDA"
+    return "" if find_spec("cuda") and find_spec("cuda.bindings") else "cuda-bindings are not installed"
 
 
 class Composed:
     """A graph made by hand from captured ones; instantiated, and freed by `close`."""
 
-    def __init__(self, device: Device) -> None:
-        self._runtime = _runtime(device)
+    def __init__(self) -> None:
+        self._runtime: Any = import_module("cuda.bindings.runtime")
         self._graph = self._checked(self._runtime.cudaGraphCreate(0))
         self._run: Any = None
 
@@ -396,9 +389,8 @@ def _timed_us(device: Device, made: Composed, seconds: float) -> float:
 
 def children(device: Device, precision: str, size: tuple[int, int], seconds: float) -> dict[str, float]:
     """Members as children side by side, one after another, and each launched by itself, in microseconds."""
-    _runtime(device)
     members = _members(device, precision, size)
-    beside, in_turn = Composed(device), Composed(device)
+    beside, in_turn = Composed(), Composed()
     last: list[Any] = []
     for member in members:
         beside.child(member)
@@ -417,11 +409,10 @@ def children(device: Device, precision: str, size: tuple[int, int], seconds: flo
 
 def conditions(device: Device, precision: str, size: tuple[int, int], seconds: float) -> dict[str, float]:
     """Members under conditions that hold, that do not, and without any, side by side, in microseconds."""
-    _runtime(device)
     members = _members(device, precision, size)
     found = {}
     for name in ("plain", "holds", "skipped"):
-        made = Composed(device)
+        made = Composed()
         for member in members:
             if name == "plain":
                 made.child(member)
@@ -441,143 +432,92 @@ _CONCATENATIONS = {
 }
 
 
-class Probes:
-    """Runs them one by one; one that fails says why."""
+def run_probes(
+    device: Device, subjects: Sequence[Subject], settings: Settings, results: Results, deadline: Deadline
+) -> None:
+    """All of them, each a row of its own; one that fails says why."""
+    seconds = 0.01 if settings.quick else 0.1
+    size = smallest(subjects)
 
-    def __init__(
-        self,
-        device: Device,
-        subjects: Sequence[Subject],
-        settings: Settings,
-        results: Results,
-        deadline: Deadline,
-    ) -> None:
-        self._device = device
-        self._subjects = subjects
-        self._settings = settings
-        self._results = results
-        self._deadline = deadline
-        self._seconds = 0.01 if settings.quick else 0.1
+    def add(name: str, figures: Mapping[str, float | None], **columns: Any) -> None:
+        results.add(figures, part=_PART, name=name, **columns)
 
-    def run(self) -> None:
-        for name, probe in (
-            ("the 33rd stream", self._alias),
-            ("connections", self._connections),
-            ("fused and unfused convolutions", self._fused),
-            ("concatenation in place", self._concat),
-            ("child graphs", self._children),
-            ("conditional nodes", self._conditions),
-        ):
-            with self._results.attempt(_PART, name):
-                probe()
-
-    def _alias(self) -> None:
-        if self._device.kind != "cuda":
-            self._results.skip(_PART, "the 33rd stream", "needs CUDA")
-            return
-        number = first_alias(self._device)
-        self._results.add(
-            {"probe.first_alias_stream": None if number is None else float(number)},
-            part=_PART,
-            name="the 33rd stream",
-            first_alias=number,
-        )
-
-    def _connections(self) -> None:
-        if self._device.kind != "cuda" or not self._settings.children:
-            self._results.skip(_PART, "connections", "needs CUDA and child processes")
-            return
-        for connections in COUNTS:
-            found = with_connections(self._device.kind, connections)
-            self._results.add(
-                {f"probe.chains_at_once.{connections}.{how}": at_once for how, at_once in found.items()},
-                part=_PART,
-                name=f"{connections} connections, 16 streams: chains at once",
-                **found,
-            )
-
-    def _fused(self) -> None:
-        """Every shape of the models while the time lasts, the most frequent first."""
-        networks = [one.network(self._device.torch, self._settings.precision) for one in self._subjects]
-        shapes = sorted(convolutions(self._subjects, networks).items(), key=lambda one: -one[1])
-        if self._settings.quick:
-            shapes = shapes[:3]
-        ends_s = time.monotonic() + self._deadline.share_s(_KERNELS_SHARE)
-        seconds = self._seconds / 10
-        units: list[Unit] = []
-        for shape, count in shapes:
-            if time.monotonic() > ends_s and units:
-                break
-            units.append(both_ways(self._device, self._settings.precision, shape, count, seconds))
-        slower = [unit for unit in units if unit.gain < 1.0]
+    with results.attempt(_PART, name := "the 33rd stream"):
+        if device.kind != "cuda":
+            results.skip(_PART, name, "needs CUDA")
+        else:
+            number = first_alias()
+            figure = None if number is None else float(number)
+            add(name, {"probe.first_alias_stream": figure}, first_alias=number)
+    with results.attempt(_PART, name := "connections"):
+        if device.kind != "cuda" or not settings.children:
+            results.skip(_PART, name, "needs CUDA and child processes")
+        else:
+            for connections in COUNTS:
+                chains = with_connections(device.kind, connections)
+                figures = {f"probe.chains_at_once.{connections}.{how}": many for how, many in chains.items()}
+                add(f"{connections} connections, 16 streams: chains at once", figures, **chains)
+    with results.attempt(_PART, name := "fused and unfused convolutions"):
+        limit_s = deadline.share_s(_KERNELS_SHARE)
+        units, shapes = fused_and_unfused(device, subjects, settings, seconds / 10, limit_s)
+        slower = sum(unit.gain < 1.0 for unit in units)
         worst = min(units, key=lambda unit: unit.gain)
-        best_us = sum(unit.count * min(unit.fused_us, unit.unfused_us) for unit in units)
+        chosen_us = sum(unit.count * min(unit.fused_us, unit.unfused_us) for unit in units)
         fused_us = sum(unit.count * unit.fused_us for unit in units)
         unfused_us = sum(unit.count * unit.unfused_us for unit in units)
-        self._results.add(
+        add(
+            name,
             {
                 "probe.fused_over_unfused": unfused_us / fused_us,
-                "probe.chosen_over_fused": fused_us / best_us,
-                "probe.fused_slower_shapes": float(len(slower)),
+                "probe.chosen_over_fused": fused_us / chosen_us,
+                "probe.fused_slower_shapes": float(slower),
             },
-            part=_PART,
-            name="fused and unfused convolutions",
             shapes=len(units),
-            of=len(shapes),
+            of=shapes,
             fused_us=fused_us,
             unfused_us=unfused_us,
-            chosen_us=best_us,
+            chosen_us=chosen_us,
             median_gain=median(unit.gain for unit in units),
-            fused_is_slower=len(slower),
+            fused_is_slower=slower,
             worst_gain=worst.gain,
             worst_shape=str(worst.shape),
         )
-
-    def _concat(self) -> None:
+    with results.attempt(_PART, "concatenation in place"):
         for name, (channels, reads, side) in _CONCATENATIONS.items():
-            found = concat_ways(
-                self._device,
-                self._settings.precision,
-                channels=channels,
-                reads=reads,
-                side=side,
-                seconds=self._seconds,
+            ways_us = concat_ways(
+                device, settings.precision, channels=channels, reads=reads, side=side, seconds=seconds
             )
-            self._results.add(
-                {f"probe.concat.{name.split()[0]}.{way}_us": taken for way, taken in found.items()},
-                part=_PART,
-                name=f"concatenation of {name}, us",
-                **found,
-            )
+            figures = {f"probe.concat.{name.split()[0]}.{way}_us": taken for way, taken in ways_us.items()}
+            add(f"concatenation of {name}, us", figures, **ways_us)
+    with results.attempt(_PART, name := "child graphs"):
+        if reason := no_bindings(device):
+            results.skip(_PART, name, reason)
+        else:
+            times = children(device, settings.precision, size, seconds)
+            at_once = times["in_turn"] / times["beside"]
+            add("4 child graphs, us", {"probe.child_graphs_at_once": at_once}, **times)
+    with results.attempt(_PART, name := "conditional nodes"):
+        if reason := no_bindings(device):
+            results.skip(_PART, name, reason)
+        else:
+            times = conditions(device, settings.precision, size, seconds)
+            each_us = (times["holds"] - times["plain"]) / _MEMBERS
+            add("4 members under conditions, us", {"probe.condition_us": each_us}, **times)
 
-    def _children(self) -> None:
-        try:
-            found = children(self._device, self._settings.precision, self._size(), self._seconds)
-        except NoBindings as error:
-            self._results.skip(_PART, "child graphs", str(error))
-            return
-        self._results.add(
-            {"probe.child_graphs_at_once": found["in_turn"] / found["beside"]},
-            part=_PART,
-            name="4 child graphs, us",
-            **found,
-        )
 
-    def _conditions(self) -> None:
-        try:
-            found = conditions(self._device, self._settings.precision, self._size(), self._seconds)
-        except NoBindings as error:
-            self._results.skip(_PART, "conditional nodes", str(error))
-            return
-        self._results.add(
-            {"probe.condition_us": (found["holds"] - found["plain"]) / 4},
-            part=_PART,
-            name="4 members under conditions, us",
-            **found,
-        )
-
-    def _size(self) -> tuple[int, int]:
-        return smallest(self._subjects)
+def fused_and_unfused(
+    device: Device, subjects: Sequence[Subject], settings: Settings, seconds: float, limit_s: float
+) -> tuple[list[Unit], int]:
+    """Shapes of the models, the most frequent first, while the time lasts; and how many there are."""
+    networks = [subject.network(device.torch, settings.precision) for subject in subjects]
+    shapes = sorted(convolutions(subjects, networks).items(), key=lambda shape: -shape[1])
+    ends_s = time.monotonic() + limit_s
+    units: list[Unit] = []
+    for shape, count in shapes[:3] if settings.quick else shapes:
+        if time.monotonic() > ends_s and units:
+            break
+        units.append(both_ways(device, settings.precision, shape, count, seconds))
+    return units, len(shapes)
 
 
 # Traces

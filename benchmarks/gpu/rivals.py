@@ -55,22 +55,33 @@ _STREAMS_APART: Final = 5  # the first streams of two subjects
 
 
 class Instance:
-    """One copy of a network that can run beside others: own weights' views, own input, own output."""
+    """One copy of a network that can run beside others: shared weights, own input, own output."""
 
-    def __init__(self, device: Device, network: Network, images: Tensor) -> None:
-        self.device = device
-        self.network = network
-        self.images = images
-        self.logits: Tensor | None = None
+    def __init__(self, device: Device, subject: Subject, network: Network, images: Tensor) -> None:
+        self.device, self.subject, self.network, self.images = device, subject, network, images
+        self.stream: Any = None  # on which it was captured
+        self._logits: Tensor | None = None
+        self._graph: Graph | None = None
 
     def run(self) -> None:
         """Eagerly, on the current stream."""
         with torch.inference_mode():
-            self.logits = self.network(self.images)
+            self._logits = self.network(self.images)
 
-    def captured(self, stream: int) -> Graph:
-        """As a graph of its own memory pool, captured on the given one of the device's streams."""
-        return self.device.capture(self.run, stream=self.device.streams[stream])
+    def captured(self, stream: int) -> "Instance":
+        """With a graph of its own memory pool, captured on the given one of the device's streams."""
+        self.stream = self.device.streams[stream]
+        self._graph = self.device.capture(self.run, stream=self.stream)
+        return self
+
+    def replay(self) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+
+    @property
+    def error(self) -> float:
+        """Of the newest logits; infinite before there are any."""
+        return float("inf") if self._logits is None else self.subject.error_of(self._logits)
 
 
 class Rows:
@@ -83,100 +94,85 @@ class Rows:
         self.device = device
         self.subjects = subjects
         self.precision = precision
-        self._networks = {one.name: one.network(device.torch, precision) for one in subjects}
-        self._captured: dict[str, list[tuple[Instance, Graph, int]]] = {one.name: [] for one in subjects}
+        self._networks = {subject.name: subject.network(device.torch, precision) for subject in subjects}
+        self._captured: dict[str, list[Instance]] = {subject.name: [] for subject in subjects}
 
-    def instance(self, subject: Subject, batch: int = 1) -> Instance:
-        """Weights are shared by all instances of a subject."""
+    def _instance(self, subject: Subject, batch: int = 1) -> Instance:
         images = subject.images(self.device.torch, self.precision, batch)
-        return Instance(self.device, self._networks[subject.name], images)
+        return Instance(self.device, subject, self._networks[subject.name], images)
 
-    def _instances(self, subject: Subject, count: int) -> list[tuple[Instance, Graph, int]]:
-        """Instances with their graphs and the numbers of the streams that these were captured on.
-
-        Up to 16 of one subject, or up to 4 of each of three, have streams of their own.
-        """
+    def _instances(self, subject: Subject, count: int) -> list[Instance]:
+        """Captured ones. Up to 16 of one subject, or up to 4 of each of three, have streams of their own."""
         known = self._captured[subject.name]
         shift = _STREAMS_APART * self.subjects.index(subject)
         while len(known) < count:
-            stream = (shift + len(known)) % STREAMS
-            instance = self.instance(subject)
-            known.append((instance, instance.captured(stream), stream))
+            known.append(self._instance(subject).captured((shift + len(known)) % STREAMS))
         return known[:count]
 
     def _variant(
-        self, subject: str, name: str, run: Work, of: Sequence[tuple[Subject, Instance]], units: int = 1
+        self, subject: str, name: str, run: Work, instances: Sequence[Instance], units: int = 1
     ) -> Variant:
         run()
         self.device.synchronize()
-        errors = [own.error_of(one.logits) for own, one in of if one.logits is not None]
-        return Variant(subject, name, run, units, self.precision, max(errors, default=float("inf")))
+        error = max(instance.error for instance in instances)
+        return Variant(subject, name, run, units, self.precision, error)
 
     def eager(self, subject: Subject) -> Variant:
-        instance = self.instance(subject)
-        return self._variant(subject.name, EAGER, instance.run, [(subject, instance)])
+        """Baseline 1."""
+        instance = self._instance(subject)
+        return self._variant(subject.name, EAGER, instance.run, [instance])
 
     def graph(self, subject: Subject, name: str = GRAPH) -> Variant:
         """Baseline 2: the whole network on one stream as one graph."""
-        ((instance, graph, _),) = self._instances(subject, 1)
-        return self._variant(subject.name, name, graph.replay, [(subject, instance)])
+        (instance,) = self._instances(subject, 1)
+        return self._variant(subject.name, name, instance.replay, [instance])
 
     def batch(self, subject: Subject, size: int) -> Variant:
         """Baseline 8: `size` images at once, as a graph; time per image."""
-        instance = self.instance(subject, size)
-        replay = instance.captured(0).replay
-        return self._variant(subject.name, batch_name(size), replay, [(subject, instance)], size)
+        instance = self._instance(subject, size).captured(0)
+        return self._variant(subject.name, batch_name(size), instance.replay, [instance], size)
 
     def streams(self, subject: Subject, count: int) -> Variant:
         """Baseline 7: `count` instances, each one graph on a stream of its own; time per image."""
-        found = self._instances(subject, count)
-        return self._variant(
-            subject.name,
-            streams_name(count),
-            self._beside(found),
-            [(subject, instance) for instance, _, _ in found],
-            count * _RUNS_PER_INSTANCE,
-        )
+        return self._beside(subject.name, self._instances(subject, count), count)
 
-    def _beside(self, found: Sequence[tuple[Instance, Graph, int]]) -> Work:
+    def _beside(self, subject: str, instances: Sequence[Instance], count: int) -> Variant:
         """Every graph a few times on its stream, all streams begun and ended together."""
         device = self.device
-        streams = [device.streams[number] for _, _, number in found]
+        streams = [instance.stream for instance in instances]
 
         def run() -> None:
             fork(device, streams)
             for _ in range(_RUNS_PER_INSTANCE):
-                for stream, (_, graph, _) in zip(streams, found, strict=True):
-                    with device.on(stream):
-                        graph.replay()
+                for instance in instances:
+                    with device.on(instance.stream):
+                        instance.replay()
             join(device, streams)
 
-        return run
+        name = streams_name(len(instances))
+        return self._variant(subject, name, run, instances, count * _RUNS_PER_INSTANCE)
 
     # The mix: one image of every subject is one unit.
 
     def mix_in_turn(self, name: str = IN_TURN) -> Variant:
         """Sequential graphs, one after another on one stream: what the mix is compared with."""
-        found = [(one, *self._instances(one, 1)[0]) for one in self.subjects]
-        graphs = [graph for _, _, graph, _ in found]
+        instances = [self._instances(subject, 1)[0] for subject in self.subjects]
 
         def run() -> None:
-            for graph in graphs:
-                graph.replay()
+            for instance in instances:
+                instance.replay()
 
-        return self._variant(MIX, name, run, [(own, instance) for own, instance, _, _ in found])
+        return self._variant(MIX, name, run, instances)
 
     def mix_streams(self, count: int) -> Variant:
         """`count` instances of every subject, each on its own stream, without any order among them."""
-        found = [(one, each) for one in self.subjects for each in self._instances(one, count)]
-        run = self._beside([each for _, each in found])
-        of = [(own, each[0]) for own, each in found]
-        return self._variant(MIX, streams_name(len(found)), run, of, count * _RUNS_PER_INSTANCE)
+        instances = [instance for subject in self.subjects for instance in self._instances(subject, count)]
+        return self._beside(MIX, instances, count)
 
     def mix_joint(self) -> Variant:
         """One graph with a branch per subject, begun and ended together (POS)."""
         device = self.device
-        instances = [self.instance(one) for one in self.subjects]
+        instances = [self._instance(subject) for subject in self.subjects]
         streams = device.streams[1 : len(instances) + 1]
 
         def work() -> None:
@@ -187,7 +183,7 @@ class Rows:
             join(device, streams)
 
         replay = device.capture(work, stream=device.streams[0]).replay
-        return self._variant(MIX, JOINT, replay, list(zip(self.subjects, instances, strict=True)))
+        return self._variant(MIX, JOINT, replay, instances)
 
 
 def batch_name(size: int) -> str:

@@ -11,7 +11,7 @@ from benchmarks.gpu import judging
 from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.networks import Subject, make_subject, onnxruntime_error
 from benchmarks.gpu.plans import Knowledge
-from benchmarks.gpu.probes import Ceilings, Probes, measure_ceilings, multiprocessor, operators_of
+from benchmarks.gpu.probes import Ceilings, measure_ceilings, multiprocessor, operators_of, run_probes
 from benchmarks.gpu.results import Deadline, Results, Settings, why
 from benchmarks.gpu.rivals import (
     MIX,
@@ -99,7 +99,7 @@ class Run:
             self._ceilings = found
             judging.add_ceilings(results, found)
         if settings.wants("probes"):
-            Probes(self._device, self._subjects, settings, results, self._deadline).run()
+            run_probes(self._device, self._subjects, settings, results, self._deadline)
         if not any(settings.wants(part) for part in _OF_THE_TABLE):
             return
         self._measure_operators()

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import zoo
-from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, run_pair, run_untrained, workloads
+from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, run_pair, workloads
 from benchmarks.learning.table import verdict
 from benchmarks.runner import Report, progress, run
 from stageloom.planner.learning.maddpg.settings import Settings
@@ -92,10 +92,7 @@ def _pairs(
         progress(where)
         models = [one for one in choices if one.name in workload.models]
         kept, told = folder / name / workload.name, partial(_tell, where)
-        if effort is None:
-            yield run_untrained(device, workload, models, folder=kept, told=told)
-        else:
-            yield run_pair(device, workload, models, effort, folder=kept, told=told)
+        yield run_pair(device, workload, models, effort, folder=kept, told=told)
 
 
 def _tell(where: str, line: str) -> None:

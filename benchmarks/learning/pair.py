@@ -10,7 +10,7 @@ import multiprocessing
 import pickle
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from pathlib import Path
@@ -22,7 +22,6 @@ from stageloom.planner.contest.judge import Course, judge
 from stageloom.planner.contest.worth import Worth, better, figures_of, surely_better, worth_of
 from stageloom.planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.schedules import ScheduleTable
 from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.settings import Settings
 from stageloom.planner.learning.maddpg.train import Trained, polish, train
@@ -34,7 +33,6 @@ from stageloom.shared.bound import bind
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import decode
-from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import run_search
@@ -95,13 +93,17 @@ def whole_s(times: StepTimes, model: ModelChoice) -> float:
     return times.of_plan(bound).step(0, 1, (1,)).seconds
 
 
-CHOICE_SEEDS = (1_000_001, 1_000_002, 1_000_003)
+QUEUE = QueuePlan(max_tasks=4096)
+"""Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""
+
+INTERFERENCE = (0.5, 1.5)
+CHOICE = Course(seeds=(1_000_001, 1_000_002, 1_000_003), windows=10)
 """Arrivals by which plans are chosen,"""
 
-RECHECK_SEEDS = tuple(range(3_000_001, 3_000_009))
+RECHECK = Course(seeds=tuple(range(3_000_001, 3_000_009)), windows=10)
 """those by which the best learned plan and the best rival are compared once more,"""
 
-FRESH_SEEDS = (2_000_001, 2_000_002, 2_000_003, 2_000_004, 2_000_005)
+FRESH = Course(seeds=(2_000_001, 2_000_002, 2_000_003, 2_000_004, 2_000_005), windows=10)
 """and those by which what was chosen is measured."""
 
 
@@ -114,26 +116,14 @@ class Contestant:
     plan: Plan
     chosen_by: Worth
     fresh: Worth
-    search_s: float
-
-    def row(self) -> dict[str, Any]:
-        return {"planner": self.planner, "partition": self.partition, **rounded(self.fresh)}
 
 
-def rivals(
-    problem: Problem,
-    models: Sequence[ModelChoice],
-    course: Course,
-    fresh: Course,
-    told: Callable[[str], None],
-) -> list[Contestant]:
-    """Every rival under its best partition, by the arrivals of `course`."""
+def rivals(problem: Problem, models: Sequence[ModelChoice], told: Callable[[str], None]) -> list[Contestant]:
+    """Every rival under its best partition, by the arrivals that choose."""
     best: dict[str, Contestant] = {}
     for entrant in entrants(models, problem.costs, executor=problem.template.executor):
-        began_s = time.perf_counter()
         plan = run_search(entrant.job, time.monotonic)
-        search_s = time.perf_counter() - began_s
-        worth = judged(problem, plan, course)
+        worth = judged(problem, plan, CHOICE)
         told(f"{entrant.name}: {worth.throughput_per_s:.1f} tasks/s")
         held = best.get(entrant.policy)
         if held is None or better(worth, held.chosen_by):
@@ -143,49 +133,44 @@ def rivals(
                 plan=plan,
                 chosen_by=worth,
                 fresh=worth,
-                search_s=search_s,
             )
-    return [replace(one, fresh=judged(problem, one.plan, fresh)) for one in best.values()]
+    return [replace(rival, fresh=judged(problem, rival.plan, FRESH)) for rival in best.values()]
 
 
-def seeds_worth(problem: Problem, course: Course) -> dict[str, Worth]:
-    """Every unlearned candidate that a training starts from, by its name.
+def seeds_worth(problem: Problem) -> dict[str, Worth]:
+    """Every unlearned candidate that a training starts from, by its name, on fresh arrivals.
 
     A seed's schedules are searched for as long as those of the best learned plan, so that what remains
     between the two is what was learned.
     """
     table = problem.table()
-    found = {}
+    worth = {}
     for seed in seeds(problem.space):
         polish(problem, table, seed.actions)
-        bound = bound_plan(problem, table, seed.actions)
-        found[seed.name] = judge(bound, problem.make_device, course, problem.service_s)
-    return found
+        worth[seed.name] = judged(problem, bound_plan(problem, table, seed.actions).plan, FRESH)
+    return worth
 
 
 def judged(problem: Problem, plan: Plan, course: Course) -> Worth:
     return judge(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
 
 
-def judged_policy(
-    problem: Problem,
-    table: ScheduleTable,
-    settings: Settings,
-    networks: Sequence[MaddpgNetwork],
-    course: Course,
-) -> Worth:
-    """The worth of policies that choose the plan anew for every window; spreads are over them, too."""
-    figures = []
-    steps = replace(settings, step_s=course.window_s)
-    for network in networks:
-        for seed in course.seeds:
+def judged_policies(problem: Problem, settings: Settings, trainings: Sequence[Trained]) -> Worth:
+    """The worth of policies that choose the plan anew for every window; spreads are over them, too.
+
+    Schedules are searched for as their trainings do.
+    """
+    table, figures = problem.table(), []
+    steps = replace(settings, step_s=FRESH.window_s)
+    for network in [decode(training.checkpoint).network for training in trainings]:
+        for seed in FRESH.seeds:
             environment = Environment(problem, table, steps, seed, thorough=True)
             windows = []
-            for _ in range(course.windows + round(course.warm_up_s / course.window_s)):
+            for _ in range(FRESH.windows + round(FRESH.warm_up_s / FRESH.window_s)):
                 step = environment.step(clipped_row(network.actions(environment.state)))
                 if step.window is not None:
                     windows.append(step.window)
-            figures.append(figures_of(windows[-course.windows :], problem.service_s))
+            figures.append(figures_of(windows[-FRESH.windows :], problem.service_s))
     return worth_of(figures)
 
 
@@ -284,16 +269,6 @@ def _write(path: Path, raw: bytes) -> None:
     fresh.replace(path)
 
 
-QUEUE = QueuePlan(max_tasks=4096)
-"""Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""
-
-INTERFERENCE = (0.5, 1.5)
-WINDOWS = 10
-CHOICE, RECHECK, FRESH = (
-    Course(seeds=arrivals, windows=WINDOWS) for arrivals in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How much is spent on one pair."""
@@ -353,11 +328,7 @@ def structures(rival: Plan, models: Sequence[ModelChoice]) -> tuple[Plan, ...]:
 
 
 def chosen_problem(
-    device: DeviceFile,
-    workload: Workload,
-    models: Sequence[ModelChoice],
-    rival: Plan,
-    course: Course,
+    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], rival: Plan
 ) -> Problem:
     """The structure that is learned on: the one on which a plan that nobody learned is worth most."""
     best: tuple[Worth, Problem] | None = None
@@ -365,9 +336,7 @@ def chosen_problem(
         problem = problem_of(device, workload, models, structure)
         table = problem.table()
         for seed in seeds(problem.space):
-            worth = judge(
-                bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
-            )
+            worth = judged(problem, bound_plan(problem, table, seed.actions).plan, CHOICE)
             if best is None or better(worth, best[0]):
                 best = worth, problem
     assert best is not None
@@ -378,155 +347,93 @@ def run_pair(
     device: DeviceFile,
     workload: Workload,
     models: Sequence[ModelChoice],
-    effort: Effort,
+    effort: Effort | None,
     *,
     folder: Path,
     told: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The rows and figures of one pair; from its file where it was done before."""
-    if (kept := _kept(folder / "pair.json")) is not None:
+    """The rows and figures of one pair; from its file where it was done before.
+
+    Without an effort rivals and seeds alone, which need no training.
+    """
+    file = folder / ("untrained.json" if effort is None else "pair.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        kept: dict[str, Any] = json.loads(file.read_text())
         return kept
-    problem, against = _before_training(device, workload, models, told)
-    found = trained(
-        problem,
-        effort.settings,
-        effort.seeds,
-        budget_s=effort.budget_s,
-        folder=folder,
-        told=told,
-    )
-    policy_chosen, policy_fresh = _policies(problem, found, effort.settings, CHOICE, FRESH)
-    learned = [_learned(problem, one, CHOICE, FRESH) for one in found]
-    best_rival = _best(against, lambda one: one.fresh)
-    planner = _planner(problem, against, learned, RECHECK)
-    told(f"planner: {planner.planner}; best rival: {best_rival.planner}")
+    against = rivals(problem_of(device, workload, models), models, told)
+    problem = chosen_problem(device, workload, models, _best(against, lambda rival: rival.chosen_by).plan)
     where = {"device": device.name, "workload": workload.name}
-    partition = _cuts(problem, models)
-    rows = [
-        *_rows_before_training(where, problem, against, partition),
-        {**where, "planner": "maddpg", "partition": partition, **rounded(policy_fresh)},
-        {**where, "planner": "planner", "of": planner.planner, **rounded(planner.fresh)},
-    ]
-    pair = {
-        "rows": rows,
-        "policy_when_chosen": rounded(policy_chosen),
-        "trainings": [_training(one) for one in found],
-        "interference": [
-            _other_interference(device, workload, models, factor, planner, best_rival, FRESH)
-            for factor in INTERFERENCE
-        ],
-    }
-    (folder / "pair.json").write_text(json.dumps(pair))
-    return pair
-
-
-def run_untrained(
-    device: DeviceFile,
-    workload: Workload,
-    models: Sequence[ModelChoice],
-    *,
-    folder: Path,
-    told: Callable[[str], None],
-) -> dict[str, Any]:
-    """The rows of one pair that need no training, rivals and seeds; from its file where it was done."""
-    if (kept := _kept(folder / "untrained.json")) is not None:
-        return kept
-    problem, against = _before_training(device, workload, models, told)
-    where = {"device": device.name, "workload": workload.name}
-    rows = _rows_before_training(where, problem, against, _cuts(problem, models))
-    pair = {"rows": rows, "trainings": [], "interference": []}
-    (folder / "untrained.json").write_text(json.dumps(pair))
-    return pair
-
-
-def _kept(file: Path) -> dict[str, Any] | None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return json.loads(file.read_text()) if file.exists() else None
-
-
-def _before_training(
-    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], told: Callable[[str], None]
-) -> tuple[Problem, list[Contestant]]:
-    """The problem to learn, over the structure that is worth most without learning, and the rivals."""
-    against = rivals(problem_of(device, workload, models), models, CHOICE, FRESH, told)
-    rival = _best(against, lambda one: one.chosen_by).plan
-    return chosen_problem(device, workload, models, rival, CHOICE), against
-
-
-def _rows_before_training(
-    where: Mapping[str, str], problem: Problem, against: Sequence[Contestant], partition: str
-) -> list[dict[str, Any]]:
-    return [
-        *({**where, **one.row()} for one in against),
-        *(
-            {**where, "planner": SEED, "of": name, "partition": partition, **rounded(worth)}
-            for name, worth in seeds_worth(problem, FRESH).items()
-        ),
-    ]
-
-
-def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
-    """The name of the partition that a policy was learned on."""
+    # The partition that a policy is learned on.
     offered = dict(models[0].graph.partitions)
-    return next(name for name, cuts in offered.items() if cuts == problem.template.models[0].cuts)
+    partition = next(name for name, cuts in offered.items() if cuts == problem.template.models[0].cuts)
+    rows: list[dict[str, Any]] = [
+        {**where, "planner": rival.planner, "partition": rival.partition, **rounded(rival.fresh)}
+        for rival in against
+    ]
+    rows += [
+        {**where, "planner": SEED, "of": name, "partition": partition, **rounded(worth)}
+        for name, worth in seeds_worth(problem).items()
+    ]
+    pair: dict[str, Any] = {"rows": rows, "trainings": [], "interference": []}
+    if effort is not None:
+        trainings = trained(
+            problem, effort.settings, effort.seeds, budget_s=effort.budget_s, folder=folder, told=told
+        )
+        planner = _planner(problem, against, trainings)
+        rival = _best(against, lambda rival: rival.fresh)
+        told(f"planner: {planner.planner}; best rival: {rival.planner}")
+        policies = rounded(judged_policies(problem, effort.settings, trainings))
+        rows += [
+            {**where, "planner": "maddpg", "partition": partition, **policies},
+            {**where, "planner": "planner", "of": planner.planner, **rounded(planner.fresh)},
+        ]
+        pair["trainings"] = [_training(training) for training in trainings]
+        pair["interference"] = [
+            _other_interference(device, workload, models, factor, planner.plan, rival.plan)
+            for factor in INTERFERENCE
+        ]
+    file.write_text(json.dumps(pair))
+    return pair
 
 
-def _policies(
-    problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
-) -> tuple[Worth, Worth]:
-    """All seeds' policies on either arrivals, with schedules searched for as their trainings do."""
-    table = problem.table()
-    networks = [decode(one.checkpoint).network for one in found]
-    return (
-        judged_policy(problem, table, settings, networks, choice),
-        judged_policy(problem, table, settings, networks, fresh),
-    )
-
-
-def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
-    return Contestant(
-        planner=LEARNED_PLAN,
-        partition="",
-        plan=one.plan,
-        chosen_by=judged(problem, one.plan, choice),
-        fresh=judged(problem, one.plan, fresh),
-        search_s=one.train_s,
-    )
-
-
-def _planner(
-    problem: Problem, against: Sequence[Contestant], learned: Sequence[Contestant], recheck: Course
-) -> Contestant:
+def _planner(problem: Problem, against: Sequence[Contestant], trainings: Sequence[Trained]) -> Contestant:
     """The best rival's plan, or the best learned one if it is surely better by arrivals that chose neither.
 
     What was chosen among many by a few arrivals looks better by these than it is.
     """
-    rival, found = (_best(those, lambda one: one.chosen_by) for those in (against, learned))
-    sure = surely_better(*(judged(problem, one.plan, recheck) for one in (found, rival)))
-    return found if sure else rival
+    learned = [
+        Contestant(
+            planner=LEARNED_PLAN,
+            partition="",
+            plan=training.plan,
+            chosen_by=judged(problem, training.plan, CHOICE),
+            fresh=judged(problem, training.plan, FRESH),
+        )
+        for training in trainings
+    ]
+    rival, best = (_best(those, lambda entrant: entrant.chosen_by) for those in (against, learned))
+    sure = surely_better(*(judged(problem, entrant.plan, RECHECK) for entrant in (best, rival)))
+    return best if sure else rival
 
 
 def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> Contestant:
-    found = those[0]
-    for one in those[1:]:
-        if better(worth(one), worth(found)):
-            found = one
-    return found
+    best = those[0]
+    for entrant in those[1:]:
+        if better(worth(entrant), worth(best)):
+            best = entrant
+    return best
 
 
-def _over(one: Worth, other: Worth) -> float:
-    return round(one.throughput_per_s / other.throughput_per_s, 4)
-
-
-def _training(one: Trained) -> dict[str, Any]:
+def _training(training: Trained) -> dict[str, Any]:
     return {
-        "train_s": round(one.train_s, 1),
-        "transitions": one.transitions,
-        "updates": one.updates,
-        "ended": one.ended,
+        "train_s": round(training.train_s, 1),
+        "transitions": training.transitions,
+        "updates": training.updates,
+        "ended": training.ended,
         "curve": [
             [progress.transitions, progress.policy.throughput_per_s, progress.best.throughput_per_s]
-            for progress in one.history
+            for progress in training.history
         ],
     }
 
@@ -536,9 +443,8 @@ def _other_interference(
     workload: Workload,
     models: Sequence[ModelChoice],
     factor: float,
-    planner: Contestant,
-    best_rival: Contestant,
-    course: Course,
+    planner: Plan,
+    rival: Plan,
 ) -> dict[str, Any]:
     """The same plans where groups and lanes disturb each other less or more than was planned for."""
     other = replace(
@@ -547,5 +453,6 @@ def _other_interference(
         lanes_interference=device.lanes_interference * factor,
     )
     problem = problem_of(other, workload, models)
-    chosen, rival = (judged(problem, one.plan, course) for one in (planner, best_rival))
-    return {"factor": factor, "planner_over_best_rival": _over(chosen, rival), **rounded(chosen)}
+    chosen, beaten = (judged(problem, plan, FRESH) for plan in (planner, rival))
+    ratio = round(chosen.throughput_per_s / beaten.throughput_per_s, 4)
+    return {"factor": factor, "planner_over_best_rival": ratio, **rounded(chosen)}
