@@ -13,7 +13,6 @@ multiprocessor. Operators are traced in a child process: a process that was prof
 slowly afterwards.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -29,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join, make_device, per_run_s
-from benchmarks.gpu.networks import Network, Subject, dtype_of, make_subject
+from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join, per_run_s
+from benchmarks.gpu.networks import Network, Subject, dtype_of
 from benchmarks.gpu.results import Deadline, Results, Settings, Zoo
-from benchmarks.gpu.rivals import run_child, use_precision
+from benchmarks.gpu.rivals import run_child
 from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
 from stageloom.edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
 from stageloom.edge_agent.utilisation.kernels import (
@@ -187,11 +186,9 @@ def at_once(device: Device, *, streams: int = STREAMS, links: int = _LINKS) -> d
     return found
 
 
-def connections_child(arguments: argparse.Namespace) -> int:
+def connections_child(device: Device) -> None:
     """One count of connections, in a process of its own: CUDA reads the variable when it starts."""
-    device = make_device(arguments.device)
     print(json.dumps(at_once(device)))
-    return 0
 
 
 def with_connections(kind: str, connections: int) -> dict[str, float]:
@@ -580,15 +577,12 @@ class Operators:
         return operator_resources(self._graph, found, rates, runs=_TRACED_RUNS, item_bytes=self._item_bytes)
 
 
-def operators_child(arguments: argparse.Namespace, folder: Path) -> int:
+def operators_child(
+    device: Device, subject: Subject, precision: str, flop_per_s: float, bytes_per_s: float
+) -> None:
     """The resources of one model's operators as JSON."""
-    device = make_device(arguments.device)
-    use_precision(arguments.precision)
-    subject = make_subject(arguments.model, folder, width=arguments.width, size=arguments.size)
-    rates = Rates(flop_per_s=arguments.flop_per_s, bytes_per_s=arguments.bytes_per_s)
-    found = Operators(device, subject, arguments.precision).resources(rates)
-    print(json.dumps([asdict(one) for one in found]))
-    return 0
+    rates = Rates(flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
+    print(json.dumps([asdict(own) for own in Operators(device, subject, precision).resources(rates)]))
 
 
 def operators_of(

@@ -16,7 +16,6 @@ graph, which onnxruntime ends by waiting. Input and logits are float32, as for o
 converted inside. A provider that onnxruntime would quietly replace by another one is a row that says so.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -37,8 +36,8 @@ import onnx
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join, make_device
-from benchmarks.gpu.networks import Network, Subject, make_subject
+from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join
+from benchmarks.gpu.networks import Network, Subject
 from benchmarks.gpu.results import MODES, Zoo
 from benchmarks.gpu.rounds import Variant
 from stageloom.edge_agent.lowering.dtypes import use_tf32
@@ -320,14 +319,9 @@ def compiled_variant(device: Device, subject: Subject, mode: str, precision: str
     return Variant(subject.name, row_name(mode), run, 1, precision, error)
 
 
-def compile_child(arguments: argparse.Namespace, folder: Path) -> int:
+def compile_child(device: Device, subject: Subject, mode: str, precision: str) -> None:
     """One model in one mode, into the cache."""
-    device = make_device(arguments.device)
-    use_precision(arguments.precision)
-    subject = make_subject(arguments.model, folder, width=arguments.width, size=arguments.size)
-    made = compiled_variant(device, subject, arguments.mode, arguments.precision)
-    print(f"error {made.error:.3g}")
-    return 0
+    print(f"error {compiled_variant(device, subject, mode, precision).error:.3g}")
 
 
 SLICING: Final = "time slicing, a process per model"
@@ -397,13 +391,9 @@ class Slices:
             child.stdout.close()
 
 
-def slice_child(arguments: argparse.Namespace, folder: Path) -> int:
+def slice_child(device: Device, subject: Subject, precision: str) -> None:
     """One process: a graph, replayed as often as each line of the input asks for."""
-    device = make_device(arguments.device)
-    use_precision(arguments.precision)
-    subject = make_subject(arguments.model, folder, width=arguments.width, size=arguments.size)
-    rows = Rows(device, [subject], arguments.precision)
-    variant = rows.graph(subject)
+    variant = Rows(device, [subject], precision).graph(subject)
     print(json.dumps({"error": variant.error}), flush=True)
     for line in sys.stdin:
         began_s = time.perf_counter()
@@ -411,7 +401,6 @@ def slice_child(arguments: argparse.Namespace, folder: Path) -> int:
             variant.run()
         device.synchronize()
         print(json.dumps({"seconds": time.perf_counter() - began_s}), flush=True)
-    return 0
 
 
 _CUDA: Final = "CUDAExecutionProvider"
