@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lanes.__main__ import chain_row, random_row
 from benchmarks.lanes.cases import Chains, random_plan, random_seconds
 from benchmarks.lanes.device import VirtualDevice
+from benchmarks.lanes.rows import chain_row, random_row
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.plan import StepChoice
 from tests.engine.driver import Driver
