@@ -154,6 +154,18 @@ class Subject:
     image: np.ndarray  # [1, 3, side, side] float32
     expected: np.ndarray  # [1, classes] float32, by torch on the CPU
 
+    @property
+    def feeds(self) -> dict[str, np.ndarray]:
+        """The image by the name of the model's input."""
+        graph = self.artifact.graph
+        return {graph.tensors[graph.inputs[0]].name: self.image}
+
+    @property
+    def logits(self) -> str:
+        """The name of the model's output."""
+        graph = self.artifact.graph
+        return graph.tensors[graph.outputs[0]].name
+
     def network(self, device: torch.device, precision: str) -> Network:
         """A copy on the device in channels-last."""
         made: Any = Network(onnx.load_model_from_string(self.artifact.onnx_bytes()))

@@ -115,12 +115,8 @@ class Service:
 
     def __init__(self, executor: Executor, subjects: Sequence[Subject]) -> None:
         """`executor` has no plan loaded; it is closed with the service."""
-        self._subjects = {one.name: one for one in subjects}
-        self._artifacts = {one.artifact.digest: one.artifact for one in subjects}
-        self._inputs = {
-            one.name: {one.artifact.graph.tensors[one.artifact.graph.inputs[0]].name: one.image}
-            for one in subjects
-        }
+        self._artifacts = {subject.artifact.digest: subject.artifact for subject in subjects}
+        self._inputs = {subject.name: subject.feeds for subject in subjects}
         self.shell = EngineShell(executor)
 
     def load(self, plan: Plan) -> PlanKey:

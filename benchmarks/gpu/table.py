@@ -45,7 +45,7 @@ from stageloom.edge_agent.executor.torch.builder import Effort
 from stageloom.edge_agent.executor.torch.cuda import CudaDevice
 from stageloom.edge_agent.executor.torch.device import Device as TorchDevice
 from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
-from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.bound import bind
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.plan import MAX_LANES
@@ -79,64 +79,45 @@ _numbers = itertools.count(1 << 48)
 
 
 class Loaded:
+    """One candidate, loaded and prepared."""
+
     def __init__(self, executor: Executor, candidate: Candidate, subjects: Sequence[Subject]) -> None:
         """
         Raises:
             PlanError: the plan is not legal. ExecutorError: it cannot be loaded or prepared.
         """
-        self.candidate = candidate
         self._executor = executor
-        self._subjects = {one.artifact.digest: one for one in subjects}
-        artifacts = {digest: one.artifact for digest, one in self._subjects.items()}
-        self.bound: BoundPlan = bind(candidate.plan, {digest: one.graph for digest, one in artifacts.items()})
+        wanted = {model.artifact for model in candidate.plan.models}
+        self._subjects = {
+            subject.artifact.digest: subject for subject in subjects if subject.artifact.digest in wanted
+        }
+        artifacts = {digest: subject.artifact for digest, subject in self._subjects.items()}
+        bound = bind(candidate.plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
         self.key = PlanKey(next(_numbers))
-        executor.load(self.key, self.bound, artifacts)
-        (combined,) = self.bound.combined
-        buckets = tuple(self.bound.models[member.model].buckets[-1] for member in combined.members)
+        executor.load(self.key, bound, artifacts)
+        (combined,) = bound.combined
+        self._members = [(member, bound.models[member.model]) for member in combined.members]
+        buckets = tuple(model.buckets[-1] for _, model in self._members)
         self.program = ProgramKey(self.key, 0, combined.full_mask, buckets)
         executor.prepare(self.program)
 
-    def _step(self) -> tuple[Step, dict[InstanceId, list[dict[str, np.ndarray]]]]:
-        (combined,) = self.bound.combined
-        members = []
-        feeds = {}
-        for position, member in enumerate(combined.members):
-            instance = InstanceId(next(_numbers))
-            batch = self.bound.models[member.model].buckets[-1]
-            members.append(
-                StepMember(
-                    position=position,
-                    member=member,
-                    instance=instance,
-                    tasks=(TaskId(0),) * batch,
-                    last=True,
-                )
-            )
-            model = self.bound.models[member.model]
-            image = self._subjects[model.plan.artifact].image
-            feeds[instance] = [{model.graph.tensors[model.graph.inputs[0]].name: image}] * batch
-        step = Step(
-            id=StepId(next(_numbers)), lane=_LANE, program=self.program, members=tuple(members), after=()
-        )
-        return step, feeds
-
-    def step(self) -> Mapping[str, list[np.ndarray]]:
-        """One whole step from and to the host: logits by model, one per replica and row."""
-        step, feeds = self._step()
+    def step(self) -> list[tuple[Subject, np.ndarray]]:
+        """One whole step from and to the host: the logits of every replica and row, with their subject."""
+        members, subjects = [], []
+        feeds: dict[InstanceId, list[dict[str, np.ndarray]]] = {}
+        for position, (member, model) in enumerate(self._members):
+            instance, batch = InstanceId(next(_numbers)), model.buckets[-1]
+            members.append(StepMember(position, member, instance, (TaskId(0),) * batch, last=True))
+            subjects.append(self._subjects[model.plan.artifact])
+            feeds[instance] = [subjects[-1].feeds] * batch
+        step = Step(StepId(next(_numbers)), _LANE, self.program, tuple(members), after=())
         self._executor.issue(step, feeds)
-        result = self._executor.wait(step.id)
-        found: dict[str, list[np.ndarray]] = {}
-        for member in step.members:
-            model = self.bound.models[member.member.model]
-            name = model.graph.tensors[model.graph.outputs[0]].name
-            rows = result.outputs[member.instance]
-            found.setdefault(model.plan.name, []).extend(row[name] for row in rows)
-        return found
-
-    def error(self, found: Mapping[str, list[np.ndarray]]) -> float:
-        """The worst of a step's logits against the reference."""
-        by_name = {one.name: one for one in self._subjects.values()}
-        return max(by_name[name].error_of(row) for name, rows in found.items() for row in rows)
+        outputs = self._executor.wait(step.id).outputs
+        return [
+            (subject, row[subject.logits])
+            for member, subject in zip(members, subjects, strict=True)
+            for row in outputs[member.instance]
+        ]
 
     def replay(self) -> Callable[[], None] | None:
         """The program on what lies in its buffers, on the device's current stream; None without one."""
@@ -144,18 +125,14 @@ class Loaded:
             return None
         return self._executor.replay(self.program)
 
-    def unload(self) -> None:
-        self._executor.unload(self.key)
-
 
 class Ours:
     """One executor and the candidates that it has loaded."""
 
-    def __init__(self, device: Device, executor: Executor, subjects: Sequence[Subject]) -> None:
-        self.device = device
+    def __init__(self, executor: Executor, subjects: Sequence[Subject]) -> None:
         self.executor = executor
-        self.subjects = subjects
-        self.loaded: dict[tuple[str, str], Loaded] = {}
+        self._subjects = subjects
+        self._loaded: dict[tuple[str, str], Loaded] = {}
 
     def variant(self, candidate: Candidate) -> Variant:
         """Load a candidate and run it once from the host, so that its buffers hold the images.
@@ -163,35 +140,34 @@ class Ours:
         Raises:
             PlanError, ExecutorError: see Loaded.
         """
-        loaded = Loaded(self.executor, candidate, self._subjects_of(candidate))
-        self.loaded[candidate.subject, candidate.name] = loaded
-        error = loaded.error(loaded.step())
+        loaded = Loaded(self.executor, candidate, self._subjects)
+        self._loaded[candidate.subject, candidate.name] = loaded
+        error = max(subject.error_of(logits) for subject, logits in loaded.step())
         run: Callable[[], Any] = loaded.replay() or loaded.step
         run()
         precision = candidate.plan.executor.precision
         return Variant(candidate.subject, candidate.name, run, candidate.units, precision, error)
 
-    def _subjects_of(self, candidate: Candidate) -> list[Subject]:
-        wanted = {model.artifact for model in candidate.plan.models}
-        return [one for one in self.subjects if one.artifact.digest in wanted]
-
     def stable(self, key: tuple[str, str], repeats: int, pause: Callable[[], None]) -> bool:
-        """Whether repeats with pauses before groups give the same bits, and so does the prepared graph."""
-        loaded = self.loaded[key]
-        first = loaded.step()
+        """Whether repeats with pauses before groups give the same bits, and so do those without."""
+
+        def bits() -> list[bytes]:
+            return [logits.tobytes() for _, logits in self._loaded[key].step()]
+
+        first = bits()
         self.executor.pause = pause
         try:
-            again = [loaded.step() for _ in range(repeats)]
+            again = [bits() for _ in range(repeats)]
         finally:
             self.executor.pause = None
-        again += [loaded.step() for _ in range(repeats)]
-        return all(_same(first, one) for one in again)
+        again += [bits() for _ in range(repeats)]
+        return all(repeat == first for repeat in again)
 
     def unload(self) -> None:
         """Free every candidate; the executor keeps what it knows of kernels."""
-        for loaded in self.loaded.values():
-            loaded.unload()
-        self.loaded = {}
+        for loaded in self._loaded.values():
+            self.executor.unload(loaded.key)
+        self._loaded = {}
 
 
 def executor_of(name: str) -> Executor:
@@ -203,14 +179,6 @@ def executor_of(name: str) -> Executor:
     if name == ResidentExecutor.name:
         return ResidentExecutor()
     return make_executor(name)
-
-
-def _same(left: Mapping[str, list[np.ndarray]], right: Mapping[str, list[np.ndarray]]) -> bool:
-    return all(
-        one.tobytes() == other.tobytes()
-        for name in left
-        for one, other in zip(left[name], right[name], strict=True)
-    )
 
 
 _WARM: Final = 200
@@ -294,7 +262,7 @@ class Table:
         """Baselines 4 to 6 and our own plans, all in our executor."""
         ours: Ours | None = None
         with self.results.attempt(self.part, f"executor {self.settings.executor}"):
-            self.ours = ours = Ours(self.device, executor_of(self.settings.executor), self.subjects)
+            self.ours = ours = Ours(executor_of(self.settings.executor), self.subjects)
         if ours is None:
             return
         chosen: dict[str, Schedule] = {}
@@ -453,7 +421,7 @@ class Table:
 
     def take_back(self, executor: Executor) -> list[Variant]:
         """Our chosen plans, built anew on the executor that was handed over, and what is not ours."""
-        self.ours = ours = Ours(self.device, executor, self.subjects)
+        self.ours = ours = Ours(executor, self.subjects)
         found = [one for one in self.variants if one.key not in self.candidates]
         for key in self.best.items():
             with self.results.attempt(self.part, f"{', '.join(key)}, again"):
