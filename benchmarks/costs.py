@@ -2,14 +2,14 @@
 
     python -m benchmarks.costs [--quick] [--json]
 
-Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
-agent's onnx executor under its own profile (`stageloom.edge_agent.worker.profiling`): all of them in
-turn, again and again, as often as the time allows, every other turn for the first of two passes. Operators
-are measured by the agent's operator profile, before, between and behind the turns. A time is the lower decile
-of its runs: what else the machine does only adds to it.
+Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on
+the agent's onnx executor under its own profile (`stageloom.edge_agent.worker.profiling`): all of them
+in turn, again and again, as often as the time allows, every other turn for the first of two passes.
+Operators are measured by the agent's operator profile, before, between and behind the turns. A time is
+the lower decile of its runs: what else the machine does only adds to it.
 
-Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
-no part (`stageloom.shared.search.costs`), and predicts those in which it has.
+Each network is held out in turn: the model is fitted to the stages of the first pass in which the network
+has no part (`stageloom.shared.search.costs`), and predicts those in which it has.
 
 - `median_relative_error`: |predicted / measured - 1|, its median over all stages held out.
 - `rank_correlation`: Spearman's, of predicted and measured.
@@ -21,6 +21,7 @@ Rows, on the same held-out stages: the plain formula (contention 1), the line wi
 the fitted stages best, roofline estimates without any measurement, and the model by number of groups.
 """
 
+import argparse
 import random
 import sys
 import tempfile
@@ -30,24 +31,23 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import ceil, isfinite
 from pathlib import Path
-from statistics import correlation, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import zoo
 from benchmarks.contract.schedules import bound_of, graph_of, plan_of
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, rank_correlation, run
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_timing import operator_runs
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.edge_agent.worker.profiling import OwnExecutor, StageSamples, joined, profile_stages
-from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.blocks import Block, CombinedGraph
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
-from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import Group, Stage, StageSchedule, joint_stage
@@ -59,7 +59,6 @@ from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages, Strategy
 
 SEED = 20_261_121
-PACKAGES = ("onnxruntime", "numpy", "msgspec", "msgpack")
 MOST_GROUPS = 4
 TURNS = 4  # every other one belongs to the first pass: what the machine does meanwhile falls on both
 LEAST_SHARE_S = 1.0  # of the time, for one turn of one plan
@@ -68,8 +67,6 @@ DRAWS = 8  # of endings per stage; the one whose number of groups is nearest to 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
-
     networks: tuple[str, ...]
     schedules: int  # per block
     runs: int  # per pass, at most
@@ -99,31 +96,17 @@ class Drawn:
         return lower_decile(self.runs[at])
 
 
-def main() -> None:
-    """Measure, fit, compare."""
-    options = arguments("Predicted against measured seconds of stages").parse_args()
+def measure(report: Report, options: argparse.Namespace) -> None:
     effort = QUICK if options.quick else FULL
     sys.setswitchinterval(WorkerConfig().switch_interval_s)
-    report = Report("costs")
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stageloom-") as folder:
-        artifacts = imported(effort, Path(folder))
+        progress(f"import {', '.join(effort.networks)}")
+        artifacts = zoo.artifacts(effort.networks, Path(folder), width=effort.width)
         drawn, operators_s = measured(artifacts, effort)
     graphs = {artifact.digest: artifact.graph for artifact in artifacts.values()}
     judged(report, drawn, CostTable(measured_s=operators_s), graphs)
     report.add({"stages": len(drawn), "total_s": time.monotonic() - began_s})
-    emit(report, as_json=options.json, packages=PACKAGES)
-
-
-def imported(effort: Effort, folder: Path) -> dict[str, Artifact]:
-    """The networks by name."""
-    found = {}
-    for name in effort.networks:
-        progress(f"import {name}")
-        zoo.write(name, folder / f"{name}.onnx", width=effort.width)
-        digest = import_model(folder / f"{name}.onnx", shapes={}, out_dir=folder).digest
-        found[name] = open_artifact(artifact_path(folder, digest))
-    return found
 
 
 # What is measured
@@ -173,27 +156,28 @@ def measured(
     plans = drawn_plans(artifacts, effort)
     stages = [_stages(names, bound) for names, bound in plans]
     operators: dict[tuple[Digest, OpId], list[float]] = {}
-    bar = Bar((TURNS + 1) * len(artifacts) + TURNS * len(plans))
+    left = (TURNS + 1) * len(artifacts) + TURNS * len(plans)  # steps that have not begun
     repeats = ceil(2 * effort.runs / TURNS)
     ends_s = time.monotonic() + effort.limit_s
     for turn in range(TURNS + 1):
         for name, artifact in artifacts.items():
-            bar.step(f"operators of {name}")
+            progress(f"{left} steps left: operators of {name}")
+            left -= 1
             request = TimingRequest(repeats=repeats, limit_s=60.0, wall_s=120.0)
             for op, runs in enumerate(operator_runs(artifact, request, lambda: True)):
                 operators.setdefault((artifact.digest, OpId(op)), []).extend(runs)
         if turn == TURNS:
             break
         for (names, bound), drawn in zip(plans, stages, strict=True):
-            bar.step(f"stages of {' and '.join(names)}, turn {turn + 1}")
-            share_s = max((ends_s - time.monotonic()) / bar.left, LEAST_SHARE_S)
+            progress(f"{left} steps left: stages of {' and '.join(names)}, turn {turn + 1}")
+            share_s = max((ends_s - time.monotonic()) / left, LEAST_SHARE_S)
+            left -= 1
             blocks = _measure(executor, bound, [artifacts[name] for name in names], repeats, share_s)
             for block, of_block in zip(blocks, drawn, strict=True):
                 times = [seconds for _, seconds in sorted(block.stage_s.items())]
                 for one, seconds in zip(of_block, times, strict=bool(times)):
                     one.runs[turn % 2].extend(seconds)
     executor.close()
-    bar.end()
     in_both = [one for plan in stages for block in plan for one in block if all(one.runs)]
     return in_both, {operator: lower_decile(runs) for operator, runs in operators.items()}
 
@@ -232,7 +216,6 @@ def _measure(
 
 
 def lower_decile(runs: Sequence[float]) -> float:
-    """Of at least one run."""
     return quantiles(runs, n=10, method="inclusive")[0] if len(runs) > 1 else runs[0]
 
 
@@ -241,8 +224,6 @@ def lower_decile(runs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """One stage held out."""
-
     stage: Drawn
     predicted_s: float
     doubt: float
@@ -253,7 +234,6 @@ class Judged:
 
     @property
     def measured_s(self) -> float:
-        """In the first pass."""
         return self.stage.seconds(0)
 
 
@@ -270,7 +250,7 @@ def judged(report: Report, drawn: Sequence[Drawn], table: CostTable, graphs: Map
     sure = [one for one in found if one.sure]
     figures = {
         "median_relative_error": _error([one.predicted_s for one in found], truth),
-        "rank_correlation": spearman([one.predicted_s for one in found], truth),
+        "rank_correlation": rank_correlation([one.predicted_s for one in found], truth),
         "remeasured_relative_error": _error([one.stage.seconds(1) for one in found], truth),
         "coverage": _covered(finite),
         "sure_share": len(sure) / len(found),
@@ -328,7 +308,7 @@ def _by_source(found: Sequence[Judged]) -> list[dict[str, Any]]:
             "stages": len(found),
             "median_relative_error": _error(values, truth),
             "q3_relative_error": _error(values, truth, at=2),
-            "rank_correlation": spearman(values, truth),
+            "rank_correlation": rank_correlation(values, truth),
         }
         for name, values in sources.items()
     ]
@@ -372,45 +352,5 @@ def _covered(part: Sequence[Judged]) -> float:
     return sum(inside) / len(inside)
 
 
-def spearman(left: Sequence[float], right: Sequence[float]) -> float:
-    """Rank correlation; equal values share their mean rank."""
-    return correlation(_ranks(left), _ranks(right))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [sum(places[value]) / len(places[value]) for value in values]
-
-
-class Bar:
-    """A line per step on stderr, drawn over the last one on a terminal."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._done = 0
-
-    @property
-    def left(self) -> int:
-        """Steps that have not ended."""
-        return self._steps - self._done + 1
-
-    def step(self, what: str) -> None:
-        """The next step begins."""
-        filled = 30 * self._done // self._steps
-        line = f"[{'#' * filled}{'.' * (30 - filled)}] {self._done}/{self._steps} {what}"
-        self._done += 1
-        if sys.stderr.isatty():
-            print(f"\r{line:100.100}", end="", file=sys.stderr, flush=True)
-        else:
-            progress(line)
-
-    def end(self) -> None:
-        """All steps are done."""
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run(measure, ("onnxruntime", "numpy", "msgspec", "msgpack")))

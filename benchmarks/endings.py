@@ -7,18 +7,28 @@ Without a file: four 12-operator blocks of Inception V3 side by side, their conc
 counting (`count_ms`), drawing one by its number (`unrank_us`) and, in the same run, listing all of them
 (`enumerate_ms`, some 500 MB). Then the whole dynamic programming, exact, every transition visited, with a
 seeded pseudo-random cost per stage: of one such block, and of IOS's RandWire and NASNet (`randwire_dp_s`,
-`nasnet_dp_s`: two processes, isomorphic blocks searched once; beside them one process, no sharing, and rooted
-groups). IOS's released Python takes 39 s and 41 s for them under rooted groups, on 2 cores.
+`nasnet_dp_s`: two processes, isomorphic blocks searched once; beside them one process, no sharing, and
+rooted groups). IOS's released Python takes 39 s and 41 s for them under rooted groups, on 2 cores.
 
 With a file: the size of the search over any graph given as {"ops": [...], "edges": [[u, v], ...]}, exactly:
 `width`, then under `rooted` and `connected` groups, each `r3_s8` and `unpruned`, its `states`, `transitions`
 and `schedules` (IOS, Ding et al. 2021, table 1).
+
+`RANDWIRE` and `NASNET` are RandWire and NASNet-A Large as IOS schedules them (Ding et al. 2021, table 2):
+120 and 374 operators.
+
+A unit is Relu with the separable convolution after it, a convolution, a pool, or the sum or concat of its
+inputs. A network is its blocks in order; a block lists per operator its predecessors inside the block.
+
+RandWire: WS(16, 4, 0.75) and three of WS(32, 4, 0.75), the graphs that IOS's authors drew and published; one
+operator more sums a graph's last nodes. NASNet: two stem cells, and three runs of a first cell, five normal
+ones and, between two runs, a reduction cell. Table 1 of the paper holds for both: tests compare.
 """
 
+import argparse
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -26,8 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.ios_graphs import NASNET, RANDWIRE, Block, Network
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run, timed_s
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.schedule import Group
@@ -39,6 +48,86 @@ from stageloom.shared.search.isomorphism import form
 from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages, Strategy
 from stageloom.shared.search.states import measure_space, width
+
+Block = tuple[tuple[int, ...], ...]
+Network = tuple[Block, ...]
+
+# Per node its successors, all of a higher number; nodes are separated by slashes.
+_WS = (
+    "6 7 9/6 7 15/6 10 11/9 13/6 9 13 14 15/8 10 15/8 9 12/11 15/11/11/14/14/14/14 15/15/",
+    "2 13 25 30/8 20 22/3 16 24 30/6 7 26/12 22/15 21 27/11 21 31/8 9 15/23 27/10 11 19/12 30/13 15 17 28/"
+    "14 26 31/14 16 21 31/16 28 29/19 22/18/18 19/24 31//21 22/23 26/31//31/26/31/29//30 31//",
+    "9 11 14 17 31/2 3 31/4 11 12 14 30/4 25/9 20 29/6 27/7 21 27/30 31/10 25/10 14/11 16 22 28/16 24/"
+    "13 14 15 16/14 22 26/23/29/21/26/19 20/22 27/22//25 30/27/25 26/28/28/28 29/29/30 31/31/",
+    "17 20 24/10 22 26 29/19 22 28/6 7 8 9/5 7 26/6 23 24/8/8 11 18 23/11 25/11 19 27 29/12 17 30/14 23 30/"
+    "13 25 31/16 27 28/24/16 18 21/17 22/21/24/22/23 28 29//25/30/26/28//28 29 30//31/31/",
+)
+
+
+class _Cell:
+    """A block under construction; None stands for a tensor from outside."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def op(self, *before: int | None) -> int:
+        self.rows.append(tuple(sorted({one for one in before if one is not None})))
+        return len(self.rows) - 1
+
+    def branch(self, source: int | None) -> int:
+        """Two separable convolutions in a row."""
+        return self.op(self.op(source))
+
+    def halved(self) -> int:
+        """Half as large in pixels: two convolutions of what comes from outside, side by side."""
+        return self.op(self.op(None), self.op(None))
+
+
+def _chain(size: int) -> Block:
+    return tuple((op - 1,) if op else () for op in range(size))
+
+
+def _random(text: str) -> Block:
+    after = [[int(one) for one in node.split()] for node in text.split("/")]
+    rows = [tuple(u for u, row in enumerate(after) if v in row) for v in range(len(after))]
+    return (*rows, tuple(u for u, row in enumerate(after) if not row))
+
+
+def _normal(first: bool) -> Block:
+    cell = _Cell()
+    left = cell.halved() if first else cell.op(None)
+    right = cell.op(None)
+    ends = [cell.branch(right), cell.branch(right if first else left)]
+    ends += [cell.branch(left), cell.branch(left)]
+    ends += [cell.op(right), left, cell.op(left), cell.op(left), cell.branch(right), right]
+    cell.op(*ends)
+    return tuple(cell.rows)
+
+
+def _reduction(stem: int | None) -> Block:
+    cell = _Cell()
+    right = cell.op(None)  # the larger half's source
+    left = None if stem == 0 else cell.halved() if stem == 1 else cell.op(None)
+    first = cell.op(cell.branch(right), cell.branch(left))
+    pool, wide = cell.op(right), cell.branch(left)
+    second = cell.op(pool, wide)
+    third = [cell.op(right), cell.branch(left)]
+    fourth = cell.op(first)
+    fifth = [cell.branch(first), cell.op(right)]
+    also = {0: [first], 1: [], None: [pool, wide]}[stem]
+    cell.op(second, *third, fourth, *fifth, *also)
+    return tuple(cell.rows)
+
+
+def _nasnet() -> Network:
+    run = (_normal(first=True), *[_normal(first=False)] * 5)
+    stems = (_chain(1), _reduction(0), _reduction(1))
+    return (*stems, *run, _reduction(None), *run, _reduction(None), *run, _chain(2))
+
+
+RANDWIRE: Network = (_chain(1), *map(_random, _WS), _chain(3))
+NASNET: Network = _nasnet()
+
 
 PRUNING = {"r3_s8": (3, 8), "unpruned": (None, None)}
 R, S = 3, 8
@@ -118,9 +207,11 @@ class RandomCosts(StageCosts):
         return (hash(groups) * 0x9E3779B97F4A7C15 >> 11 & 0xFFFFFFFF) / 2**32
 
 
-def measure(repeats: int) -> Report:
+def measure(report: Report, options: argparse.Namespace) -> int:
     """Counting, drawing and listing in one run, and the dynamic programming of one block."""
-    report = Report("endings")
+    if options.graph is not None:
+        return _count(options.graph, options.json)
+    repeats = 3 if options.quick else 21
     graph = graph_of(*[INCEPTION_BLOCK] * 4)
     size = len(INCEPTION_BLOCK)
     state = sum(((1 << size - 1) - 1) << size * member for member in range(4))
@@ -132,8 +223,8 @@ def measure(repeats: int) -> Report:
     report.add({"enumerate_ms": _median_s(lambda: endings.endings(state), 1) * 1e3})
     for name, network in (("randwire", RANDWIRE), ("nasnet", NASNET)):
         progress(f"dynamic programming of {name}")
-        report.add(*_measure_network(name, network, 1 if repeats < 21 else 5))
-    return report
+        report.add(*_measure_network(name, network, 1 if options.quick else 5))
+    return 0
 
 
 def _measure_network(
@@ -209,12 +300,7 @@ def _measure_rule(
 
 
 def _median_s(work: Callable[[], object], repeats: int) -> float:
-    taken_s = []
-    for _ in range(repeats):
-        begun_s = time.perf_counter()
-        work()
-        taken_s.append(time.perf_counter() - begun_s)
-    return median(taken_s)
+    return median(timed_s([lambda _: work()], lambda number: None, repeats)[0])
 
 
 def _distance(ranked: RankedEndings, drawn: Sequence[int]) -> float:
@@ -224,28 +310,27 @@ def _distance(ranked: RankedEndings, drawn: Sequence[int]) -> float:
     return total / len(places)
 
 
-def main(arguments_given: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--graph", type=Path, metavar="FILE", help="count the search space of this graph")
-    args = parser.parse_args(arguments_given)
-    if args.graph is None:
-        emit(measure(3 if args.quick else 21), as_json=args.json, packages=[])
-        return 0
+def _count(file: Path, as_json: bool) -> int:
+    """Print the size of the search over the graph of a file; the exit code."""
     try:
-        found = space_sizes(read_graph(args.graph))
+        found = space_sizes(read_graph(file))
     except StageloomError as error:
         progress(str(error))
         return int(error.exit_code)
-    if args.json:
-        sys.stdout.write(json.dumps(found) + "\n")
+    if as_json:
+        print(json.dumps(found))
         return 0
-    sys.stdout.write(f"width {found['width']}\n")
+    print(f"width {found['width']}")
     for rule in GroupRule:
         for key, sizes in found[rule.value].items():
             counts = "  ".join(f"{name} {value}" for name, value in sizes.items())
-            sys.stdout.write(f"{rule.value:9}  {key:8}  {counts}\n")
+            print(f"{rule.value:9}  {key:8}  {counts}")
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    graph = {"type": Path, "metavar": "FILE", "help": "count the search space of this graph"}
+    return run(measure, options={"--graph": graph}, argv=argv)
 
 
 if __name__ == "__main__":

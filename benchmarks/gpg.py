@@ -14,9 +14,10 @@ time. The reference is exact dynamic programming, or beam search where that is o
 
 - `gpg_actor`: one roll-out that takes the action as it is. `gpg_best_of_16`: with noise, the cheapest.
 - `gpg_look_ahead`: one roll-out that weighs some endings by the value of what they leave.
-- `gpg`: that and a local search on the schedule: the policy as it is used; `cost_ratio_median` is its median.
-- `gpg_without_imitation` and `gpg_paper_reward`: shorter trainings, by reinforcement alone; the second with
-  TOP's reward exp(-latency) and gamma 0.95, used as TOP does (the action as it is).
+- `gpg`: that and a local search on the schedule: the policy as it is used; `cost_ratio_median` is its
+  median.
+- `gpg_without_imitation` and `gpg_paper_reward`: shorter trainings, by reinforcement alone; the second
+  with TOP's reward exp(-latency) and gamma 0.95, used as TOP does (the action as it is).
 - `uniform_refined` and `sequential_refined`: the local search with no policy before it.
 
 Members of four: `four_members_*` compares the time of `gpg` with the time that beam search needs for a
@@ -38,8 +39,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks import zoo
-from benchmarks.allocation import imported
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 from stageloom.planner.learning.gpg.lessons import Drawing, MemberOf, analytic_costs
 from stageloom.planner.learning.gpg.trainer import GpgResult, GpgSettings, Reward, train
 from stageloom.planner.twin.device_file import load_device
@@ -68,8 +68,6 @@ ALONE: Final = GpgSettings(imitation_steps=0, episodes=300)
 
 @dataclass(frozen=True)
 class Size:
-    """How long it takes."""
-
     main_s: float = 600.0  # each training's limit
     variant_s: float = 250.0
     cases: int = 12  # per number of members
@@ -254,7 +252,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], list[d
 
 
 def trained(models: Mapping[str, Graph], settings: GpgSettings, limit_s: float) -> GpgResult:
-    """In a process of its own."""
     drawing = Drawing({graph.digest: graph for graph in models.values()}, analytic_costs)
     names = {graph.digest: name for name, graph in models.items()}
     return train(drawing, settings, names=names, costs="analytic", time_limit_s=limit_s)
@@ -283,7 +280,6 @@ def train_all(models: Mapping[str, Graph], size: Size, report: Report) -> dict[s
 def networks_of(
     models: Mapping[str, Graph], args: argparse.Namespace, size: Size, report: Report
 ) -> dict[str, GpgNetwork]:
-    """Trained here, or read."""
     if args.checkpoint is not None:
         return {"gpg": decode(args.checkpoint.read_bytes()).network}
     progress("training")
@@ -293,36 +289,26 @@ def networks_of(
     return {name: decode(raw).network for name, raw in found.items()}
 
 
-def load(name: str) -> Graph:
-    """In a process of its own: the importer limits the time of its process."""
-    return imported(name)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--checkpoint", type=Path, help="evaluate this one; train nothing")
-    parser.add_argument("--save", type=Path, help="where the trained policy goes")
-    args = parser.parse_args(argv)
+def measure(report: Report, options: argparse.Namespace) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of the processes to come: two train at a time
-    size = QUICK if args.quick else Size()
-    report = Report("gpg")
-    names = HELD_OUT if args.checkpoint is not None else tuple(zoo.ZOO)
+    size = QUICK if options.quick else Size()
     models: dict[str, Graph] = {}
-    for name in names:
+    for name in HELD_OUT if options.checkpoint is not None else tuple(zoo.ZOO):
         progress(f"importing {name}")
+        # In a process of its own: the importer limits the time of its process.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            models[name] = pool.submit(load, name).result()
-    networks = networks_of(models, args, size, report)
+            models[name] = pool.submit(zoo.graph_of, name).result()
+    networks = networks_of(models, options, size, report)
     rows: list[dict[str, Any]] = []
     for members in (1, 2, 3):
         rows += compared(cases(models, members, size.cases), networks, size)
-    figures, table = summary(rows)
-    report.add(figures, table)
+    report.add(*summary(rows))
     report.add(against_beam(cases(models, 4, size.four), networks["gpg"]))
-    emit(report, as_json=args.json, packages=["torch", "numpy", "onnx", "onnxruntime"])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    own = {
+        "--checkpoint": {"type": Path, "help": "evaluate this one; train nothing"},
+        "--save": {"type": Path, "help": "where the trained policy goes"},
+    }
+    sys.exit(run(measure, ["torch", "numpy", "onnx", "onnxruntime"], options=own))

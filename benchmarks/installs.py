@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, arguments, emit, progress
 
 ROOT: Final = Path(__file__).parents[1]
 LIMITS_MB: Final = {"planner-lite": 180.0, "edge,onnx": 260.0, "planner": 700.0}

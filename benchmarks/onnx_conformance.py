@@ -2,13 +2,14 @@
 
     python -m benchmarks.onnx_conformance [--quick] [--json]
 
-A test has passed if every node of its model ran through the lowering, on the CPU, and the outputs agree with
-the expected ones by the suite's own rule. `unsupported` are tests with a node that is not lowered: in a model
-such an operator runs in onnxruntime. `pinned` of those that passed have an input that decides a shape, which
-a model of static shapes holds as a constant. Rows: what is not supported, by count, and every failure.
-`--quick` takes every eighth test.
+A test has passed if every node of its model ran through the lowering, on the CPU, and the outputs agree
+with the expected ones by the suite's own rule. `unsupported` are tests with a node that is not lowered:
+in a model such an operator runs in onnxruntime. `pinned` of those that passed have an input that decides
+a shape, which a model of static shapes holds as a constant. Rows: what is not supported, by count, and
+every failure. `--quick` takes every eighth test.
 """
 
+import argparse
 import sys
 import warnings
 from collections import Counter
@@ -26,11 +27,10 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 from stageloom.edge_agent.lowering.dtypes import Unsupported
 from stageloom.edge_agent.lowering.whole import WholeModel, lower_whole
 
-PACKAGES = ("onnx", "torch", "numpy")
 _REASON_CHARS = 200
 _QUICK_STEP = 8
 
@@ -45,8 +45,6 @@ difference is below a thousandth of the largest value, and fail if not."""
 
 
 class Verdict(Enum):
-    """How a test ended."""
-
     PASSED = "passed"
     FAILED = "failed"
     UNSUPPORTED = "unsupported"
@@ -64,16 +62,13 @@ class Outcome:
     pinned: bool = False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the suite, print, and end with 1 if a test failed."""
-    options = arguments(__doc__.splitlines()[0]).parse_args(argv)
+def measure(report: Report, options: argparse.Namespace) -> int:
+    """1 if a test failed."""
     tests = node_tests()
     progress(f"{len(tests)} tests")
     torch.set_num_threads(1)  # the tensors are small
     outcomes = [run_test(test) for test in (tests[::_QUICK_STEP] if options.quick else tests)]
-    report = Report("onnx_conformance")
-    report.add(figures(outcomes), list(rows(outcomes)))
-    emit(report, as_json=options.json, packages=PACKAGES)
+    report.add(figures(outcomes), rows(outcomes))
     return int(any(o.verdict is Verdict.FAILED for o in outcomes))
 
 
@@ -156,4 +151,4 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, ["onnx", "torch", "numpy"]))

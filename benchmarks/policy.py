@@ -9,17 +9,14 @@ are drawn; every call sees other samples. Before anything is timed, the actions 
 network written out layer by layer in double precision (`largest_difference`).
 """
 
-import gc
+import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
 from random import Random
-from statistics import median, quantiles
 
 import numpy as np
 
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, percentile, progress, run, timed_s
 from stageloom.shared.digest import digest_of
 from stageloom.shared.policy.gpg.network import Floats
 from stageloom.shared.policy.maddpg.decide import decide
@@ -85,67 +82,44 @@ def written_out(network: MaddpgNetwork, state: Floats) -> Floats:
     return np.concatenate(rows).astype(np.float32)
 
 
-def measure(repeats: int) -> Report:
-    """Both, taken in turns."""
-    report = Report("policy")
+def measure(report: Report, options: argparse.Namespace) -> None:
+    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
+        # What numpy computes with reads these when it is loaded, so this process starts over with them.
+        command = [sys.executable, "-m", "benchmarks.policy", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
+    compare_and_time(report, 500 if options.quick else 5000)
+
+
+def compare_and_time(report: Report, repeats: int) -> None:
     where = space()
     network = drawn(where, np.random.default_rng(0))
     random = Random(0)
     seen = [samples(where, random) for _ in range(64)]
     progress("comparing")
-    difference = max(
+    differences = [
         float(np.abs(network.actions(state) - written_out(network, state)).max())
-        for state in (state_of(where, one) for one in seen)
-    )
+        for state in (state_of(where, ring) for ring in seen)
+    ]
+    figures: dict[str, float] = {"largest_difference": max(differences)}
     progress("timing")
-
-    def forward(one: Sequence[PolicySample]) -> object:
-        return network.actions(state_of(where, one))
-
-    def whole(one: Sequence[PolicySample]) -> object:
-        return decide(where, network, one, LOADS)
-
-    figures: dict[str, float] = {"largest_difference": difference}
-    for name, times in zip(("forward", "decide"), _timed((forward, whole), seen, repeats), strict=True):
-        figures[f"{name}_p50_ms"] = median(times)
-        figures[f"{name}_p99_ms"] = quantiles(times, n=100, method="inclusive")[98]
-    numbers = sum(values.size for values in network.arrays.values())
-    row = {"models": len(where.models), "state": where.state_width, "actions": where.action_width}
-    report.add(figures, [{**row, "weights": numbers, "threads": 1, "repeats": repeats}])
-    return report
-
-
-def _timed(
-    works: Sequence[Callable[[Sequence[PolicySample]], object]],
-    seen: Sequence[Sequence[PolicySample]],
-    repeats: int,
-) -> list[list[float]]:
-    """Milliseconds of each call, after a tenth of them to warm up."""
-    taken: list[list[float]] = [[] for _ in works]
-    gc.collect()
-    gc.disable()  # a collection would fall on either at random
-    try:
-        for at in range(repeats + repeats // 10):
-            one = seen[at % len(seen)]
-            for work, times in zip(works, taken, strict=True):
-                began_s = time.perf_counter()
-                work(one)
-                times.append((time.perf_counter() - began_s) * 1e3)
-    finally:
-        gc.enable()
-    return [times[repeats // 10 :] for times in taken]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
-    args = arguments(__doc__ or "").parse_args(argv)
-    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
-        # What numpy computes with reads these when it is loaded, so this process starts over with them.
-        command = [sys.executable, "-m", "benchmarks.policy", *(sys.argv[1:] if argv is None else argv)]
-        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
-    emit(measure(500 if args.quick else 5000), as_json=args.json, packages=["numpy"])
-    return 0
+    works = (
+        lambda ring: network.actions(state_of(where, ring)),
+        lambda ring: decide(where, network, ring, LOADS),
+    )
+    times = timed_s(works, lambda number: seen[number % len(seen)], repeats, warm_up=repeats // 10)
+    for name, taken_s in zip(("forward", "decide"), times, strict=True):
+        for percent in (50, 99):
+            figures[f"{name}_p{percent}_ms"] = percentile(taken_s, percent) * 1e3
+    row = {
+        "models": len(where.models),
+        "state": where.state_width,
+        "actions": where.action_width,
+        "weights": sum(values.size for values in network.arrays.values()),
+        "threads": 1,
+        "repeats": repeats,
+    }
+    report.add(figures, [row])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, ["numpy"]))

@@ -9,13 +9,15 @@ medians; the rows say how often the 95 % interval that a trial states holds the 
     python -m benchmarks.trial [--quick] [--json]
 """
 
+import argparse
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from statistics import median
 
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 from stageloom.shared.engine.trial import (
     Activate,
     Decide,
@@ -48,7 +50,6 @@ Noise = Callable[[Random], Iterator[float]]
 
 
 def normal(rng: Random) -> Iterator[float]:
-    """Each window by itself."""
     while True:
         yield rng.gauss(0.0, _WINDOW_SPREAD)
 
@@ -171,10 +172,7 @@ def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, flo
 _VERDICTS = (Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate and print."""
-    options = arguments("Error rates of the trial of a plan, simulated").parse_args(argv)
-    report = Report("trial")
+def measure(report: Report, options: argparse.Namespace) -> None:
     seeds = SEEDS // 10 if options.quick else SEEDS
     for kind, noise in NOISES.items():
         progress(f"trial: {seeds} seeds each with noise of the kind {kind!r}")
@@ -182,8 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = outcomes([try_plan(seed, ratio, noise) for seed in range(seeds)], ratio)
             figures = {f"{case}.{name}": value for name, value in found.items()} if kind == "normal" else {}
             report.add(figures, [{"noise": kind, "case": case, "true_ratio": ratio, "seeds": seeds, **found}])
-    emit(report, as_json=options.json, packages=())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(measure))

@@ -7,16 +7,17 @@ the sensitivity of the comparison, and the exit code that the command would end 
 quarter-width zoo models and leaves out the three light models of more than 200 MB.
 """
 
+import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx.backend.test
 
 from benchmarks import zoo
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 from stageloom.edge_agent.verify.check import verify
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.search.registry import schedulers
@@ -26,20 +27,10 @@ SCHEDULES = ("sequential", "greedy", "ios", "ios_rooted", "opara")
 
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
-PACKAGES = ("onnx", "onnxruntime", "numpy")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print, and end as the worst comparison ended."""
-    parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument(
-        "--schedule",
-        action="append",
-        choices=schedulers(),
-        help=f"only this one; repeat for more. Default: {', '.join(SCHEDULES)}",
-    )
-    options = parser.parse_args(argv)
-    report = Report("verify_models")
+def measure(report: Report, options: argparse.Namespace) -> int:
+    """The exit code of the worst comparison."""
     worst = ExitCode.OK
     with tempfile.TemporaryDirectory() as folder:
         for path in _models(Path(folder), options.quick):
@@ -67,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "sensitivity_min": min(row["sensitivity"] for row in report.rows),
         }
     )
-    emit(report, as_json=options.json, packages=PACKAGES)
     return worst
 
 
@@ -83,4 +73,5 @@ def _models(folder: Path, quick: bool) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    only = {"action": "append", "choices": schedulers(), "help": "only this one; repeat for more"}
+    sys.exit(run(measure, ["onnx", "onnxruntime", "numpy"], options={"--schedule": only}))

@@ -9,10 +9,10 @@
 | pings | five minutes of the ping attack on every socket | `aborts`, `pings_lost`, ... |
 | kills | 100 kills under load: see `benchmarks.adversary.kills` | `kills`, `wrong`, `hung`, ... |
 
-Scripts run on SQLite and again on Postgres, whose figures end in `_postgres`: a server of its own where its
-wheel is installed, else `--postgres` names a database that may be emptied; without either there are none.
-`broke_before` counts attacks that broke version 0.1.0 on the same machine: one that did not is no attack, and
-says nothing where it is held.
+Scripts run on SQLite and again on Postgres, whose figures end in `_postgres`: a server of its own where
+its wheel is installed, else `--postgres` names a database that may be emptied; without either there are
+none. `broke_before` counts attacks that broke version 0.1.0 on the same machine: one that did not is no
+attack, and says nothing where it is held.
 
 A flood is held if the good device's p99 stays within three times what it is alone, or 250 ms, no heartbeat
 stays unanswered, no device is declared dead, and the planner grows by 256 MiB at most. Attacker and good
@@ -35,7 +35,7 @@ from benchmarks.adversary.ground import ground
 from benchmarks.adversary.pinged import Survived, pinged
 from benchmarks.adversary.scripts import SCRIPTS, Attack
 from benchmarks.adversary.tree import ROOT, Tree, checked_out
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, arguments, emit, progress
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 
 VERSION_0_1_0 = "5cfc748"

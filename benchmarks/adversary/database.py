@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from benchmarks.postgres import binaries, postgres_server
+from benchmarks.adversary.postgres import binaries, postgres_server
 
 
 @contextmanager

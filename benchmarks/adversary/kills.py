@@ -4,9 +4,10 @@
 
 On SQLite and on Postgres a planner, an agent with applications in a closed loop, and a second device that
 remembers what was acknowledged to it run as real processes. Planner, agent, engine process, a backend of
-Postgres and its postmaster get SIGKILL at seeded moments: while they serve, in the middle of a push, a trial,
-an artifact's transfer and an enrolment, and at failpoints around commits, files and acknowledgements. After
-each kill all must agree again, and the database is compared with what was acknowledged.
+Postgres and its postmaster get SIGKILL at seeded moments: while they serve, in the middle of a push, a
+trial, an artifact's transfer and an enrolment, and at failpoints around commits, files and
+acknowledgements. After each kill all must agree again, and the database is compared with what was
+acknowledged.
 
 `wrong`: answers that are not the whole model's, records that differ from what was sent, plans that are not
 what is desired once all is quiet. `hung`: a task, request or process without an end or answer for ANSWER_S,
@@ -32,12 +33,12 @@ from typing import Final
 from benchmarks import zoo
 from benchmarks.adversary.acknowledged import Acknowledged
 from benchmarks.adversary.known_answers import Applications, Known, known_answers
+from benchmarks.adversary.postgres import PostgresServer, binaries, postgres_server
 from benchmarks.adversary.witness import Witness, witness
 from benchmarks.adversary.world import ANSWER_S, DEVICE, Hung, World, until
 from benchmarks.control_plane.planner import free_ports
-from benchmarks.demo.processes import Processes
-from benchmarks.postgres import PostgresServer, binaries, postgres_server
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.processes import Processes
+from benchmarks.runner import Report, arguments, emit, progress
 from stageloom.edge_agent.link.factory import KEY_NAME
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.used_database import DATABASE_FILE

@@ -11,7 +11,7 @@ from typing import Any, Final
 import zmq
 from msgspec.structs import replace
 
-from benchmarks.control_plane.device import SimulatedDevice, Tally
+from benchmarks.control_plane.clients import SimulatedDevice, Tally
 from stageloom.edge_agent.link.connection import load_membership
 from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME
 from stageloom.shared.ids import DeviceId

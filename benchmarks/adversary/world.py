@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from benchmarks.demo.processes import Lines, Processes
-from benchmarks.postgres import PostgresServer
+from benchmarks.adversary.postgres import PostgresServer
+from benchmarks.processes import Lines, Processes
 from stageloom.edge_agent.config import load_config
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.link.factory import join_planner

@@ -16,7 +16,6 @@ from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, St
 
 
 def sequential(graph: CombinedGraph) -> StageSchedule:
-    """One operator after another."""
     return stage_schedule([[[op]] for op in range(graph.size)])
 
 
@@ -107,7 +106,6 @@ def plan_of(
 def graph_of(
     artifacts: Sequence[Artifact], cuts: Sequence[tuple[int, ...]], members: Sequence[Member]
 ) -> CombinedGraph:
-    """The combined graph of some members."""
     return combine(
         [(artifacts[m.model].graph, split(artifacts[m.model].graph, cuts[m.model])[m.block]) for m in members]
     )

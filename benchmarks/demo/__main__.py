@@ -13,8 +13,8 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.story import Options, tell
+from benchmarks.processes import DemoFailed
 from stageloom.shared.errors import ExitCode, StageloomError
 
 QUICK = {"search_s": 3.0, "trial_s": 20.0}

@@ -1,70 +1,39 @@
-"""Five charts as inline SVG, so that the report opens anywhere without a network or a script."""
+"""Charts of the report as inline SVG: they take the page's colours, and need no network and no script."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import ceil, floor, log10
+from io import StringIO
+from itertools import cycle
+from typing import Any
 
-WIDTH, HEIGHT = 920, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 14, 40
-COLORS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)")
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+COLORS = ("#2563a8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3862b", "#4b7f8c")
+_SOFT, _RULE = "#6b7280", "#e3e0d8"
+_VARIABLES = {**{color: f"var(--c{number})" for number, color in enumerate(COLORS)}}
+_VARIABLES |= {_SOFT: "var(--soft)", _RULE: "var(--rule)"}
+"""Drawn in these, and replaced: the page chooses by whether its reader likes it dark."""
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover low..high."""
-    if high <= low:
-        high = low + 1.0
-    raw = (high - low) / count
-    power = 10.0 ** floor(log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw)
-    return [round(index * step, 12) for index in range(floor(low / step), ceil(high / step) + 1)]
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stageloom",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _SOFT),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), _RULE),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), _SOFT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "axes.axisbelow": True,
+}
+_WIDTH_IN = 9.2
+_CHARACTER = 0.0085  # of a mark's text, in widths of the axes
 
-
-class _Frame:
-    """Axes with ticks; maps data to pixels."""
-
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], *, height: int = HEIGHT) -> None:
-        self.x_ticks = [t for t in nice_ticks(*x, count=8) if x[0] <= t <= x[1]]
-        self.y_ticks = nice_ticks(*y)
-        self.x0, self.x1 = x[0], max(x[1], x[0] + 1e-9)
-        self.y0, self.y1 = self.y_ticks[0], self.y_ticks[-1]
-        self.height = height
-
-    def px(self, value: float) -> float:
-        return _LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - _LEFT - _RIGHT)
-
-    def py(self, value: float) -> float:
-        span = self.height - _TOP - _BOTTOM
-        return _TOP + (self.y1 - value) / (self.y1 - self.y0) * span
-
-    def axes(self, x_label: str, y_label: str) -> list[str]:
-        bottom = self.height - _BOTTOM
-        parts = []
-        for tick in self.y_ticks:
-            y = self.py(tick)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
-            )
-        for tick in self.x_ticks:
-            x = self.px(tick)
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
-            )
-        parts.append(
-            f'<text class="label" x="{(WIDTH + _LEFT) / 2:.0f}" y="{self.height - 6}" '
-            f'text-anchor="middle">{escape(x_label)}</text>'
-        )
-        middle = (_TOP + bottom) / 2
-        parts.append(
-            f'<text class="label" x="14" y="{middle:.0f}" text-anchor="middle" '
-            f'transform="rotate(-90 14 {middle:.0f})">{escape(y_label)}</text>'
-        )
-        return parts
-
-
-def _svg(parts: Sequence[str], height: int, title: str) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
-    return "\n".join([head, *parts, "</svg>"])
+Tips = dict[str, str]
+"""What is shown where the pointer rests, by the identifier of what was drawn."""
 
 
 def line_chart(
@@ -75,142 +44,149 @@ def line_chart(
     y_label: str,
     marks: Sequence[tuple[float, str]] = (),
     limit: tuple[float, str] | None = None,
-) -> str:
+) -> Markup:
     """One line per series over shared axes, with vertical marks for moments of decision.
 
     `limit` is a value of the y axis that a dashed line shows, and its name.
     """
-    points = [point for line in series.values() for point in line] or [(0.0, 0.0)]
-    highest = max([y for _, y in points] + ([limit[0]] if limit else [])) or 1.0
-    frame = _Frame((min(x for x, _ in points), max(x for x, _ in points)), (0.0, highest))
-    parts = frame.axes(x_label, y_label)
-    if limit:
-        y = frame.py(limit[0])
-        parts.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{WIDTH - _RIGHT - 4}" y="{y - 5:.1f}" text-anchor="end">'
-            f"{escape(limit[1])}</text>"
-        )
-    for at, text, row in _in_rows(marks, lambda at: frame.px(at)):
-        x = frame.px(at)
-        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text class="tick" x="{x + 4:.1f}" y="{_TOP + 10 + 13 * row}">{escape(text)}</text>')
-    for index, (name, line) in enumerate(series.items()):
-        path = " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in line)
-        color = COLORS[index % len(COLORS)]
-        parts.append(
-            f'<polyline class="line" style="stroke:{color}" points="{path}">'
-            f"<title>{escape(name)}</title></polyline>"
-        )
-    return _svg(parts, HEIGHT, title)
+
+    def draw(axes: Axes) -> Tips:
+        for number, (color, line) in enumerate(zip(cycle(COLORS), series.values(), strict=False)):
+            axes.plot(
+                [x for x, _ in line], [y for _, y in line], color=color, linewidth=1.5, gid=f"tip{number}"
+            )
+        axes.margins(x=0)
+        if limit:
+            axes.axhline(limit[0], color=_SOFT, linewidth=1, linestyle="--")
+            axes.text(
+                0.995, limit[0], limit[1], transform=axes.get_yaxis_transform(), ha="right", va="bottom"
+            )
+        for at, _ in marks:
+            axes.axvline(at, color=_SOFT, linewidth=1, linestyle="--")
+        axes.set_ylim(bottom=0.0)
+        low, high = axes.get_xlim()
+        ends: list[float] = []  # of the text in each row, so that neighbours do not write over each other
+        for at, text in sorted(marks):
+            begin = (at - low) / (high - low)
+            row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
+            ends[row : row + 1] = [begin + _CHARACTER * (len(text) + 1)]
+            place = (begin + 0.004, 0.98 - 0.075 * row)
+            axes.text(*place, text, transform=axes.transAxes, va="top", in_layout=False)
+        axes.grid(axis="y")
+        _label(axes, x_label, y_label)
+        return {f"tip{number}": name for number, name in enumerate(series)}
+
+    return _drawn(draw, title, 2.6)
 
 
-def _in_rows(
-    marks: Sequence[tuple[float, str]], px: Callable[[float], float]
-) -> Iterator[tuple[float, str, int]]:
-    """Each mark with the row of its text, so that neighbours do not write over each other."""
-    ends: list[float] = []
-    for at, text in sorted(marks):
-        begin = px(at)
-        row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
-        ends[row : row + 1] = [begin + 8 + 6.5 * len(text)]
-        yield at, text, row
+def distribution_chart(samples: Mapping[str, Sequence[float]], *, title: str, x_label: str) -> Markup:
+    """The cumulative distribution of each series of samples; p50 and p99 can be read off the grid."""
+    series = {
+        name: [(value, 100.0 * (rank + 1) / len(values)) for rank, value in enumerate(sorted(values))]
+        for name, values in samples.items()
+    }
+    return line_chart(series, title=title, x_label=x_label, y_label="tasks at or below, %")
 
 
 def scatter_chart(
     points: Mapping[str, Sequence[tuple[float, float, str]]], *, title: str, x_label: str, y_label: str
-) -> str:
+) -> Markup:
     """Points (x, y, what it is) of each series in equal units, and the diagonal on which x equals y."""
-    highest = max((max(x, y) for series in points.values() for x, y, _ in series), default=1.0)
-    frame = _Frame((0.0, highest), (0.0, highest), height=320)
-    parts = frame.axes(x_label, y_label)
-    parts.append(
-        f'<line class="mark" x1="{frame.px(0):.1f}" y1="{frame.py(0):.1f}" '
-        f'x2="{frame.px(highest):.1f}" y2="{frame.py(highest):.1f}"/>'
-    )
-    for index, series in enumerate(points.values()):
-        for x, y, text in series:
-            parts.append(
-                f'<circle cx="{frame.px(x):.1f}" cy="{frame.py(y):.1f}" r="4" '
-                f'style="fill:{COLORS[index % len(COLORS)]}"><title>{escape(text)}</title></circle>'
-            )
-    return _svg(parts, 320, title)
+
+    def draw(axes: Axes) -> Tips:
+        tips: Tips = {}
+        for color, series in zip(cycle(COLORS), points.values(), strict=False):
+            for x, y, text in series:
+                axes.plot([x], [y], "o", color=color, markersize=5.5, gid=f"tip{len(tips)}")
+                tips[f"tip{len(tips)}"] = text
+        highest = max((max(x, y) for series in points.values() for x, y, _ in series), default=1.0)
+        axes.plot([0, highest], [0, highest], color=_SOFT, linewidth=1, linestyle="--", zorder=1)
+        axes.set_xlim(0, 1.05 * highest)
+        axes.set_ylim(0, 1.05 * highest)
+        axes.grid()
+        _label(axes, x_label, y_label)
+        return tips
+
+    return _drawn(draw, title, 3.3)
 
 
-def interval_chart(points: Mapping[str, tuple[float, float, float]], *, title: str, x_label: str) -> str:
+def interval_chart(points: Mapping[str, tuple[float, float, float]], *, title: str, x_label: str) -> Markup:
     """One row per name: a value between the ends of its interval, beside the line at 1."""
-    row, left = 30, 300
-    height = _TOP + _BOTTOM + len(points) * row
-    ends = [end for _, low, high in points.values() for end in (low, high)]
-    ticks = nice_ticks(min([0.9, *ends]), max([1.1, *ends]), 8)
 
-    def px(value: float) -> float:
-        return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (WIDTH - left - _RIGHT)
+    def draw(axes: Axes) -> Tips:
+        tips: Tips = {}
+        for row, (color, (name, (value, low, high))) in enumerate(
+            zip(cycle(COLORS), points.items(), strict=False)
+        ):
+            axes.plot([low, high], [row, row], color=color, linewidth=1.8)
+            axes.plot([value], [row], "o", color=color, markersize=7, gid=f"tip{row}")
+            tips[f"tip{row}"] = f"{name}: {value:.3f} ({low:.3f} to {high:.3f})"
+        ends = [end for _, low, high in points.values() for end in (low, high)]
+        axes.set_xlim(min([0.9, *ends]) - 0.02, max([1.1, *ends]) + 0.02)
+        axes.axvline(1.0, color=_SOFT, linewidth=1, linestyle="--")
+        _rows(axes, list(points))
+        _label(axes, x_label)
+        return tips
 
-    bottom = height - _BOTTOM
-    parts = []
-    for tick in ticks:
-        x = px(tick)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<line class="mark" x1="{px(1.0):.1f}" x2="{px(1.0):.1f}" y1="{_TOP}" y2="{bottom}"/>')
-    for index, (name, (value, low, high)) in enumerate(points.items()):
-        y = _TOP + row * (index + 0.5)
-        color = COLORS[index % len(COLORS)]
-        parts.append(
-            f'<text class="label" x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>'
-            f'<line class="line" style="stroke:{color}" x1="{px(low):.1f}" x2="{px(high):.1f}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><circle cx="{px(value):.1f}" cy="{y:.1f}" r="5" style="fill:{color}">'
-            f"<title>{escape(name)}: {value:.3f} ({low:.3f} to {high:.3f})</title></circle>"
-        )
-    parts.append(
-        f'<text class="label" x="{(WIDTH + left) / 2:.0f}" y="{height - 6}" '
-        f'text-anchor="middle">{escape(x_label)}</text>'
-    )
-    return _svg(parts, height, title)
-
-
-def distribution_chart(samples: Mapping[str, Sequence[float]], *, title: str, x_label: str) -> str:
-    """The cumulative distribution of each series of samples; p50 and p99 can be read off the grid."""
-    series = {}
-    for name, values in samples.items():
-        ordered = sorted(values)
-        series[name] = [(value, 100.0 * (rank + 1) / len(ordered)) for rank, value in enumerate(ordered)]
-    return line_chart(series, title=title, x_label=x_label, y_label="tasks at or below, %")
+    return _drawn(draw, title, 1.1 + 0.32 * len(points))
 
 
 def timeline_chart(
     rows: Sequence[tuple[str, bool, Sequence[tuple[float, float, int, str]]]], *, title: str
-) -> str:
+) -> Markup:
     """One row per stream and whether it is drawn pale; bars are (start ms, end ms, color, what ran)."""
-    bar, gap = 22, 8
-    height = _TOP + _BOTTOM + len(rows) * (bar + gap)
-    ends = [end for _, _, bars in rows for _, end, _, _ in bars] or [1.0]
-    left = 170
-    scale = (WIDTH - left - _RIGHT) / max(ends)
-    parts = []
-    for tick in nice_ticks(0.0, max(ends), 8):
-        if tick > max(ends):
-            continue
-        x = left + tick * scale
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}"/>')
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>'
-        )
-    for index, (name, pale, bars) in enumerate(rows):
-        opacity = 0.45 if pale else 1.0
-        y = _TOP + index * (bar + gap)
-        parts.append(
-            f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>'
-        )
-        for start, end, color, text in bars:
-            width = max((end - start) * scale, 0.6)
-            parts.append(
-                f'<rect x="{left + start * scale:.2f}" y="{y}" width="{width:.2f}" height="{bar}" rx="2" '
-                f'style="fill:{COLORS[color % len(COLORS)]};opacity:{opacity:g}"><title>{escape(text)} '
-                f"({end - start:.3f} ms)</title></rect>"
-            )
-    parts.append(
-        f'<text class="label" x="{(WIDTH + left) / 2:.0f}" y="{height - 6}" text-anchor="middle">ms</text>'
+
+    def draw(axes: Axes) -> Tips:
+        tips: Tips = {}
+        for row, (_, pale, bars) in enumerate(rows):
+            for start, end, color, text in bars:
+                kept = f"tip{len(tips)}"
+                axes.barh(
+                    row,
+                    end - start,
+                    0.74,
+                    left=start,
+                    color=COLORS[color % len(COLORS)],
+                    alpha=0.45 if pale else 1.0,
+                    gid=kept,
+                )
+                tips[kept] = f"{text} ({end - start:.3f} ms)"
+        axes.margins(x=0)
+        _rows(axes, [name for name, _, _ in rows])
+        _label(axes, "ms")
+        return tips
+
+    return _drawn(draw, title, 1.0 + 0.3 * len(rows))
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """A named row for each, from top to bottom."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+
+
+def _label(axes: Axes, x_label: str, y_label: str = "") -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.tick_params(length=0)
+
+
+def _drawn(draw: Callable[[Axes], Tips], title: str, height_in: float) -> Markup:
+    out = StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
+        tips = draw(figure.add_subplot())
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    text = re.sub(
+        r'<g id="(\w+)">',
+        lambda found: f"<g><title>{escape(tips[found[1]])}</title>" if found[1] in tips else "<g>",
+        text,
     )
-    return _svg(parts, height, title)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, variable)
+    return Markup(text)

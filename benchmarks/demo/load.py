@@ -2,8 +2,9 @@
 
     python -m benchmarks.demo.load --endpoint SOCKET --model NAME --rate 20 --seconds 30 --out FILE.json
 
-Progress goes to stdout as one JSON object per line; the outcome of every task goes to `--out`, sampled inputs
-and outputs beside it as FILE.npz. Asked to end (SIGTERM) it submits no more and waits for what is open.
+Progress goes to stdout as one JSON object per line; the outcome of every task goes to `--out`, sampled
+inputs and outputs beside it as FILE.npz. Asked to end (SIGTERM) it submits no more and waits for what is
+open.
 """
 
 import argparse

@@ -32,8 +32,6 @@ SCALES_S = (1e-3, 10.0)
 
 @dataclass(frozen=True)
 class Answers:
-    """What a policy said."""
-
     combinations: int  # different sets of combined blocks
     commonest: int  # states that were answered with the commonest of them
     launch_least: Floats  # per model, of the launcher's actions in [0, 1] [W]
@@ -41,7 +39,6 @@ class Answers:
 
 
 def random_state(space: Space, random: Random) -> tuple[PolicySample, ...]:
-    """One state's samples."""
     low, high = np.log(SCALES_S)
     scale_s = float(np.exp(random.uniform(low, high)))
     return tuple(
@@ -65,7 +62,6 @@ def answers(policy: MaddpgCheckpoint, states: int = STATES, seed: int = 0) -> An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo.policy_answers", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("files", nargs="*", type=Path, default=sorted(POLICIES.glob("*.checkpoint")))

@@ -1,55 +1,62 @@
 """The demo, step by step, with the commands that a user would type."""
 
 import json
+import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
 from benchmarks import zoo
-from benchmarks.demo.clients import Clients
-from benchmarks.demo.comparison import LEARNED, PLAIN
 from benchmarks.demo.load import pattern
-from benchmarks.demo.processes import DemoFailed, Lines, Processes
-from benchmarks.demo.replanning import Replanning
-from benchmarks.demo.results import Run, assemble, write
+from benchmarks.demo.page import render
+from benchmarks.demo.report import LEARNED, NAMES, PLAIN, Run, assemble
+from benchmarks.processes import AGENT, PLANNER, DemoFailed, Lines, System
 from stageloom import Client
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.predictions import KeptConsidered, considered_plans
-from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.replans import replan_infos
 from stageloom.shared.errors import UnavailableError
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ReplanInfo
+from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.plan import decode_plan
 
-MODELS = ("inception_v3", "resnet50", "squeezenet")
-WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
-FIRST = ("--scheduler", "sequential", "--partition", "whole")
+MODELS: Final = ("inception_v3", "resnet50", "squeezenet")
+WEIGHTS: Final = (1, 2, 4)  # rates of the three clients, before scaling
+FIRST: Final = ("--scheduler", "sequential", "--partition", "whole")
 """The first plan: one model after another. On a CPU every cut costs more than it brings."""
 
-ALIGNED = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned", "--members", "3")
-MEASURE_S = 10.0  # for the stages of that plan
-BURST_MODEL = "squeezenet"
-BURST_LOAD = 2.0  # of the measured capacity, while a burst lasts: queues grow by a second of work a second
-AFTERWARDS_S = 3.0
-INSTANCE_TIMES = 8.0
+ALIGNED: Final = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned", "--members", "3")
+MEASURE_S: Final = 10.0  # for the stages of that plan
+BURST_MODEL: Final = "squeezenet"
+BURST_LOAD: Final = 2.0  # of the measured capacity during a burst: queues grow by a second of work a second
+BURST_S: Final = 4.0
+BURSTS_MOST: Final = 3
+CALM_S: Final = 3.0  # before a burst: the trigger is armed, and has samples of the usual load
+ALARM_WITHIN_S: Final = 20.0  # a burst's client takes a while to start, and alarms have a cool-down
+MEMBERS_MAX: Final = 3  # H, of the plain replanner as of the policy
+AFTERWARDS_S: Final = 3.0
+INSTANCE_TIMES: Final = 8.0
 """A trial's window, in times of the slowest model: two trials of usual windows are more than one watches."""
 
-DEVICE = "demo"
-DEADLINE_S = 2.0
-CALIBRATE_S = 2.0
-TRACE_S = 3.0
-PATIENCE_S = 90.0
-PLANNER, AGENT = "stageloom.planner", "stageloom.edge_agent"
-POLICIES = Path(__file__).parent / "policy"
+DEVICE: Final = "demo"
+DEADLINE_S: Final = 2.0
+CALIBRATE_S: Final = 2.0
+TRACE_S: Final = 3.0
+PATIENCE_S: Final = 90.0
+REFRESH_S: Final = 0.5
+POLICIES: Final = Path(__file__).parent / "policy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +82,10 @@ def tell(options: Options) -> dict[str, Any]:
     out = options.out.resolve()
     for part in ("planner", "agent", "logs", "clients"):
         rmtree(out / part, ignore_errors=True)
-    environment = {
-        "STAGELOOM_HOME": str(out / "planner"),
-        "STAGELOOM_AGENT_HOME": str(out / "agent"),
-        "STAGELOOM_AGENT_SOCKET": str(out / "agent" / "run" / "agent.sock"),
-        "PYTHONUNBUFFERED": "1",
-    }
+    settings = {"trial": {"limit_s": options.trial_s, "instance_times": INSTANCE_TIMES}}
     started_at = datetime.now(UTC)
-    with Processes(out / "logs", environment) as processes:
-        story = _Story(options, out, processes, console)
-        story.write_models()
-        story.start()
+    with System(out, DEVICE, settings, patience_s=PATIENCE_S) as system:
+        story = _Story(options, system, console)
         story.add_models()
         first = story.make_plan("first", *FIRST)
         story.run_plan(first)
@@ -94,75 +94,128 @@ def tell(options: Options) -> dict[str, Any]:
         policy = story.import_policy()
         story.start_clients(service_s)
         story.trace()
-        replans = story.replan(first["plan"], service_s, policy)
-        run = story.finish(started_at, first["search_s"], policy, replans)
+        answers = story.replan(first["plan"], service_s, policy)
+        run = story.finish(started_at, first["search_s"], policy, answers)
     report = assemble(run)
-    write(report, out)
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "report.html").write_text(render(report))
     console.print(f"report: {out / 'report.html'}")
     return report
 
 
-class _Story:
-    """The steps share these: folder, processes, and the moment at which the load began."""
+class Clients:
+    """The load: a client process per model all the time, and one more for each burst; their live table."""
 
-    def __init__(self, options: Options, out: Path, processes: Processes, console: Console) -> None:
-        self.options = options
-        self.out = out
-        self.processes = processes
-        self.console = console
-        self.socket = Path(processes.environment["STAGELOOM_AGENT_SOCKET"])
-        self.clients = Clients(
-            processes,
-            console,
-            out / "clients",
-            self.socket,
-            deadline_s=DEADLINE_S,
-            seed=options.seed,
+    def __init__(self, system: System, console: Console, seed: int) -> None:
+        self.files: dict[str, list[Path]] = {}
+        self.began_s = 0.0
+        self._system, self._console = system, console
+        self._folder = system.folder / "clients"
+        self._seed = seed * 100
+        self._lines: dict[str, Lines] = {}
+
+    def start(self, rates_per_s: Mapping[str, float], seconds: float) -> None:
+        """One client per model, for so long at most."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for model, rate_per_s in rates_per_s.items():
+            self._start(model, model, rate_per_s, seconds)
+        self.began_s = time.monotonic()
+
+    def burst(self, model: str, rate_per_s: float, seconds: float) -> None:
+        """More tasks of one model on top, for a while."""
+        self._start(f"{model}, burst {len(self.files[model])}", model, rate_per_s, seconds)
+
+    def _start(self, title: str, model: str, rate_per_s: float, seconds: float) -> None:
+        name = title.replace(", ", "-").replace(" ", "-")
+        file = self._folder / f"{name}.json"
+        process = self._system.processes.start(
+            f"client-{name}",
+            "benchmarks.demo.load",
+            *("--endpoint", str(self._system.socket), "--deadline", str(DEADLINE_S)),
+            *("--model", model, "--rate", f"{rate_per_s:.4f}", "--seconds", str(seconds)),
+            *("--seed", str(self._seed + len(self._lines)), "--out", str(file)),
         )
+        assert process.stdout is not None
+        self._lines[title] = Lines(process.stdout)
+        self.files.setdefault(model, []).append(file)
+
+    def watch(self, what: str, done: Callable[[], object], patience_s: float) -> None:
+        """The live table until `done`.
+
+        Raises:
+            DemoFailed: it takes longer than `patience_s`, or planner or agent died.
+        """
+        until_s = time.monotonic() + patience_s
+        processes = self._system.processes
+        with Live(console=self._console, refresh_per_second=2, transient=True) as live:
+            while not done():
+                processes.require_alive(("planner", "agent"))
+                if time.monotonic() > until_s:
+                    raise DemoFailed(f"waited {patience_s:.0f} s for {what}; see {processes.folder}")
+                if self._console.is_terminal:
+                    live.update(self._table())
+                time.sleep(REFRESH_S)
+
+    def _table(self) -> Table:
+        counts = ("submitted", "open", "completed", "refused", "expired", "failed")
+        title = f"{time.monotonic() - self.began_s:.0f} s of load"
+        table = Table("client", title=title, title_justify="left")
+        for head in (*counts, "p50 ms", "p99 ms"):
+            table.add_column(head, justify="right")
+        for name, lines in self._lines.items():
+            latest: dict[str, Any] = lines.latest or {}
+            times = [latest.get(key) for key in ("p50_ms", "p99_ms")]
+            shown = ["-" if value is None else f"{value:.1f}" for value in times]
+            table.add_row(name, *(str(latest.get(word, 0)) for word in counts), *shown)
+        return table
+
+    def pause(self, seconds: float) -> None:
+        """The live table for a while."""
+        until_s = time.monotonic() + seconds
+        self.watch("nothing", lambda: time.monotonic() >= until_s, seconds + 60.0)
+
+    def end(self, patience_s: float) -> None:
+        """Ask every client to submit no more; wait until its open tasks have ended.
+
+        Raises:
+            DemoFailed: one of them ended with an error.
+        """
+        processes = self._system.processes
+        names = [f"client-{file.stem}" for files in self.files.values() for file in files]
+        for name in names:
+            if processes.running[name].poll() is None:
+                processes.running[name].send_signal(signal.SIGTERM)
+        for name in names:
+            if processes.running[name].wait(patience_s):
+                raise DemoFailed(f"{name}: {processes.tail(name)}")
+
+
+class _Story:
+    """The steps, from a system that is started with it."""
+
+    def __init__(self, options: Options, system: System, console: Console) -> None:
+        self.options, self.system, self.console = options, system, console
+        self.out = system.folder
+        self.clients = Clients(system, console, options.seed)
+        self.model_files = {name: self.out / "models" / f"{name}.onnx" for name in MODELS}
+        self.trace_file = self.out / "trace.json"
+        self.patience_s = options.trial_s + PATIENCE_S
+        self.say("starting planner and agent, enrolled with a one-time token")
+        system.start()
 
     def say(self, text: str) -> None:
         self.console.print(f"[bold]·[/bold] {text}", highlight=False)
 
-    def planner(self, *arguments: str) -> Any:
-        """One `stageloom` command."""
-        return self.processes.call("-".join(arguments[:2]), PLANNER, *arguments, "--json")
-
-    def model_path(self, name: str) -> Path:
-        return self.out / "models" / f"{name}.onnx"
-
-    def write_models(self) -> None:
-        """Seeded weights, so that every run serves the same networks."""
-        self.say(f"writing {', '.join(MODELS)} (seeded weights, width {self.options.width:g})")
-        (self.out / "models").mkdir(parents=True, exist_ok=True)
-        for name in MODELS:
-            zoo.write(name, self.model_path(name), width=self.options.width)
-
-    def start(self) -> None:
-        """Planner up, agent enrolled and running."""
-        self.say("starting the planner")
-        up = self.processes.start("planner", PLANNER, "up", "--listen", "127.0.0.1:0", "--json")
-        assert up.stdout is not None
-        ready = Lines(up.stdout)
-        self.until("the planner to listen", lambda: ready.latest is not None, ["planner"])
-        self.say("enrolling the agent with a one-time token")
-        token = self.planner("device", "token", DEVICE)["token"]
-        self.processes.call("agent-join", AGENT, "join", token)
-        settings = {"trial": {"limit_s": self.options.trial_s, "instance_times": INSTANCE_TIMES}}
-        (self.out / "agent" / "agent.json").write_text(json.dumps(settings))
-        agent = self.processes.start("agent", AGENT, "run")
-        assert agent.stdout is not None
-        Lines(agent.stdout)
-        self.until("the agent to connect", lambda: self.device()["online"], ["planner", "agent"])
-
-    def device(self) -> Any:
-        """The device as the planner sees it."""
-        return self.planner("device", "show", DEVICE)
+    def planner(self, *words: str) -> Any:
+        return self.system.planner(*words)
 
     def add_models(self) -> None:
-        """Import each model; artifacts travel by digest when a plan names them."""
-        for name in MODELS:
-            self.say(f"importing {name}")
-            self.planner("model", "add", f"{name}={self.model_path(name)}")
+        """Import each model, with seeded weights, so that every run serves the same networks."""
+        width = self.options.width
+        self.say(f"writing and importing {', '.join(MODELS)} (seeded weights, width {width:g})")
+        for name, file in self.model_files.items():
+            zoo.write(name, file, width=width)
+            self.planner("model", "add", f"{name}={file}")
 
     def make_plan(self, name: str, *how: str) -> dict[str, Any]:
         """A plan of all three models."""
@@ -181,17 +234,17 @@ class _Story:
         self.planner("plan", "push", DEVICE, plan["plan"], "--now")
 
         def active() -> bool:
-            report = self.device()["report"]
+            report = self.planner("device", "show", DEVICE)["report"]
             if report["state"] in ("rejected", "rolled_back"):
                 raise DemoFailed(f"the device {report['state']} the plan: {report['reason']}")
             return bool(report["active"] == plan["digest"])
 
-        self.until("the plan to become active", active, ["planner", "agent"])
+        self.system.until("the plan to become active", active)
         self.say(f"plan {plan['digest'][:12]} is active on the device")
 
     def calibrate(self) -> list[float]:
         """Seconds per task of each model on this machine, measured through the agent itself."""
-        with Client(self.socket) as client:
+        with Client(self.system.socket) as client:
             service_s = [_service_s(client, name) for name in MODELS]
         capacity = ", ".join(f"{name} {1 / s:.0f}/s" for name, s in zip(MODELS, service_s, strict=True))
         self.say(f"measured capacity, each alone: {capacity}")
@@ -208,7 +261,7 @@ class _Story:
         self.say("measuring stages that run operators of several models side by side")
         aligned = self.make_plan("aligned", *ALIGNED)["plan"]
         stages = ("--plan", aligned, "--budget", f"{MEASURE_S:g}", "--wait")
-        self.processes.call("device-profile-stages", PLANNER, "device", "profile", DEVICE, *stages)
+        self.system.processes.call("device-profile-stages", PLANNER, "device", "profile", DEVICE, *stages)
 
     def import_policy(self) -> dict[str, Any]:
         """Adopt the trained policy for this device; `policy` is None where none can be."""
@@ -219,48 +272,113 @@ class _Story:
         try:
             policy: dict[str, Any] = self.planner("policy", "import", str(file), "--device", DEVICE)
         except DemoFailed:
-            return {"policy": None, "reason": self.processes.tail("policy-import")}
+            return {"policy": None, "reason": self.system.processes.tail("policy-import")}
         self.say(f"adopted policy {policy['policy'][:12]}, trained for {policy['trained_for']}")
         return {**policy, "reason": ""}
 
     def start_clients(self, service_s: Sequence[float]) -> None:
         """Three processes, each with its own arrivals, in proportion 1:2:4."""
-        options = self.options
-        scale = options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
+        scale = self.options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
         rates = dict(zip(MODELS, (weight * scale for weight in WEIGHTS), strict=True))
         self.say(f"asking for {', '.join(f'{rate:.1f}/s' for rate in rates.values())}")
-        self.clients.start(rates, options.seconds)
+        self.clients.start(rates, self.options.seconds)
 
     def trace(self) -> None:
         """A short recording of the engine under load, for the report and for Perfetto."""
         rows = self.out / "profile.json"
         rows.write_text(json.dumps(self.planner("telemetry", DEVICE)))
         how = ("--seconds", f"{TRACE_S:g}", "-o", str(self.trace_file), "--costs", str(rows), "--json")
-        found = self.processes.call("agent-trace", AGENT, "trace", *how)
+        found = self.system.processes.call("agent-trace", AGENT, "trace", *how)
         each = f", {found['recorder_us_per_step']:.0f} us each" if found["steps"] else ""
         self.say(f"traced {found['steps']} steps in {TRACE_S:g} s{each}: {self.trace_file.name}")
 
-    @property
-    def trace_file(self) -> Path:
-        return self.out / "trace.json"
+    # One burst after another, each answered by another proposer from the same first plan
 
     def replan(self, first: str, service_s: Sequence[float], policy: dict[str, Any]) -> dict[str, int]:
         """A burst for each proposer; the numbers of the re-plans that answered."""
-        store = ReadStore.open(self.out / "planner", "")
-        try:
-            replanning = Replanning(
-                DEVICE, self.planner, self.clients, store, self.say, patience_s=self.options.trial_s + 90.0
-            )
-            burst = BURST_MODEL, (BURST_LOAD - self.options.load) / service_s[MODELS.index(BURST_MODEL)]
-            found = {PLAIN: replanning.answer(PLAIN, *burst, search_s=self.options.search_s)}
-            if policy["policy"] is not None:
-                replanning.run_again(first)
-                found[LEARNED] = replanning.answer(LEARNED, *burst)
-                replanning.run_best(found.values())
-            self.clients.pause(AFTERWARDS_S)
-            return found
-        finally:
-            store.close()
+        rate_per_s = (BURST_LOAD - self.options.load) / service_s[MODELS.index(BURST_MODEL)]
+        answers = {PLAIN: self.answer(PLAIN, rate_per_s, self.options.search_s)}
+        if policy["policy"] is not None:
+            self.run_again(first)
+            answers[LEARNED] = self.answer(LEARNED, rate_per_s, 10.0)
+            self.run_best(answers.values())
+        self.clients.pause(AFTERWARDS_S)
+        return answers
+
+    def answer(self, proposer: str, rate_per_s: float, search_s: float) -> int:
+        """Cause a burst, and wait for what one proposer's re-plan comes to; its number.
+
+        Raises:
+            DemoFailed: no queue diverged, or the device never decided.
+        """
+        self.clients.pause(CALM_S)
+        how = ("--on", "--proposer", proposer, "--budget", f"{search_s:g}", "--members-max", str(MEMBERS_MAX))
+        self.planner("device", "replan", DEVICE, *how)
+        before = max((replan.replan for replan in self._replans()), default=0)
+        self.say(f"{NAMES[proposer]} is asked")
+
+        def begun() -> ReplanInfo | None:
+            newer = [replan for replan in self._replans() if replan.replan > before]
+            return min(newer, key=lambda replan: replan.replan, default=None)
+
+        self._burst_until(begun, rate_per_s)
+        self.clients.watch("the re-plan to be decided", lambda: _decided(begun()), self.patience_s)
+        self.planner("device", "replan", DEVICE, "--off")
+        found = begun()
+        assert found is not None
+        ratio = "" if found.ratio is None else f", ratio {found.ratio:.3f}"
+        self.say(f"{NAMES[proposer]}: {found.outcome.replace('_', ' ')}{ratio} {found.reason}".strip())
+        return found.replan
+
+    def _burst_until(self, begun: Callable[[], ReplanInfo | None], rate_per_s: float) -> None:
+        """Bursts, each twice the one before: the machine may have become faster since it was calibrated.
+
+        Raises:
+            DemoFailed: none of them led to a re-plan.
+        """
+        for number in range(BURSTS_MOST):
+            rate = rate_per_s * 2.0**number
+            self.say(f"a burst of {BURST_MODEL}, {rate:.0f}/s for {BURST_S:g} s")
+            self.clients.burst(BURST_MODEL, rate, BURST_S)
+            until_s = time.monotonic() + ALARM_WITHIN_S
+
+            def begun_or_late(until_s: float = until_s) -> bool:
+                return begun() is not None or time.monotonic() > until_s
+
+            self.clients.watch("a queue to diverge", begun_or_late, 2 * ALARM_WITHIN_S)
+            if begun():
+                return
+        raise DemoFailed("no burst made a queue diverge enough for a re-plan")
+
+    def run_again(self, plan: str) -> None:
+        """Have the device run this plan, if it does not: the next answer begins where the last did."""
+        if not self._runs(plan):
+            self.say(f"the device runs {plan} again")
+            self.planner("plan", "push", DEVICE, plan, "--now")
+            self.clients.watch(f"{plan} to run again", lambda: self._runs(plan), self.patience_s)
+
+    def run_best(self, answers: Collection[int]) -> None:
+        """Have the device run on with the best of the plans that won their trials there; it is proven."""
+        won = [
+            replan
+            for replan in self._replans()
+            if replan.replan in answers and replan.outcome == "committed" and replan.ratio is not None
+        ]
+        best = max(won, key=lambda replan: replan.ratio or 0.0, default=None)
+        if best is not None and not self._runs(best.plan):
+            self.say(f"the device runs on with {best.plan}, the best of those that won")
+            self.planner("plan", "push", DEVICE, best.plan)
+            self.clients.watch(f"{best.plan} to run again", lambda: self._runs(best.plan), self.patience_s)
+
+    def _runs(self, plan: str) -> bool:
+        report = self.system.store.read(device_info, self.system.device).report
+        digest = self.system.store.read(plan_info, plan).digest
+        return report.active == digest and report.state is DeviceState.COMMITTED
+
+    def _replans(self) -> list[ReplanInfo]:
+        return list(self.system.store.read(replan_infos, self.system.device, limit=20))
+
+    # The end
 
     def finish(
         self, started_at: datetime, first_plan_s: float, policy: dict[str, Any], answers: dict[str, int]
@@ -268,7 +386,7 @@ class _Story:
         """End the load, wait until telemetry has come, then read what the planner stored."""
         self.clients.end(PATIENCE_S)
         self.say("draining telemetry")
-        self.until("telemetry to drain", self.telemetry_balanced, ["planner", "agent"])
+        self.system.until("telemetry to drain", self._telemetry_balanced)
         history = self.planner("plan", "history", DEVICE)
         desired = {entry["plan"] for entry in history if entry["digest"]}
         replans = self.planner("replan", "list", DEVICE)
@@ -284,47 +402,38 @@ class _Story:
             replans=replans,
             policy=policy,
             answers=answers,
-            considered=self.considered([replan["replan"] for replan in replans]),
-            telemetry=self.books(),
+            considered=self._considered([replan["replan"] for replan in replans]),
+            telemetry=self._books(),
             rows=self.planner("telemetry", DEVICE),
             trace=self.trace_file,
             client_files=self.clients.files,
-            model_files={name: self.model_path(name) for name in MODELS},
+            model_files=self.model_files,
             deadline_s=DEADLINE_S,
         )
-        self.processes.stop("agent")
-        self.processes.stop("planner")
+        self.system.processes.stop("agent")
+        self.system.processes.stop("planner")
         return run
 
-    def considered(self, replans: Sequence[int]) -> dict[int, list[KeptConsidered]]:
+    def _considered(self, replans: Sequence[int]) -> dict[int, list[KeptConsidered]]:
         """What each re-plan looked at."""
-        store = ReadStore.open(self.out / "planner", "")
-        try:
-            serves_ = serves(decode_plan(store.read(plan_info, "first").wire))
-            found = store.read(
-                considered_plans, serves_, store.read(device_info, DeviceId(DEVICE)).device_class
-            )
-        finally:
-            store.close()
-        return {number: [one for one in found if one.replan == number] for number in replans}
+        store = self.system.store
+        served = serves(decode_plan(store.read(plan_info, "first").wire))
+        found = store.read(considered_plans, served, store.read(device_info, self.system.device).device_class)
+        return {number: [kept for kept in found if kept.replan == number] for number in replans}
 
-    def books(self) -> dict[str, int]:
+    def _books(self) -> dict[str, int]:
         """Telemetry rows produced by the device, stored and dropped."""
         books = self.planner("watch", DEVICE, "--count", "1")["telemetry"]
         return {word: int(books[word]) for word in ("produced", "stored", "dropped")}
 
-    def telemetry_balanced(self) -> bool:
-        books = self.books()
+    def _telemetry_balanced(self) -> bool:
+        books = self._books()
         return books["produced"] > 0 and books["produced"] == books["stored"] + books["dropped"]
 
-    def until(self, what: str, condition: Callable[[], bool], alive: Sequence[str]) -> None:
-        """Poll a condition while the named processes live."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            self.processes.require_alive(alive)
-            if time.monotonic() > deadline:
-                raise DemoFailed(f"waited {PATIENCE_S:.0f} s for {what}; see {self.processes.folder}")
-            time.sleep(0.1)
+
+def _decided(replan: ReplanInfo | None) -> bool:
+    """It has its outcome, and the row with the trial's figures has come, too."""
+    return replan is not None and replan.outcome != "pending" and replan.trigger_to_decision_ms is not None
 
 
 def _service_s(client: Client, name: str) -> float:

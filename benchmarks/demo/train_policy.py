@@ -24,10 +24,8 @@ from stageloom.planner.twin.arrivals import Poisson
 from stageloom.planner.twin.device_file import DeviceFile, load_device
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.times import StepTimes
-from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.plan import QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -43,16 +41,13 @@ QUEUE = QueuePlan(max_tasks=4096)  # deep enough that a queue that grows is seen
 
 def choices(width: float, folder: Path) -> list[ModelChoice]:
     """The demo's models, written, imported, and cut as in the demo's first plan."""
-    found = []
-    for name in MODELS:
-        zoo.write(name, folder / f"{name}.onnx", width=width)
-        report = import_model(folder / f"{name}.onnx", shapes={}, out_dir=folder)
-        graph = open_artifact(artifact_path(folder, report.digest)).graph
-        partition = FIRST[FIRST.index("--partition") + 1]
-        found.append(
-            ModelChoice(name=name, artifact=report.digest, graph=graph, partition=partition, queue=QUEUE)
+    partition = FIRST[FIRST.index("--partition") + 1]
+    return [
+        ModelChoice(
+            name=name, artifact=artifact.digest, graph=artifact.graph, partition=partition, queue=QUEUE
         )
-    return found
+        for name, artifact in zoo.artifacts(MODELS, folder, width=width).items()
+    ]
 
 
 def problem_of(device: DeviceFile, models: list[ModelChoice]) -> Problem:

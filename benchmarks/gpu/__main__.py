@@ -2,12 +2,13 @@
 
     python -m benchmarks.gpu [--json] [--quick] [--device cpu] [--out FILE] [--cache DIR] [--limit SECONDS]
 
-Needs torch, numpy, onnx, msgpack, msgspec and this repository; no network. Models with seeded weights, the
-same weights, precision and channels-last layout for every variant, inputs resident on the device. In order:
-probes of the device, every variant's correctness (logits against float32 on the CPU; ours stable bit by bit
-over repeats with random delays), the table of baselines in interleaved random rounds, the same in TF32, plans
-in the engine under full queues, plan switches and open loads, and concurrency from kernel intervals. A row
-that cannot run says why, and the rest goes on. `--out` grows row by row, so that a time limit loses nothing.
+Needs torch, numpy, onnx, msgpack, msgspec and this repository; no network. Models with seeded weights,
+the same weights, precision and channels-last layout for every variant, inputs resident on the device. In
+order: probes of the device, every variant's correctness (logits against float32 on the CPU; ours stable
+bit by bit over repeats with random delays), the table of baselines in interleaved random rounds, the same
+in TF32, plans in the engine under full queues, plan switches and open loads, and concurrency from kernel
+intervals. A row that cannot run says why, and the rest goes on. `--out` grows row by row, so that a time
+limit loses nothing.
 
 `device_us` is time per image (per round of the mix) by device events, runs back to back; `alone_us` by the
 host's clock, each run waited for. Ratios are taken round by round; `again` rows are a baseline against
@@ -25,11 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from benchmarks.gpu.compiled import CACHE_VARIABLE
-from benchmarks.gpu.printing import readable
-from benchmarks.gpu.results import Deadline, Results
-from benchmarks.gpu.settings import PARTS, Settings, quick_settings
-from benchmarks.report import arguments, emit, versions
+from benchmarks.gpu.results import PARTS, Deadline, Results, Settings, quick_settings
+from benchmarks.gpu.rivals import CACHE_VARIABLE
+from benchmarks.runner import arguments, emit, readable, versions
 
 _PACKAGES = ["torch", "triton", "numpy", "onnx", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "msgspec"]
 _PATIENCE_S = 60.0
@@ -71,7 +70,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line."""
     settings, as_json, out = _settings(argv)
     signal.signal(signal.SIGTERM, _stop)
     # A device that hangs cannot be interrupted; then at least it is said where.

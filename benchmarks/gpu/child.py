@@ -5,10 +5,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.compiled import compile_child
-from benchmarks.gpu.probes.streams import connections_child
-from benchmarks.gpu.slicing import slice_child
-from benchmarks.gpu.tracing import operators_child
+from benchmarks.gpu.device import make_device
+from benchmarks.gpu.networks import make_subject
+from benchmarks.gpu.probes import connections_child, operators_child
+from benchmarks.gpu.rivals import compile_child, slice_child, use_precision
 
 
 def main() -> int:
@@ -23,17 +23,22 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=None)
     parser.add_argument("--flop-per-s", type=float, default=1e12)
     parser.add_argument("--bytes-per-s", type=float, default=1e11)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
+    device = make_device(given.device)
+    if given.part == "connections":
+        connections_child(device)
+        return 0
+    use_precision(given.precision)
     with tempfile.TemporaryDirectory() as folder:
-        match arguments.part:
+        subject = make_subject(given.model, Path(folder), width=given.width, size=given.size)
+        match given.part:
             case "compile":
-                return compile_child(arguments, Path(folder))
-            case "connections":
-                return connections_child(arguments)
+                compile_child(device, subject, given.mode, given.precision)
             case "operators":
-                return operators_child(arguments, Path(folder))
+                operators_child(device, subject, given.precision, given.flop_per_s, given.bytes_per_s)
             case _:
-                return slice_child(arguments, Path(folder))
+                slice_child(device, subject, given.precision)
+    return 0
 
 
 if __name__ == "__main__":

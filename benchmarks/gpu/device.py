@@ -1,20 +1,21 @@
 """What the benchmark needs of a device: streams, events, captured graphs, a clock.
 
-`Cpu` walks through the same code without a GPU: a stream is a name, an event a reading of the host's clock, a
-captured graph a function that is called again. It shows that the code is whole; its figures mean nothing.
+`Device` itself is the host: it walks through the same code without a GPU. A stream is a name, an event a
+reading of the host's clock, a captured graph a function that is called again. It shows that the code is
+whole; its figures mean nothing. Nothing here changes a clock or a setting of a device.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
 from stageloom.edge_agent.executor.torch.cuda import first_graph
-from stageloom.edge_agent.machine.utilisation import Nvml, open_nvml
+from stageloom.edge_agent.machine.utilisation import open_nvml
 
 STREAMS: Final = 16
 """Taken once and reused: torch hands out 32 in turn, and the 33rd is the first again."""
@@ -24,66 +25,76 @@ _cuda: Any = torch.cuda  # much of it is untyped
 _cudnn: Any = torch.backends.cudnn
 
 
-class Device(Protocol):
-    """One device; nothing here changes a clock or a setting of it."""
+class Graph:
+    """Captured work, with the tensors that only it holds; `replay` issues it on the current stream."""
 
-    @property
-    def kind(self) -> str:
-        """`cuda` or `cpu`."""
-
-    @property
-    def torch(self) -> torch.device:
-        """Where tensors go."""
-
-    @property
-    def streams(self) -> Sequence[Any]:
-        """STREAMS different ones."""
-
-    def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        """Work in the block goes to the stream."""
-
-    def current(self) -> Any:
-        """The stream that work goes to."""
-
-    def event(self, *, timing: bool = False) -> Any:
-        """With `record(stream)` and `wait(stream)`; `timing` ones compare by `elapsed_s`."""
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        """Between two recorded events with `timing`, after `synchronize`."""
-
-    def synchronize(self) -> None:
-        """Until everything that was issued has ended."""
-
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> "Graph":
-        """The work as a graph, its first replay done. `keep`: its nodes can be put into another graph."""
-
-    def sm_clock_mhz(self) -> float | None:
-        """Of the multiprocessors, now."""
-
-    def describe(self) -> dict[str, Any]:
-        """For the report."""
-
-
-class Graph(Protocol):
-    """Captured work."""
-
-    def replay(self) -> None:
-        """Issue it on the current stream."""
-
-
-class Captured:
-    """A CUDA graph with what it was captured from: it reads tensors that the work alone holds on to."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
+    def __init__(self, work: Work, graph: Any = None) -> None:
         self.graph = graph
         self._work = work
 
     def replay(self) -> None:
-        """See Graph. A method: whoever keeps it keeps the tensors."""
-        self.graph.replay()
+        if self.graph is None:
+            self._work()
+        else:
+            self.graph.replay()
 
 
-class Cuda:
+class HostEvent:
+    """An instant of the host's clock; everything before it has ended."""
+
+    at_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at_s = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """The host did it."""
+
+
+class Device:
+    """The host in place of a device."""
+
+    kind = "cpu"
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # tiny models: a second thread only waits
+        self.torch = torch.device("cpu")
+        self.streams: Sequence[Any] = [f"stream {index}" for index in range(STREAMS)]
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        """Work in the block goes to the stream."""
+        return contextlib.nullcontext()
+
+    def current(self) -> Any:
+        """The stream that work goes to."""
+        return self.streams[0]
+
+    def event(self, *, timing: bool = False) -> Any:
+        """With `record(stream)` and `wait(stream)`; `timing` ones compare by `elapsed_s`."""
+        return HostEvent()
+
+    def elapsed_s(self, began: Any, ended: Any) -> float:
+        """Between two recorded events with `timing`, after `synchronize`."""
+        return max(float(ended.at_s - began.at_s), 1e-9)
+
+    def synchronize(self) -> None:
+        """Until everything that was issued has ended."""
+
+    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
+        """The work as a graph, its first replay done. `keep`: its nodes can be put into another graph."""
+        work()
+        return Graph(work)
+
+    def sm_clock_mhz(self) -> float | None:
+        """Of the multiprocessors, now."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """For the report."""
+        return {"gpu": "none: the host walks through the code, its figures mean nothing"}
+
+
+class Cuda(Device):
     """CUDA through torch, device 0."""
 
     kind = "cuda"
@@ -98,36 +109,27 @@ class Cuda:
         torch.cuda.set_device(self.torch)
         self.streams = [_cuda.Stream() for _ in range(STREAMS)]
         first_graph()  # ours are captured in inference mode, torch.compile's are not
-        self._nvml = self._find()
-
-    def _find(self) -> Nvml | None:
         uuid = getattr(torch.cuda.get_device_properties(self.torch), "uuid", None)
-        return (open_nvml(uuid=f"GPU-{uuid}") if uuid else None) or open_nvml()
+        self._nvml = (open_nvml(uuid=f"GPU-{uuid}") if uuid else None) or open_nvml()
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        """See Device."""
-        found: contextlib.AbstractContextManager[None] = _cuda.stream(stream)
-        return found
+        entered: contextlib.AbstractContextManager[None] = _cuda.stream(stream)
+        return entered
 
     def current(self) -> Any:
-        """See Device."""
         return torch.cuda.current_stream()
 
     def event(self, *, timing: bool = False) -> Any:
-        """See Device."""
         return _cuda.Event(enable_timing=timing)
 
     def elapsed_s(self, began: Any, ended: Any) -> float:
-        """See Device."""
         return float(began.elapsed_time(ended)) * 1e-3
 
     def synchronize(self) -> None:
-        """See Device."""
         torch.cuda.synchronize()
 
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> "Graph":
-        """See Device.
-
+    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
+        """
         Warm-up and capture use the same thread, since cudnn keeps what it found per thread. cuBLAS's
         workspace must be the graph's own: it is forgotten before, so that the capture takes one from its
         pool, and after, so that nothing else finds that one. Graphs that run side by side share nothing.
@@ -147,16 +149,14 @@ class Cuda:
             graph.instantiate()
         graph.replay()
         torch.cuda.synchronize()
-        return Captured(graph, work)
+        return Graph(work, graph)
 
     def sm_clock_mhz(self) -> float | None:
-        """See Device."""
         return None if self._nvml is None else self._nvml.sm_clock_mhz()
 
     def describe(self) -> dict[str, Any]:
-        """See Device."""
         properties = torch.cuda.get_device_properties(self.torch)
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "gpu": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "memory_mib": properties.total_memory >> 20,
@@ -165,74 +165,14 @@ class Cuda:
             "cudnn": _cudnn.version(),
         }
         if self._nvml is not None:
-            found["power_limit_w"] = self._nvml.power_limit_w()
-            found["throttle_reasons"] = self._nvml.throttle_reasons()
-        return found
-
-
-class _HostEvent:
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Everything before has ended: the host did it."""
-
-
-class _Again:
-    def __init__(self, work: Work) -> None:
-        self.replay = work
-
-
-class Cpu:
-    """The host in place of a device."""
-
-    kind = "cpu"
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)  # tiny models: a second thread only waits
-        self.torch = torch.device("cpu")
-        self.streams = [f"stream {index}" for index in range(STREAMS)]
-
-    @contextlib.contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        """See Device."""
-        yield
-
-    def current(self) -> Any:
-        """See Device."""
-        return self.streams[0]
-
-    def event(self, *, timing: bool = False) -> Any:
-        """See Device."""
-        return _HostEvent()
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        """See Device."""
-        return max(float(ended.at_s - began.at_s), 1e-9)
-
-    def synchronize(self) -> None:
-        """See Device."""
-
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> "Graph":
-        """See Device."""
-        work()
-        return _Again(work)
-
-    def sm_clock_mhz(self) -> float | None:
-        """See Device."""
-        return None
-
-    def describe(self) -> dict[str, Any]:
-        """See Device."""
-        return {"gpu": "none: the host walks through the code, its figures mean nothing"}
+            facts["power_limit_w"] = self._nvml.power_limit_w()
+            facts["throttle_reasons"] = self._nvml.throttle_reasons()
+        return facts
 
 
 def make_device(kind: str) -> Device:
     """`cuda` or `cpu`."""
-    return Cuda() if kind == "cuda" else Cpu()
+    return Cuda() if kind == "cuda" else Device()
 
 
 def fork(device: Device, streams: Sequence[Any]) -> None:

@@ -1,11 +1,20 @@
 """The zoo's networks as plain torch modules: what a user of torch would have, and the oracle.
 
 Nothing here is shared with the executor's own lowering, so that an error there cannot hide.
+
+The models of the benchmark as artifacts, with inputs and references.
+
+The artifact is made as the importer makes it, without onnxruntime: the zoo's files need no folding, and
+whether rows of a batch equal single runs is tried in torch. `tests/benchmarks` holds both ways to be one.
+
+Baseline 9: onnxruntime on the CPU says whether torch's reference is right; optional.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -13,12 +22,14 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from stageloom.shared.artifact import Artifact
+from benchmarks.zoo import build
+from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
+from stageloom.shared.importer.build import build_graph
+from stageloom.shared.importer.cuts import METADATA_KEY, parse_borders
+from stageloom.shared.importer.values import infer_values
 
 
 class _Join(nn.Module):
-    """Concatenation along an axis."""
-
     def __init__(self, axis: int) -> None:
         super().__init__()
         self.axis = axis
@@ -143,6 +154,18 @@ class Subject:
     image: np.ndarray  # [1, 3, side, side] float32
     expected: np.ndarray  # [1, classes] float32, by torch on the CPU
 
+    @property
+    def feeds(self) -> dict[str, np.ndarray]:
+        """The image by the name of the model's input."""
+        graph = self.artifact.graph
+        return {graph.tensors[graph.inputs[0]].name: self.image}
+
+    @property
+    def logits(self) -> str:
+        """The name of the model's output."""
+        graph = self.artifact.graph
+        return graph.tensors[graph.outputs[0]].name
+
     def network(self, device: torch.device, precision: str) -> Network:
         """A copy on the device in channels-last."""
         made: Any = Network(onnx.load_model_from_string(self.artifact.onnx_bytes()))
@@ -172,3 +195,48 @@ def oracle(model: onnx.ModelProto, image: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         found: np.ndarray = Network(model)(torch.from_numpy(image)).numpy()
     return found
+
+
+MODELS: Final = ("inception_v3", "resnet50", "squeezenet")
+_BATCH_TOLERANCE: Final = 1e-4
+
+
+def make_subject(
+    name: str, folder: Path, *, width: float = 1.0, size: int | None = None, seed: int = 0
+) -> Subject:
+    """A zoo model with seeded weights, a seeded image and the logits that torch gives on the CPU."""
+    model = build(name, width=width, size=size, seed=seed)
+    shape = [one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    image = np.random.default_rng(seed + 1).standard_normal(shape, dtype=np.float32)
+    carried = next(one.value for one in model.metadata_props if one.key == METADATA_KEY)
+    del model.metadata_props[:]
+    model.graph.initializer.sort(key=lambda weight: weight.name)
+    graph = build_graph(model, infer_values(model), parse_borders(carried)).graph
+    graph = replace(graph, batchable=_rows_are_single_runs(model, image))
+    path = folder / f"{name}.artifact"
+    digest = write_artifact(path, graph, model.SerializeToString(deterministic=True))
+    return Subject(name, open_artifact(path, digest), image, oracle(model, image))
+
+
+def _rows_are_single_runs(model: onnx.ModelProto, image: np.ndarray) -> bool:
+    both = np.concatenate([image, image[..., ::-1]])
+    network = Network(model)
+    with torch.inference_mode():
+        together = network(torch.from_numpy(both)).numpy()
+        single = np.concatenate([network(torch.from_numpy(one[None].copy())).numpy() for one in both])
+    return bool(np.linalg.norm(together - single) <= _BATCH_TOLERANCE * np.linalg.norm(single))
+
+
+def onnxruntime_error(subject: Subject) -> tuple[float, str]:
+    """Relative difference of onnxruntime's logits from the reference, or why there is none."""
+    if find_spec("onnxruntime") is None:
+        return 0.0, "onnxruntime is not installed"
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        subject.artifact.onnx_bytes(), options, providers=["CPUExecutionProvider"]
+    )
+    (logits,) = session.run(None, {session.get_inputs()[0].name: subject.image})
+    return subject.error_of(logits), ""

@@ -1,7 +1,7 @@
 """Every policy as a plan for our executor: Nimble, Opara, IOS, greedy, sequential; and for the mix.
 
-A model is one block here, so that it is one graph on the device. Stage searches run on the model's blocks and
-their schedules are put one after another: that is IOS's own way, and keeps the search small.
+A model is one block here, so that it is one graph on the device. Stage searches run on the model's blocks
+and their schedules are put one after another: that is IOS's own way, and keeps the search small.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.profiled_kernels import OperatorResources, opara_profile
-from benchmarks.gpu.torch_rows import MIX
+from benchmarks.gpu.rivals import MIX
 from stageloom.edge_agent.executor.cuda.device import Multiprocessor
 from stageloom.shared.blocks import Block, CombinedGraph, combine, split
 from stageloom.shared.ids import Digest, OpId
@@ -56,7 +56,6 @@ class Knowledge:
     multiprocessor: Multiprocessor = field(default_factory=Multiprocessor)
 
     def costs(self, subjects: Sequence[Subject], contention: float) -> CostTable:
-        """Operator times as measured."""
         measured: dict[tuple[Digest, OpId], float] = {}
         for subject in subjects:
             for op, one in enumerate(self.resources.get(subject.name, ())):

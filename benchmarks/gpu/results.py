@@ -1,15 +1,79 @@
-"""What was measured so far, written row by row, so that a time limit loses nothing."""
+"""How much is measured; and what was measured so far, written row by row: a time limit loses nothing."""
 
 import json
 import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from benchmarks.report import Report, progress
+from benchmarks.runner import Report, progress
+
+PARTS = ("correctness", "probes", "table", "tf32", "serving", "switching", "concurrency")
+"""In the order in which they run; what they build on is always made."""
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+"""Of torch.compile."""
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """How the models are made, the same way in every process."""
+
+    width: float = 1.0
+    size: int | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """For a child's command line."""
+        return ["--width", str(self.width), *(["--size", str(self.size)] if self.size else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run. Times in seconds; the shares are of what is left when the part begins."""
+
+    device: str = "cuda"
+    executor: str = "torch_cuda"
+    precision: str = "fp16"
+    models: tuple[str, ...] = ("inception_v3", "resnet50", "squeezenet")
+    zoo: Zoo = field(default_factory=Zoo)
+    quick: bool = False
+    limit_s: float = 460.0
+    compile_s: float = 110.0
+    modes: tuple[str, ...] = MODES
+    parts: tuple[str, ...] = ()  # all of them
+    cache: Path | None = None  # of torch.compile, kept between runs
+    children: bool = True
+    batches: tuple[int, ...] = (8, 16, 64)
+    instances: tuple[int, ...] = (2, 4, 8, 16)
+    mix_instances: tuple[int, ...] = (1, 2, 4)
+    repeats: int = 100  # of the bit-stability check
+
+    def wants(self, part: str) -> bool:
+        """Whether a part is to run."""
+        return not self.parts or part in self.parts
+
+
+def quick_settings(device: str, executor: str) -> Settings:
+    """Tiny models and a handful of repeats: that the code is whole, and nothing about speed."""
+    return Settings(
+        device=device,
+        executor=executor,
+        precision="fp32" if device == "cpu" else "fp16",
+        models=("squeezenet", "inception_v3"),
+        zoo=Zoo(width=0.125, size=75),
+        quick=True,
+        limit_s=600.0,
+        compile_s=30.0,
+        modes=("default",),
+        batches=(2,),
+        instances=(2,),
+        mix_instances=(1, 2),
+        repeats=3,
+    )
 
 
 class Results:
@@ -42,38 +106,30 @@ class Results:
             self._file.flush()
 
     def close(self) -> None:
-        """No more rows."""
         if self._file is not None:
             self._file.close()
 
 
+@dataclass(frozen=True)
 class Attempt:
     """See `Results.attempt`."""
 
-    def __init__(self, results: Results, part: str, name: str) -> None:
-        self._results = results
-        self._part = part
-        self._name = name
+    results: Results
+    part: str
+    name: str
 
-    def __enter__(self) -> None:
-        """Begin."""
+    def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         """Whatever a driver, a compiler or a library raises is a row; a signal that ends the run is not."""
         if not isinstance(error, Exception):
             return False
-        self._results.add({}, part=self._part, name=self._name, failed=why(error))
+        self.results.add({}, part=self.part, name=self.name, failed=why(error))
         progress("".join(traceback.format_exception(error)))
         return True
 
 
 def why(error: BaseException) -> str:
-    """One line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -86,7 +142,6 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds, never below 0."""
         return max(self._ends_s - self._clock(), 0.0)
 
     def within(self, seconds: float) -> "Deadline":

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from statistics import median, quantiles
+from statistics import median
 from typing import Final
 
 from benchmarks.gpu.device import Device, Work
+from benchmarks.runner import percentile
 
 CLOCK_TOLERANCE: Final = 0.03
 _BACK_TO_BACK: Final = 0.6  # of a window; in the rest every run is waited for
@@ -27,17 +28,15 @@ class Variant:
     run: Work
     units: int = 1
     precision: str = "fp16"
+    error: float = 0.0  # of its results, relative to float32 on the CPU
 
     @property
     def key(self) -> tuple[str, str]:
-        """Names it."""
         return self.subject, self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One window of one variant."""
-
     subject: str
     variant: str
     round: int
@@ -74,7 +73,6 @@ class Ratio:
 
     @property
     def text(self) -> str:
-        """For people."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
@@ -211,13 +209,6 @@ def faster(samples: Sequence[Sample], subject: str, than: str, variant: str) -> 
     if not ratios:
         return None
     return Ratio(median(ratios), percentile(ratios, 16), percentile(ratios, 84), len(ratios))
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """By linear interpolation; of one value that value."""
-    if len(values) == 1:
-        return values[0]
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def shape_of_rounds(variants: int, seconds: float) -> tuple[int, float]:

@@ -8,25 +8,15 @@ from random import Random
 from typing import Any
 
 from benchmarks.gpu import judging
-from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.ceilings import measure as measure_ceilings
-from benchmarks.gpu.compiled import Compiling
 from benchmarks.gpu.device import Device, make_device
-from benchmarks.gpu.networks import Subject
-from benchmarks.gpu.oracle import onnxruntime_error
+from benchmarks.gpu.networks import Subject, make_subject, onnxruntime_error
 from benchmarks.gpu.plans import Knowledge
-from benchmarks.gpu.probing import Probes
+from benchmarks.gpu.probes import Ceilings, measure_ceilings, multiprocessor, operators_of, run_probes
 from benchmarks.gpu.profiled_kernels import OperatorResources, Rates
-from benchmarks.gpu.results import Deadline, Results, why
-from benchmarks.gpu.serving import Service
-from benchmarks.gpu.serving_rows import ServingRows
-from benchmarks.gpu.settings import Settings
-from benchmarks.gpu.slicing import NAME as SLICING
-from benchmarks.gpu.slicing import Slices
-from benchmarks.gpu.subjects import make_subject
+from benchmarks.gpu.results import Deadline, Results, Settings, why
+from benchmarks.gpu.rivals import MIX, SLICING, Compiling, Slices, use_precision
+from benchmarks.gpu.serving import Service, ServingRows
 from benchmarks.gpu.table import Table
-from benchmarks.gpu.torch_rows import MIX, use_precision
-from benchmarks.gpu.tracing import multiprocessor, operators_of
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.machine.utilisation import this_machine
 from stageloom.shared.plan import Plan
@@ -43,8 +33,6 @@ _OF_THE_TABLE = ("correctness", "table", "tf32", "serving", "switching", "concur
 
 
 class Run:
-    """See the module's text."""
-
     def __init__(self, settings: Settings, results: Results, deadline: Deadline, folder: Path) -> None:
         self._settings = settings
         self._results = results
@@ -105,7 +93,7 @@ class Run:
             self._ceilings = found
             judging.add_ceilings(results, found)
         if settings.wants("probes"):
-            Probes(self._device, self._subjects, settings, results, self._deadline).run()
+            run_probes(self._device, self._subjects, settings, results, self._deadline)
         if not any(settings.wants(part) for part in _OF_THE_TABLE):
             return
         self._measure_operators()
@@ -226,14 +214,16 @@ class Run:
             if name is None:
                 continue
             with self._results.attempt("correctness", f"{subject}, {name}: stable"):
-                pause = lambda: time.sleep(self._rng.random() * _DELAY_S)  # noqa: E731
-                same = ours.stable((subject, name), self._settings.repeats, pause)
+                same = ours.stable((subject, name), self._settings.repeats, self._pause)
                 self._results.add(
                     {f"correctness.stable.{subject}": float(same)},
                     part="correctness",
                     name=f"{subject}, {name}: {self._settings.repeats} repeats with random delays",
                     stable=same,
                 )
+
+    def _pause(self) -> None:
+        time.sleep(self._rng.random() * _DELAY_S)
 
     def _best_mix(self) -> Plan | None:
         """The fastest joint plan of one replica each: 7 masks are soon captured, those of 12 members not."""

@@ -1,22 +1,24 @@
-"""The whole table: builds every variant, runs the rounds, and adds rows and figures."""
+"""The whole table: builds every variant, runs the rounds, and adds rows and figures.
 
+Our executor's programs are variants: a plan is loaded, prepared off the clock, and run step by step. On
+CUDA the prepared graph runs on what lies in the plan's buffers, so inputs and outputs stay on the device,
+as they do for every rival; unlike them it also converts the float32 image and the logits, which is part
+of the program. Elsewhere each run is a whole step with its copies from and to the host.
+"""
+
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.gpu import compiled, provider_rows
+import numpy as np
+
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.networks import Subject
-from benchmarks.gpu.ours import Ours, executor_of
 from benchmarks.gpu.plans import SEQUENTIAL, Candidate, Knowledge, mix_candidates, model_candidates
-from benchmarks.gpu.provider_rows import Provider
-from benchmarks.gpu.results import Deadline, Results, why
-from benchmarks.gpu.rounds import Rounds, Variant, faster, shape_of_rounds, summarise
-from benchmarks.gpu.settings import Settings
-from benchmarks.gpu.slicing import NAME as SLICING
-from benchmarks.gpu.slicing import Slices
-from benchmarks.gpu.torch_rows import (
+from benchmarks.gpu.results import Deadline, Results, Settings, why
+from benchmarks.gpu.rivals import (
     AGAIN,
     EAGER,
     GRAPH,
@@ -24,12 +26,160 @@ from benchmarks.gpu.torch_rows import (
     IN_TURN_AGAIN,
     JOINT,
     MIX,
+    PROVIDERS,
+    SLICING,
+    Compiling,
     Rows,
+    Slices,
     batch_name,
+    compiled_variant,
+    provider_variant,
+    row_name,
     streams_name,
+    why_not,
 )
+from benchmarks.gpu.rounds import Rounds, Variant, faster, shape_of_rounds, summarise
 from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.cuda.device import GraphDevice
+from stageloom.edge_agent.executor.executors import make_executor
+from stageloom.edge_agent.executor.torch.builder import Effort
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
+from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
+from stageloom.shared.bound import bind
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import MAX_LANES
 from stageloom.shared.schedule import Schedule
+
+_GRAPH_BYTES: Final = 24 << 30
+_EFFORT: Final = Effort(form_rounds=0)
+
+
+class ResidentExecutor(TorchCudaExecutor):
+    """Every schedule keeps its own form, so that a row measures what it names; no graph is given up."""
+
+    def __init__(self, device: GraphDevice | None = None) -> None:
+        """
+        Raises:
+            ExecutorError: there is no CUDA device.
+        """
+        super().__init__(device or CudaGraphDevice(), effort=_EFFORT, graph_bytes=_GRAPH_BYTES)
+
+    def replay(self, program: ProgramKey) -> Callable[[], None] | None:
+        """Launches a prepared program's graph on torch's current stream; None where it was not captured."""
+        graph: Any = self._built[program].graph  # torch's own
+        if graph is None:
+            return None
+        launch: Callable[[], None] = graph.replay
+        return launch
+
+
+_LANE: Final = MAX_LANES  # the one behind all that plans have, and numbers that no engine counts to
+_numbers = itertools.count(1 << 48)
+
+
+class Loaded:
+    """One candidate, loaded and prepared."""
+
+    def __init__(self, executor: Executor, candidate: Candidate, subjects: Sequence[Subject]) -> None:
+        """
+        Raises:
+            PlanError: the plan is not legal. ExecutorError: it cannot be loaded or prepared.
+        """
+        self._executor = executor
+        wanted = {model.artifact for model in candidate.plan.models}
+        self._subjects = {
+            subject.artifact.digest: subject for subject in subjects if subject.artifact.digest in wanted
+        }
+        artifacts = {digest: subject.artifact for digest, subject in self._subjects.items()}
+        bound = bind(candidate.plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
+        self.key = PlanKey(next(_numbers))
+        executor.load(self.key, bound, artifacts)
+        (combined,) = bound.combined
+        self._members = [(member, bound.models[member.model]) for member in combined.members]
+        buckets = tuple(model.buckets[-1] for _, model in self._members)
+        self.program = ProgramKey(self.key, 0, combined.full_mask, buckets)
+        executor.prepare(self.program)
+
+    def step(self) -> list[tuple[Subject, np.ndarray]]:
+        """One whole step from and to the host: the logits of every replica and row, with their subject."""
+        members, subjects = [], []
+        feeds: dict[InstanceId, list[dict[str, np.ndarray]]] = {}
+        for position, (member, model) in enumerate(self._members):
+            instance, batch = InstanceId(next(_numbers)), model.buckets[-1]
+            members.append(StepMember(position, member, instance, (TaskId(0),) * batch, last=True))
+            subjects.append(self._subjects[model.plan.artifact])
+            feeds[instance] = [subjects[-1].feeds] * batch
+        step = Step(StepId(next(_numbers)), _LANE, self.program, tuple(members), after=())
+        self._executor.issue(step, feeds)
+        outputs = self._executor.wait(step.id).outputs
+        return [
+            (subject, row[subject.logits])
+            for member, subject in zip(members, subjects, strict=True)
+            for row in outputs[member.instance]
+        ]
+
+    def replay(self) -> Callable[[], None] | None:
+        """The program on what lies in its buffers, on the device's current stream; None without one."""
+        if not isinstance(self._executor, ResidentExecutor):
+            return None
+        return self._executor.replay(self.program)
+
+
+class Ours:
+    """One executor and the candidates that it has loaded."""
+
+    def __init__(self, executor: Executor, subjects: Sequence[Subject]) -> None:
+        self.executor = executor
+        self._subjects = subjects
+        self._loaded: dict[tuple[str, str], Loaded] = {}
+
+    def variant(self, candidate: Candidate) -> Variant:
+        """Load a candidate and run it once from the host, so that its buffers hold the images.
+
+        Raises:
+            PlanError, ExecutorError: see Loaded.
+        """
+        loaded = Loaded(self.executor, candidate, self._subjects)
+        self._loaded[candidate.subject, candidate.name] = loaded
+        error = max(subject.error_of(logits) for subject, logits in loaded.step())
+        run: Callable[[], Any] = loaded.replay() or loaded.step
+        run()
+        precision = candidate.plan.executor.precision
+        return Variant(candidate.subject, candidate.name, run, candidate.units, precision, error)
+
+    def stable(self, key: tuple[str, str], repeats: int, pause: Callable[[], None]) -> bool:
+        """Whether repeats with pauses before groups give the same bits, and so do those without."""
+
+        def bits() -> list[bytes]:
+            return [logits.tobytes() for _, logits in self._loaded[key].step()]
+
+        first = bits()
+        self.executor.pause = pause
+        try:
+            again = [bits() for _ in range(repeats)]
+        finally:
+            self.executor.pause = None
+        again += [bits() for _ in range(repeats)]
+        return all(repeat == first for repeat in again)
+
+    def unload(self) -> None:
+        """Free every candidate; the executor keeps what it knows of kernels."""
+        for loaded in self._loaded.values():
+            self.executor.unload(loaded.key)
+        self._loaded = {}
+
+
+def executor_of(name: str) -> Executor:
+    """One whose programs can be run on what lies on the device, where there is such.
+
+    Raises:
+        ExecutorError: the executor cannot be made here.
+    """
+    if name == ResidentExecutor.name:
+        return ResidentExecutor()
+    return make_executor(name)
+
 
 _WARM: Final = 200
 _WARM_S: Final = 0.3
@@ -63,7 +213,6 @@ class Table:
         self.best: dict[str, str] = {}  # by subject, ours that was fastest when it was chosen
         self.quick_us: dict[str, dict[str, float]] = {}  # by subject, what ours took then
         self.measured = Rounds(device, rng)
-        self._errors: dict[tuple[str, str], float] = {}
         self._building = building
 
     # Building
@@ -84,7 +233,6 @@ class Table:
         for count in self.settings.mix_instances:
             self._try(MIX, partial(rows.mix_streams, count), f"{count} instances of each")
         self._try(MIX, rows.mix_joint, JOINT)
-        self._errors.update(self.rows.errors)
 
     def build_slices(self, slices: Slices | None) -> None:
         """Baseline 7, time slicing; the processes are ready."""
@@ -92,20 +240,13 @@ class Table:
             self.results.skip(self.part, SLICING, "child processes were not wanted")
             return
 
-        def make() -> Variant:
-            found = slices.variant(_SLICED_RUNS)
-            self._errors[found.key] = slices.error
-            return found
+        self._try(MIX, partial(slices.variant, _SLICED_RUNS), SLICING)
 
-        self._try(MIX, make, SLICING)
-
-    def build_compiled(
-        self, compiling: compiled.Compiling | None, deadline: Deadline, least_s: float
-    ) -> None:
+    def build_compiled(self, compiling: Compiling | None, deadline: Deadline, least_s: float) -> None:
         """Baseline 3, from what the children compiled, while more than `least_s` are left."""
         for mode in self.settings.modes:
             for subject in self.subjects:
-                name = f"{subject.name}, {compiled.row_name(mode)}"
+                name = f"{subject.name}, {row_name(mode)}"
                 reason = "needs CUDA" if compiling is None else compiling.failed.get((subject.name, mode), "")
                 if not reason and deadline.left_s < least_s:
                     reason = "the time was up"
@@ -113,18 +254,15 @@ class Table:
                     self.results.skip(self.part, name, reason)
                     continue
 
-                def make(subject: Subject = subject, mode: str = mode) -> Variant:
-                    found, error = compiled.variant(self.device, subject, mode, self.settings.precision)
-                    self._errors[found.key] = error
-                    return found
-
-                self._try(subject.name, make, compiled.row_name(mode))
+                precision = self.settings.precision
+                make = partial(compiled_variant, self.device, subject, mode, precision)
+                self._try(subject.name, make, row_name(mode))
 
     def build_ours(self, known: Knowledge) -> None:
         """Baselines 4 to 6 and our own plans, all in our executor."""
         ours: Ours | None = None
         with self.results.attempt(self.part, f"executor {self.settings.executor}"):
-            self.ours = ours = Ours(self.device, executor_of(self.settings.executor), self.subjects)
+            self.ours = ours = Ours(executor_of(self.settings.executor), self.subjects)
         if ours is None:
             return
         chosen: dict[str, Schedule] = {}
@@ -140,7 +278,6 @@ class Table:
             mixed = mix_candidates(self.subjects, known, chosen)
         self._load(mixed)
         self._choose(MIX, mixed)
-        self._errors.update(ours.errors)
 
     def _load(self, candidates: Sequence[Candidate]) -> None:
         ours = self.ours
@@ -180,8 +317,8 @@ class Table:
 
     def build_providers(self, deadline: Deadline, least_s: float) -> None:
         """Baseline 10, while more than `least_s` and what a session takes to make are left."""
-        for provider in provider_rows.PROVIDERS:
-            missing = provider_rows.why_not(provider, self.device)
+        for provider in PROVIDERS:
+            missing = why_not(provider, self.device)
             for subject in self.subjects:
                 name = f"{subject.name}, {provider.row}"
                 short = deadline.left_s < least_s + provider.build_s
@@ -189,13 +326,9 @@ class Table:
                     self.results.skip(self.part, name, reason)
                     continue
 
-                def make(subject: Subject = subject, provider: Provider = provider) -> Variant:
-                    found, error = provider_rows.variant(
-                        self.device, subject, provider, self.settings.precision, self.device.streams[-1]
-                    )
-                    self._errors[found.key] = error
-                    return found
-
+                stream = self.device.streams[-1]
+                precision = self.settings.precision
+                make = partial(provider_variant, self.device, subject, provider, precision, stream)
                 self._try(subject.name, make, provider.row)
 
     # Correctness
@@ -203,15 +336,18 @@ class Table:
     def check(self) -> None:
         """Every variant's logits against float32 on the CPU; a wrong variant is not measured."""
         allowed = _TOLERANCE[self.settings.precision]
-        for key, error in sorted(self._errors.items()):
-            right = error <= allowed
+        wrong = {variant.key for variant in self.variants if not variant.error <= allowed}
+        for variant in sorted(self.variants, key=lambda variant: variant.key):
             self.results.add(
-                {}, part="correctness", name=f"{key[0]}, {key[1]}", error=error, allowed=allowed, right=right
+                {},
+                part="correctness",
+                name=f"{variant.subject}, {variant.name}",
+                error=variant.error,
+                allowed=allowed,
+                right=variant.key not in wrong,
             )
-            if not right:
-                self.variants = [one for one in self.variants if one.key != key]
-        wrong = [error for error in self._errors.values() if error > allowed]
-        worst = max(self._errors.values(), default=0.0)
+        worst = max((variant.error for variant in self.variants), default=0.0)
+        self.variants = [variant for variant in self.variants if variant.key not in wrong]
         slug = f"correctness.{self.settings.precision}"
         self.results.add({f"{slug}.worst_error": worst, f"{slug}.wrong_variants": float(len(wrong))})
 
@@ -275,10 +411,6 @@ class Table:
                 best=self.best.get(variant.subject) == variant.name,
             )
 
-    def resident(self) -> bool:
-        """Whether our variants leave their tensors on the device, as the rivals do."""
-        return self.ours is not None and self.ours.resident
-
     def hand_over(self) -> Executor | None:
         """Our executor with nothing loaded; our variants can run no more, until `take_back`."""
         if self.ours is None:
@@ -289,7 +421,7 @@ class Table:
 
     def take_back(self, executor: Executor) -> list[Variant]:
         """Our chosen plans, built anew on the executor that was handed over, and what is not ours."""
-        self.ours = ours = Ours(self.device, executor, self.subjects)
+        self.ours = ours = Ours(executor, self.subjects)
         found = [one for one in self.variants if one.key not in self.candidates]
         for key in self.best.items():
             with self.results.attempt(self.part, f"{', '.join(key)}, again"):
@@ -297,7 +429,6 @@ class Table:
         return found
 
     def close(self) -> None:
-        """Free everything."""
         executor = self.hand_over()
         if executor is not None:
             executor.close()

@@ -4,7 +4,7 @@
 
 The engine core runs alone, on a virtual clock, with steps of equal and of random times; whether an idle lane
 could begin something is worked out from what was issued and what ended, by none of the engine's own books
-(`benchmarks.lanes.watch`).
+(`benchmarks.lanes.device`).
 
 - `could_idle_max`, and by run-ahead `_run_ahead_1`, `_2`: the largest share of lane time in which a lane was
   idle though something could begin there
@@ -13,27 +13,27 @@ could begin something is worked out from what was issued and what ended, by none
 - `most_skips_over_bound`: how often a combined block was passed over, at most, less max_skips + C - 1
 - `lane_more_min`: the least throughput with one lane more over that without it
 
-Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas, run-ahead 1 and 2; then random plans of up to three
-models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes minutes.
-The rows are the worst of each figure.
+Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas, run-ahead 1 and 2; then random plans of up to
+three models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes
+minutes. The rows are the worst of each figure.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
 from benchmarks.lanes.cases import sweep
 from benchmarks.lanes.rows import chain_row, figures_of, random_row, worst_of
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is swept."""
-
     lanes: Sequence[int] = (1, 2, 3, 4)
     replicas: Sequence[int] = (1, 2, 3, 4)
     blocks: Sequence[int] = tuple(range(1, 13))
@@ -45,30 +45,21 @@ FULL = Grid()
 QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5), several_blocks=(3,), random_plans=100)
 
 
-def measure(grid: Grid, mapped: Callable[..., Iterable[Any]] = map) -> Report:
-    """Run all cases; `mapped` is `map`, or that of a pool of processes."""
-    report = Report("lanes")
-    several = sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.several_blocks, models=(2, 3))
-    cases = [*sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=(1,)), *several]
-    progress(f"{len(cases)} cases of chains")
-    rows = list(mapped(chain_row, cases))
-    progress(f"{grid.random_plans} random plans")
-    rows += mapped(random_row, range(grid.random_plans))
-    report.add(figures_of(rows), worst_of(rows))
-    return report
+def swept(grid: Grid, mapped: Callable[..., Iterable[Any]] = map) -> list[dict[str, Any]]:
+    """The rows of all cases; `mapped` is `map`, or that of a pool of processes."""
+    cases = [
+        *sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=(1,)),
+        *sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.several_blocks, models=(2, 3)),
+    ]
+    progress(f"{len(cases)} cases of chains, {grid.random_plans} random plans")
+    return [*mapped(chain_row, cases), *mapped(random_row, range(grid.random_plans))]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark."""
-    options = arguments(__doc__ or "").parse_args(argv)
+def measure(report: Report, options: argparse.Namespace) -> None:
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        report = measure(
-            QUICK if options.quick else FULL,
-            lambda function, cases: pool.map(function, cases, chunksize=8),
-        )
-    emit(report, as_json=options.json, packages=["msgspec"])
-    return 0
+        rows = swept(QUICK if options.quick else FULL, partial(pool.map, chunksize=8))
+    report.add(figures_of(rows), worst_of(rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, ["msgspec"]))

@@ -38,7 +38,6 @@ class Chains:
     random_times: bool
 
     def plan(self) -> BoundPlan:
-        """The plan."""
         graphs = [_chain(index, self.blocks) for index in range(self.models)]
         models = [_model(index, graph, self.replicas) for index, graph in enumerate(graphs)]
         groups = [[member] for member in members_of(models)]

@@ -15,7 +15,6 @@ _LOADS = (0.05, 0.2, 1.0)  # tasks/s; a block takes about a second
 
 
 def chain_row(case: Chains, completions: int = COMPLETIONS) -> dict[str, Any]:
-    """One case of the sweep over chains."""
     use = VirtualDevice(case.plan(), case.seconds(), seed=0, tasks=case.tasks, even=True).run(completions)
     row = {"kind": "chains", **asdict(case), "busy": use.busy, "could_idle": use.could_idle}
     row["most_skips_over_bound"] = use.beyond_bound
@@ -58,7 +57,6 @@ def random_row(seed: int, completions: int = COMPLETIONS // 2) -> dict[str, Any]
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The worst of each."""
     chains = [row for row in rows if row["kind"] == "chains"]
     fed = [row for row in chains if row["replicas"] >= row["lanes"]]
     return {

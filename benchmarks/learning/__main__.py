@@ -3,13 +3,12 @@
     python -m benchmarks.learning [--quick] [--json] [--device NAME]... [--workload NAME]... [--budget S]
                                   [--untrained] [--state DIR]
 
-Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds at
-once, and the planner's answer: the best rival's plan, or the best learned one if it is surely better, by
-arrivals that chose neither; it is measured on others again. Beside them every seed: an unlearned candidate
-that a training starts from, so what learning gains is the margin over the best of them. A row per planner has
-throughput_per_s,
-utilisation, queue_variance (of queued work, s^2) and p99_ms with spreads over arrivals (and over the seeds of
-trainings for `maddpg`). Everything is simulated: `twin`.
+Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds
+at once, and the planner's answer: the best rival's plan, or the best learned one if it is surely better,
+by arrivals that chose neither; it is measured on others again. Beside them every seed: an unlearned
+candidate that a training starts from, so what learning gains is the margin over the best of them. A row
+per planner has throughput_per_s, utilisation, queue_variance (of queued work, s^2) and p99_ms with
+spreads over arrivals (and over the seeds of trainings for `maddpg`). Everything is simulated: `twin`.
 
 --state keeps what was done, and goes on from there when the same command is given again. Without it nothing
 is kept. One pair takes about --budget seconds for its trainings and a minute for its rivals. --quick: the
@@ -17,6 +16,7 @@ Nano under the paper's workload and little training. --untrained: rivals and see
 `python -m benchmarks.learning.table FILE...` prints docs/learning.md's table from what --json printed.
 """
 
+import argparse
 import contextlib
 import pickle
 import sys
@@ -26,11 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.allocation import imported
-from benchmarks.learning.pair import QUEUE, Effort, run_pair, run_untrained
-from benchmarks.learning.verdict import verdict
-from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks import zoo
+from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, run_pair, workloads
+from benchmarks.learning.table import verdict
+from benchmarks.runner import Report, progress, run
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
@@ -39,19 +38,11 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.search.costs import CostTable
 
-PACKAGES = ("torch", "numpy", "numba")
 NAMES = ("paper", "capacity_0.8", "capacity_1.1", "single")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """All pairs, one after another; ends with 1 where the planner falls behind a rival."""
-    parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--device", action="append", choices=sorted(MEMBERS_MAX), help="default: all")
-    parser.add_argument("--workload", action="append", choices=NAMES, help="default: all")
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds for the trainings of a pair")
-    parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
-    parser.add_argument("--untrained", action="store_true", help="rivals and seeds alone")
-    options = parser.parse_args(argv)
+def measure(report: Report, options: argparse.Namespace) -> int:
+    """All pairs, one after another; 1 where the planner falls behind a rival."""
     devices = options.device or (["nano"] if options.quick else list(MEMBERS_MAX))
     names = options.workload or (["paper"] if options.quick else list(NAMES))
     effort = Effort(budget_s=options.budget)
@@ -59,16 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         effort = Effort(
             seeds=(1,), budget_s=min(options.budget, 30.0), settings=MaddpgSettings(transitions=300)
         )
-    report = Report("learning")
+    report.about = {"twin": True}
     with _state(options.state) as folder:
         graphs = _graphs(folder)
         for device in devices:
             for pair in _pairs(device, names, graphs, None if options.untrained else effort, folder):
-                report.add({}, pair["rows"])
-                report.figures.update(_figures(pair))
+                report.add(_figures(pair), pair["rows"])
     held = [value for name, value in report.figures.items() if name.endswith("planner_holds")]
     report.add(_totals(report.figures))
-    emit(report, as_json=options.json, packages=PACKAGES, device={"twin": True})
     return 0 if all(held) else 1
 
 
@@ -86,11 +75,8 @@ def _graphs(folder: Path) -> dict[str, Graph]:
     """The models' graphs; the weights of the networks are made, imported and forgotten once."""
     kept = folder / "graphs.pickle"
     if not kept.exists():
-        found = {}
-        for name, _ in MIX:
-            progress(f"importing {name}")
-            found[name] = imported(name)
-        kept.write_bytes(pickle.dumps(found))
+        progress(f"importing {', '.join(name for name, _ in MIX)}")
+        kept.write_bytes(pickle.dumps({name: zoo.graph_of(name) for name, _ in MIX}))
     graphs: dict[str, Graph] = pickle.loads(kept.read_bytes())  # written by the lines above
     return graphs
 
@@ -108,10 +94,7 @@ def _pairs(
         progress(where)
         models = [one for one in choices if one.name in workload.models]
         kept, told = folder / name / workload.name, partial(_tell, where)
-        if effort is None:
-            yield run_untrained(device, workload, models, folder=kept, told=told)
-        else:
-            yield run_pair(device, workload, models, effort, folder=kept, told=told)
+        yield run_pair(device, workload, models, effort, folder=kept, told=told)
 
 
 def _tell(where: str, line: str) -> None:
@@ -137,8 +120,6 @@ def _figures(pair: dict[str, Any]) -> dict[str, float]:
 
 
 def _totals(figures: dict[str, float]) -> dict[str, float]:
-    """Over all pairs."""
-
     def those(ending: str, *, several: bool = False) -> list[float]:
         return [
             value
@@ -161,4 +142,11 @@ def _totals(figures: dict[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    own: dict[str, dict[str, Any]] = {
+        "--device": {"action": "append", "choices": sorted(MEMBERS_MAX), "help": "default: all"},
+        "--workload": {"action": "append", "choices": NAMES, "help": "default: all"},
+        "--budget": {"type": float, "default": 600.0, "help": "seconds for the trainings of a pair"},
+        "--state": {"type": Path, "help": "keep what was done here, and go on from it"},
+        "--untrained": {"action": "store_true", "help": "rivals and seeds alone"},
+    }
+    sys.exit(run(measure, ("torch", "numpy", "numba"), options=own))

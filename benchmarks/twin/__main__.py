@@ -14,6 +14,7 @@ against the odd ones: no prediction can be much better than a plan predicts itse
 SqueezeNet, 30, 60 and 120 tasks a second) on the A100's device file.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -23,15 +24,22 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from statistics import correlation, median
+from statistics import median
 
 import numpy as np
 
 from benchmarks import zoo
-from benchmarks.report import Report, arguments, emit, progress, spread
+from benchmarks.runner import Report, progress, rank_correlation, run, spread
+from benchmarks.twin.calibration import (
+    Collected,
+    Trial,
+    busy_per_task_s,
+    calibration,
+    operator_times,
+    sample,
+    service_times,
+)
 from benchmarks.twin.engine_device import EngineDevice
-from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, service_times
-from benchmarks.twin.plans import Trial, calibration, sample
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.planner.twin.arrivals import Periodic, Recorded
 from stageloom.planner.twin.calibrate import Calibrated, calibrate
@@ -39,9 +47,8 @@ from stageloom.planner.twin.device_file import cpu_device, load_device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import TargetDevice, Window
-from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 
@@ -50,19 +57,6 @@ SMALL = {"squeezenet": (0.5, 96), "googlenet": (0.25, 96), "resnet50": (0.25, 64
 
 PAPER = {"inception_v3": 30.0, "resnet50": 60.0, "squeezenet_bypass": 120.0}
 SEED = 6
-PACKAGES = ("onnxruntime", "numpy", "msgspec", "numba")
-
-
-def artifacts(models: Mapping[str, tuple[float, int | None]], folder: Path) -> dict[str, Artifact]:
-    """Import networks of the zoo, by name."""
-    found = {}
-    for name, (width, size) in models.items():
-        progress(f"import {name}")
-        path = folder / f"{name}-{width}-{size}.onnx"
-        zoo.write(name, path, width=width, size=size)
-        report = import_model(path, shapes={}, out_dir=folder)
-        found[name] = open_artifact(artifact_path(folder, report.digest))
-    return found
 
 
 class Servings:
@@ -99,7 +93,6 @@ def predict(
 
 
 def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -> None:
-    """Serve, fit, predict, compare."""
     seconds, turns, count, repeats = (1.0, 2, 6, 3) if quick else (2.5, 6, 24, 9)
     collected = Collected(operator_times(workload, repeats))
     by_digest = {artifact.digest: artifact for artifact in workload.values()}
@@ -166,21 +159,10 @@ def figures(rows: Sequence[Mapping[str, object]], other: str, against: str, pref
     return found
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's, equal values sharing their mean rank; 0 where all values are equal."""
-    if len(set(one)) < 2 or len(set(other)) < 2:
-        return 0.0
-    return correlation(_ranks(one), _ranks(other))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [(sum(y < x for y in values) + sum(y <= x for y in values)) / 2 for x in values]
-
-
 def speed(report: Report, *, quick: bool) -> None:
     """Simulated seconds per second on the paper's workload."""
     with tempfile.TemporaryDirectory() as folder:
-        found = artifacts(dict.fromkeys(PAPER, (1.0, None)), Path(folder))
+        found = zoo.artifacts(PAPER, Path(folder))
         graphs = {artifact.digest: artifact.graph for artifact in found.values()}
         choices = [
             ModelChoice(name=name, artifact=artifact.digest, graph=artifact.graph, partition="paper")
@@ -213,23 +195,22 @@ def twins() -> dict[str, Callable[..., TargetDevice]]:
 
 
 def _simulate(twin: TargetDevice, bound: BoundPlan, seconds: float) -> float:
-    """Simulated seconds per second."""
     twin.deploy(bound)
     began_s = time.perf_counter()
     twin.run(seconds)
     return seconds / (time.perf_counter() - began_s)
 
 
-def main() -> None:
-    """Measure and print."""
-    options = arguments("The twin against this machine's engine").parse_args()
+def measure(report: Report, options: argparse.Namespace) -> None:
     sys.setswitchinterval(WorkerConfig().switch_interval_s)
-    report = Report("twin")
     with tempfile.TemporaryDirectory() as folder:
-        accuracy(report, artifacts(SMALL, Path(folder)), quick=options.quick)
+        progress(f"import {', '.join(SMALL)}")
+        workload: dict[str, Artifact] = {}
+        for name, (width, size) in SMALL.items():
+            workload |= zoo.artifacts([name], Path(folder), width=width, size=size)
+        accuracy(report, workload, quick=options.quick)
     speed(report, quick=options.quick)
-    emit(report, as_json=options.json, packages=PACKAGES)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(measure, ("onnxruntime", "numpy", "msgspec", "numba")))

@@ -75,7 +75,6 @@ class EngineDevice:
         self.drained()
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
-        """See `Device.run`. Tasks are submitted by this thread, as near to their time as it wakes."""
         assert self._bound is not None
         if sample_at_s is None:
             sample_at_s = usual_samples(seconds)
@@ -131,7 +130,6 @@ class EngineDevice:
         return {name: tuple(sorted(times)) for name, times in found.items()}
 
     def close(self) -> None:
-        """End the threads."""
         self._shell.close()
 
     def __enter__(self) -> "EngineDevice":

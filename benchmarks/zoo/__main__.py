@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.zoo.catalogue import ZOO, parameters, write
+from benchmarks.zoo import ZOO, parameters, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.ingest import agent_pss_mib
+from benchmarks.agent_cpu import agent_pss_mib
 from stageloom import __version__
 from stageloom.edge_agent.cli.app import execute, status_text
 from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.search.tables import ORDER, tables
+from benchmarks.search import ORDER, tables
 from stageloom.shared.search.registry import schedulers
 from tests.architecture.sources import ROOT
 

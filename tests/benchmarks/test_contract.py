@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.contract import __main__ as contract
-from benchmarks.contract.record import Record
+from benchmarks.contract.__main__ import Record
 from stageloom.shared.errors import ExecutorError
 
 SETTINGS = {"executor": "onnx", "repeats": 100, "quick": False}

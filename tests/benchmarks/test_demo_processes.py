@@ -10,7 +10,7 @@ from pathlib import Path
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from benchmarks.demo.processes import Processes
+from benchmarks.processes import Processes
 folder = Path(sys.argv[1])
 (folder / "waits.py").write_text("import signal; signal.pause()")
 child = Processes(folder, {"PYTHONPATH": str(folder)}).start("child", "waits")

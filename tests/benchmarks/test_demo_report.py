@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.demo.charts import nice_ticks
-from benchmarks.demo.comparison import Ratio, compare
 from benchmarks.demo.load import arrivals
 from benchmarks.demo.page import render
-from benchmarks.demo.report import SCHEMA, check, merged, percentile, total_tasks
-from benchmarks.demo.timeline import WINDOW_US, timeline
+from benchmarks.demo.report import (
+    SCHEMA,
+    WINDOW_US,
+    Ratio,
+    check,
+    compare,
+    merged,
+    percentile,
+    timeline,
+    total_tasks,
+)
 
 DIGEST = "ab" * 32
 
@@ -278,12 +285,6 @@ def test_the_one_whose_plan_the_device_took_won_and_of_two_the_one_that_is_surel
     assert found["winner"] == winner and words in found["text"]
     assert found["ratio"] == (None if ratio is None else pytest.approx(ratio))
     assert (found["interval"] is None) == (ratio is None)
-
-
-def test_ticks_are_round_and_cover_the_range() -> None:
-    assert nice_ticks(0.0, 10.0) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-    low_to_high = nice_ticks(0.3, 0.74)
-    assert low_to_high[0] <= 0.3 and low_to_high[-1] >= 0.74
 
 
 class _Page(HTMLParser):

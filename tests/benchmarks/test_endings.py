@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.endings import distinct, graph_of, main, search
-from benchmarks.ios_graphs import NASNET, RANDWIRE, Network
+from benchmarks.endings import NASNET, RANDWIRE, Network, distinct, graph_of, main, search
 from stageloom.shared.search.endings import Endings, GroupRule
 from stageloom.shared.search.states import measure_space, width
 

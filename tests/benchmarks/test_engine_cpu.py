@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from benchmarks.ratios import Effort, compare
-from benchmarks.report import Report
-from benchmarks.saturated import MIN_TASKS, Clocked, EnginePlan, Setting, Window, measured
-from benchmarks.two_groups import _two_groups_us
+from benchmarks.engine_cpu import two_groups_us
+from benchmarks.ratios import MIN_TASKS, Clocked, Effort, EnginePlan, Setting, Window, compare, measured
+from benchmarks.runner import Report
 from stageloom.edge_agent.worker.recorder import StepEntry
 from tests.executor.models import artifact_of
 
@@ -83,11 +82,11 @@ def test_what_was_chosen_is_compared_in_windows_that_chose_nothing(monkeypatch: 
 def test_the_cost_of_two_groups_is_what_the_longer_one_does_not_explain() -> None:
     groups = ((1, 0, 1.00, 1.03), (2, 1, 1.02, 1.06), (0, 0, 0.5, 1.0))
     step = StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 0.4, 1.1, groups)
-    span_us, cost_us = _two_groups_us(step)
+    span_us, cost_us = two_groups_us(step)
     assert span_us == pytest.approx(1e5)
     assert cost_us == pytest.approx(6e4)
     with pytest.raises(RuntimeError, match="1 groups"):
-        _two_groups_us(StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 0.4, 1.1, groups[1:]))
+        two_groups_us(StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 0.4, 1.1, groups[1:]))
 
 
 @pytest.mark.full

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learning.table import merged, table
-from benchmarks.learning.verdict import LEARNED_PLAN, best_learned, best_rival, best_seed, compared, verdict
+from benchmarks.learning.table import (
+    LEARNED_PLAN,
+    best_learned,
+    best_rival,
+    best_seed,
+    compared,
+    merged,
+    table,
+    verdict,
+)
 from stageloom.shared.errors import InputError
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -2,9 +2,17 @@
 
 import pytest
 
-from benchmarks.search.__main__ import figures, row, subjects_of
-from benchmarks.search.measured import measured_on_this_machine, plan_of
-from benchmarks.search.subjects import LIMITS, MIX, Network, rows_of
+from benchmarks.search import (
+    LIMITS,
+    MIX,
+    Network,
+    figures,
+    measured_on_this_machine,
+    plan_of,
+    row,
+    rows_of,
+    subjects_of,
+)
 from benchmarks.zoo import ZOO
 from stageloom.shared.blocks import combine
 from stageloom.shared.bound import bind

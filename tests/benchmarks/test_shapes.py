@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes.plots import draw
-from benchmarks.shapes.saturated import (
-    OVERLOAD,
-    best_combination,
-    problem_of,
-    shape_of,
-    with_batch,
-    worth_of_plan,
-)
+from benchmarks.learning.pair import judged
+from benchmarks.shapes import OVERLOAD, best_combination, draw, problem_of, shape_of, with_batch
 from stageloom.planner.tournament.evaluator import EvaluationSettings
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.schedule import StageSchedule
@@ -39,7 +32,7 @@ def test_the_load_is_more_than_the_device_serves_in_turn() -> None:
 def test_the_best_combination_is_no_worse_than_every_block_alone() -> None:
     problem = problem_of(load_device("a100"), BOTH, members_max=2)
     _, plan, worth = best_combination(problem, COURSE)
-    assert worth.throughput_per_s >= worth_of_plan(problem, problem.template, COURSE).throughput_per_s
+    assert worth.throughput_per_s >= judged(problem, problem.template, COURSE).throughput_per_s
     shape = shape_of(plan)
     stages = [
         stage

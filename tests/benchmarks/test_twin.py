@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.twin.__main__ import figures, rank_correlation
+from benchmarks.runner import rank_correlation
+from benchmarks.twin.__main__ import figures
+from benchmarks.twin.calibration import calibration, sample
 from benchmarks.twin.engine_device import _union_s
-from benchmarks.twin.plans import calibration, sample
 from stageloom.shared.artifact import Artifact
 from tests.search.graphs import model
 

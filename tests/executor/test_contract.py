@@ -18,10 +18,21 @@ import pytest
 
 from benchmarks import zoo
 from benchmarks.contract import cases
-from benchmarks.contract.cases import SCHEDULES, Case
-from benchmarks.contract.compare import Outcome, Wave, compare, loaded
+from benchmarks.contract.cases import (
+    LARGE,
+    LIGHT,
+    SCHEDULES,
+    Case,
+    Outcome,
+    Subject,
+    Wave,
+    artifact_subject,
+    compare,
+    loaded,
+    onnx_subject,
+    zoo_subject,
+)
 from benchmarks.contract.schedules import bound_of, plan_of
-from benchmarks.contract.subjects import LARGE, LIGHT, Subject, artifact_subject, onnx_subject, zoo_subject
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
@@ -221,7 +232,7 @@ def test_a_dropped_edge_is_found(which: int, executor: Executor, monkeypatch: py
     schedule = StreamSchedule(tuple(Launch(op, int(op == lone)) for op in range(graph.size)))
     whole = broken(bound, schedule, before, lone)
     sound = replace(whole, combined=(replace(whole.combined[0], graph=graph),))
-    monkeypatch.setattr("benchmarks.contract.compare.Delays", lambda rng: SlowCaller())
+    monkeypatch.setattr("benchmarks.contract.cases.Delays", lambda rng: SlowCaller())
     assert compare(executor, sound, [one], repeats=3).agrees
     try:
         found = compare(executor, whole, [one], repeats=3)

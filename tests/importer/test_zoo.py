@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import zoo
 from benchmarks.zoo.__main__ import main
-from benchmarks.zoo.randwire import watts_strogatz
+from benchmarks.zoo.networks import watts_strogatz
 from stageloom.shared.graph import Graph
 from stageloom.shared.importer.build import Built, build_graph, unit_views
 from stageloom.shared.importer.cuts import METADATA_KEY, parse_borders

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from benchmarks.postgres import binaries, postgres_server
+from benchmarks.adversary.postgres import binaries, postgres_server
 from stageloom.planner.cli.app import execute
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.used_database import USED_FILE

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ios_graphs import NASNET
+from benchmarks.endings import NASNET
 from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.legality import violations

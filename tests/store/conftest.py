@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, make_url, text
 
-from benchmarks.postgres import binaries, postgres_server
+from benchmarks.adversary.postgres import binaries, postgres_server
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.store import Store

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import zoo
-from benchmarks.gpu.networks import Network, oracle
+from benchmarks.gpu.networks import MODELS, Network, oracle
 from benchmarks.gpu.plans import (
     GROUP_STREAMS,
     SEQUENTIAL,
@@ -20,8 +20,7 @@ from benchmarks.gpu.plans import (
     whole,
 )
 from benchmarks.gpu.profiled_kernels import OperatorResources
-from benchmarks.gpu.subjects import MODELS
-from benchmarks.gpu.torch_rows import MIX
+from benchmarks.gpu.rivals import MIX
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.importer.pipeline import import_here
@@ -41,7 +40,7 @@ def test_artifacts_made_without_onnxruntime_are_the_importers(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_oracle_is_onnxruntimes_answer(name: str) -> None:
-    from benchmarks.gpu.oracle import onnxruntime_error
+    from benchmarks.gpu.networks import onnxruntime_error
 
     error, reason = onnxruntime_error(subject_of(name))
     assert not reason and error < 1e-4

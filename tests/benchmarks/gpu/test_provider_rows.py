@@ -9,14 +9,14 @@ import onnxruntime
 import pytest
 import torch
 
-from benchmarks.gpu.device import Cpu
-from benchmarks.gpu.provider_rows import PROVIDERS, Provider, model_bytes, options_of, variant, why_not
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.rivals import PROVIDERS, Provider, model_bytes, options_of, provider_variant, why_not
 from tests.benchmarks.gpu.tiny import subject_of
 
 CPU = Provider("onnxruntime CPU", "CPUExecutionProvider")
 
 
-class _Cuda(Cpu):
+class _Cuda(Device):
     """As the rows see CUDA."""
 
     kind = "cuda"
@@ -27,9 +27,9 @@ class _Cuda(Cpu):
 
 
 def test_a_bound_session_answers_as_the_reference_does_and_follows_its_input() -> None:
-    subject, device = subject_of("squeezenet"), Cpu()
-    found, error = variant(device, subject, CPU, "fp32", device.streams[-1])
-    assert error < 1e-4 and found.key == ("squeezenet", "onnxruntime CPU")
+    subject, device = subject_of("squeezenet"), Device()
+    found = provider_variant(device, subject, CPU, "fp32", device.streams[-1])
+    assert found.error < 1e-4 and found.key == ("squeezenet", "onnxruntime CPU")
     image, logits = found.run.tensors  # type: ignore[attr-defined]
     image.zero_()
     found.run()
@@ -37,12 +37,12 @@ def test_a_bound_session_answers_as_the_reference_does_and_follows_its_input() -
 
 
 def test_half_precision_is_inside_and_costs_no_more_than_it_may() -> None:
-    subject, device = subject_of("squeezenet"), Cpu()
+    subject, device = subject_of("squeezenet"), Device()
     model = onnx.load_model_from_string(model_bytes(CPU, subject, "fp16"))
     assert {one.data_type for one in model.graph.initializer if one.dims} == {onnx.TensorProto.FLOAT16}
     kinds = [one.type.tensor_type.elem_type for one in (*model.graph.input, *model.graph.output)]
     assert kinds == [onnx.TensorProto.FLOAT] * 2
-    _, error = variant(device, subject, CPU, "fp16", device.streams[-1])
+    error = provider_variant(device, subject, CPU, "fp16", device.streams[-1]).error
     assert 0 < error < 2e-2
 
 
@@ -64,10 +64,10 @@ def test_every_row_names_its_stream_and_its_precision(provider: Provider) -> Non
 def test_a_row_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, tensorrt = PROVIDERS[0], PROVIDERS[-1]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [cuda.name])
-    assert why_not(cuda, Cpu()) == "needs CUDA"
+    assert why_not(cuda, Device()) == "needs CUDA"
     assert why_not(cuda, _Cuda()) == ""
     assert why_not(tensorrt, _Cuda()).endswith("was built without TensorrtExecutionProvider")
-    monkeypatch.setattr("benchmarks.gpu.provider_rows.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.gpu.rivals.find_spec", lambda name: None)
     assert why_not(cuda, _Cuda()) == "onnxruntime is not installed"
 
 
@@ -75,14 +75,14 @@ def test_a_provider_that_was_replaced_is_no_row(monkeypatch: pytest.MonkeyPatch)
     """onnxruntime takes the processor where it cannot make a provider, and only its log says so."""
     landed = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, **kwargs: landed)
-    device = Cpu()
+    device = Device()
     with pytest.raises(RuntimeError, match="took CPUExecutionProvider instead of CUDAExecutionProvider"):
-        variant(device, subject_of("squeezenet"), PROVIDERS[0], "fp32", device.streams[-1])
+        provider_variant(device, subject_of("squeezenet"), PROVIDERS[0], "fp32", device.streams[-1])
 
 
 def test_logits_of_every_run_land_in_the_same_memory() -> None:
-    subject, device = subject_of("squeezenet"), Cpu()
-    found, _ = variant(device, subject, CPU, "fp32", device.streams[-1])
+    subject, device = subject_of("squeezenet"), Device()
+    found = provider_variant(device, subject, CPU, "fp32", device.streams[-1])
     _, logits = found.run.tensors  # type: ignore[attr-defined]
     before = logits.clone()
     logits.zero_()

@@ -6,24 +6,24 @@ from random import Random
 
 import pytest
 
-from benchmarks.gpu.device import Cpu
+from benchmarks.gpu.device import Device
 from benchmarks.gpu.rounds import (
     Rounds,
     Sample,
     Variant,
     faster,
     kept,
-    percentile,
     shape_of_rounds,
     summarise,
 )
+from benchmarks.runner import percentile
 
 
 def sample(variant: str, number: int, device_us: float, sm_mhz: float | None = None) -> Sample:
     return Sample("m", variant, number, device_us, device_us, (device_us, 2 * device_us), sm_mhz)
 
 
-class Fake(Cpu):
+class Fake(Device):
     """A host whose clock moves only when something runs."""
 
     def __init__(self) -> None:

@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import main as command
-from benchmarks.gpu.device import Cpu
+from benchmarks.gpu.device import Device
 from benchmarks.gpu.plans import Knowledge
-from benchmarks.gpu.printing import readable
-from benchmarks.gpu.provider_rows import PROVIDERS
-from benchmarks.gpu.results import Deadline, Results
+from benchmarks.gpu.results import PARTS, Deadline, Results, quick_settings
+from benchmarks.gpu.rivals import PROVIDERS
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.settings import PARTS, quick_settings
 from benchmarks.gpu.table import Table
+from benchmarks.runner import readable
 from tests.benchmarks.gpu.tiny import subject_of
 
 ALL_PARTS = {"correctness", "probe", "operators", "table fp32", "distance", "concurrency", "serving"}
@@ -99,7 +98,7 @@ def test_an_executor_that_is_missing_is_a_row_and_the_rivals_stay(tmp_path: Path
         quick_settings("cpu", "no_such"), models=("squeezenet",), mix_instances=(), instances=(), batches=()
     )
     results = Results(None)
-    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table = Table(Device(), [subject_of("squeezenet")], settings, results, rng=Random(0))
     table.build_torch()
     table.build_ours(Knowledge("no_such", "fp32"))
     failed = [row for row in results.report.rows if "failed" in row]
@@ -111,7 +110,7 @@ def test_an_executor_that_is_missing_is_a_row_and_the_rivals_stay(tmp_path: Path
 def test_what_was_handed_over_is_built_anew_and_nothing_runs_that_was_unloaded(tmp_path: Path) -> None:
     settings = replace(quick_settings("cpu", "torch_cpu"), models=("squeezenet",), mix_instances=(1,))
     results = Results(tmp_path / "rows.jsonl")
-    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table = Table(Device(), [subject_of("squeezenet")], settings, results, rng=Random(0))
     table.build_torch()
     table.build_ours(Knowledge("torch_cpu", "fp32"))
     before = {one.key: one for one in table.variants}
@@ -131,7 +130,7 @@ def test_after_the_time_for_building_nothing_is_built_and_the_rows_say_so(tmp_pa
     results = Results(tmp_path / "rows.jsonl")
     over = Deadline(0.0, clock=lambda: 1.0)
     settings = quick_settings("cpu", "torch_cpu")
-    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0), building=over)
+    table = Table(Device(), [subject_of("squeezenet")], settings, results, rng=Random(0), building=over)
     table.build_torch()
     results.close()
     assert table.variants == []
@@ -151,7 +150,7 @@ def test_of_a_lost_device_everything_that_was_measured_is_told(
 
     monkeypatch.setattr(Run, "all_parts", measure)
     monkeypatch.setattr(Run, "close", lost)
-    monkeypatch.setattr(Cpu, "describe", lost)
+    monkeypatch.setattr(Device, "describe", lost)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         command(["--device", "cpu", "--quick", "--json"])
     said = json.loads(capfd.readouterr().out)
@@ -164,7 +163,7 @@ def test_a_variant_that_is_wrong_is_not_measured(tmp_path: Path) -> None:
         quick_settings("cpu", "null"), models=("squeezenet",), mix_instances=(), instances=(), batches=()
     )
     results = Results(None)
-    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table = Table(Device(), [subject_of("squeezenet")], settings, results, rng=Random(0))
     table.build_torch()
     table.build_ours(Knowledge("null", "fp32"))  # answers zeros
     table.check()

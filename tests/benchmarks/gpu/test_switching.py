@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.switching import Switching
+from benchmarks.gpu.serving import Switching
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.errors import ExecutorError

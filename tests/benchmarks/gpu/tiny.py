@@ -6,8 +6,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.gpu.networks import Subject
-from benchmarks.gpu.subjects import make_subject
+from benchmarks.gpu.networks import Subject, make_subject
 from stageloom.shared.graph import Graph
 
 WIDTH, SIZE = 0.125, 75

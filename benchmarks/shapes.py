@@ -16,35 +16,203 @@ queue full, so what is seen is the device's capacity.
   graph that waits for all models (POS), for each model alone and for all three (`mix`).
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import fsum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from benchmarks.allocation import imported
-from benchmarks.learning.workloads import MEMBERS_MAX, MIX
-from benchmarks.report import Report, arguments, emit, progress
-from benchmarks.shapes.plots import draw
-from benchmarks.shapes.saturated import (
-    QUEUE,
-    best_combination,
-    problem_of,
-    shape_of,
-    with_batch,
-    worth_of_plan,
-)
+from benchmarks import zoo
+from benchmarks.learning.pair import MEMBERS_MAX, MIX, judged
+from benchmarks.runner import Report, progress, run
+from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings
-from stageloom.planner.tournament.score import better
-from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.twin.arrivals import Periodic
+from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.graph import Graph
-from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.ids import OpId
+from stageloom.shared.plan import Plan, QueuePlan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import run_search
 
-PACKAGES = ("numpy", "numba", "matplotlib")
+Rows = list[dict[str, Any]]
+
+
+class Axes(NamedTuple):
+    """What a figure shows: one line per value of `line` (none: per column of `shown`)."""
+
+    across: str
+    shown: tuple[str, ...]
+    line: str = ""
+    logarithmic: bool = False
+
+
+_AXES: Final[Mapping[int, Axes]] = {
+    18: Axes("members_max", ("tasks_per_s",), line="device", logarithmic=True),
+    20: Axes("device", ("stages", "groups_per_stage")),
+    24: Axes("replicas", ("instances_per_s", "together_per_s"), line="model"),
+    25: Axes("batch", ("stages", "groups_per_stage")),
+    26: Axes("batch", ("images_per_s", "utilisation")),
+    27: Axes(
+        "batch",
+        ("planned_images_per_s", "ios_images_per_s", "sequential_images_per_s", "synchronised_images_per_s"),
+        line="subject",
+    ),
+}
+_STYLES: Final = ("o-", "s--", "^:", "v-.")
+
+
+def draw(figure: int, claim: str, rows: Rows, folder: Path) -> Path:
+    """Write `figure-N.svg`; equal rows give equal bytes.
+
+    Columns of different size have a panel each; lines of one model or device have a panel together.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    axes = _AXES[figure]
+    panels = _panels(axes, rows)
+    picture = Figure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
+    for place, (title, lines) in zip(picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for style, (label, points) in zip(_STYLES * 4, lines, strict=False):
+            place.plot([str(x) for x, _ in points], [y for _, y in points], style, label=label)
+        place.set_title(title, fontsize=10)
+        place.set_xlabel(axes.across.replace("_", " "))
+        place.grid(color="0.9")
+        if axes.logarithmic:
+            place.set_yscale("log")
+        else:
+            place.set_ylim(bottom=0.0)
+        if len(lines) > 1:
+            place.legend(fontsize=8, frameon=False)
+    picture.suptitle(f"twin; the paper's figure {figure}: {claim}", fontsize=9, wrap=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"figure-{figure}.svg"
+    with matplotlib.rc_context({"svg.hashsalt": "stageloom", "svg.fonttype": "none"}):
+        picture.savefig(file, metadata={"Date": None})
+    return file
+
+
+def _panels(axes: Axes, rows: Rows) -> list[tuple[str, list[tuple[str, list[tuple[Any, float]]]]]]:
+    """Title and lines of each panel."""
+
+    def points(chosen: Rows, column: str) -> list[tuple[Any, float]]:
+        return [(row[axes.across], row[column]) for row in chosen if row.get(column) is not None]
+
+    if not axes.line:
+        return [(_words(column), [(column, points(rows, column))]) for column in axes.shown]
+    names = list(dict.fromkeys(row[axes.line] for row in rows))
+    of = {name: [row for row in rows if row[axes.line] == name] for name in names}
+    if len(axes.shown) == 1:
+        return [(_words(axes.shown[0]), [(name, points(of[name], axes.shown[0])) for name in names])]
+    return [
+        (name, [(_words(column), found) for column in axes.shown if (found := points(of[name], column))])
+        for name in names
+    ]
+
+
+def _words(column: str) -> str:
+    return column.replace("_per_s", " per s").replace("_", " ")
+
+
+OVERLOAD = 3.0
+"""Times what the device serves one operator after another."""
+
+QUEUE = QueuePlan(max_tasks=64)
+"""Full all the time; what does not fit is refused, which costs nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a plan's schedules look like."""
+
+    stages: int  # of all combined blocks together
+    groups_per_stage: float
+    streams: int  # the most groups of any stage
+
+
+def with_batch(graph: Graph, batch: int) -> Graph:
+    """The graph of `batch` images at once: weights once, everything else per image."""
+    if batch == 1:
+        return graph
+    return replace(
+        graph,
+        tensors=tuple(replace(one, shape=(batch * one.shape[0], *one.shape[1:])) for one in graph.tensors),
+        operators=tuple(replace(one, flop=batch * one.flop) for one in graph.operators),
+    )
+
+
+def problem_of(
+    device: DeviceFile,
+    models: Sequence[ModelChoice],
+    *,
+    members_max: int,
+    lanes: int = 1,
+) -> Problem:
+    """Block combination under a load that no plan can serve whole, every model as often as the others."""
+    costs = CostTable(rates=device.rates())
+    service_s = fsum(
+        costs.operator_s(model.artifact, model.graph, OpId(op))
+        for model in models
+        for op in range(len(model.graph.operators))
+    )
+    rate = OVERLOAD / service_s
+    arrivals = {
+        model.name: Periodic(rate_per_s=rate * model.replicas, jitter_s=0.2 / (rate * model.replicas))
+        for model in models
+    }
+    return Problem.of(
+        compose(models, lanes=lanes, costs=costs),
+        device_class=f"twin {device.name}",
+        graphs={model.artifact: model.graph for model in models},
+        costs=costs,
+        arrivals_per_s=[rate * model.replicas for model in models],
+        make_device=TwinDevices(device, costs, arrivals),
+        members_max=members_max,
+    )
+
+
+def best_combination(problem: Problem, course: EvaluationSettings) -> tuple[str, Plan, Score]:
+    """The best of the ways to combine blocks that need no learning, each with its schedules searched."""
+    table = problem.table()
+    best: tuple[str, Plan, Score] | None = None
+    for name, actions in seeds(problem.space).items():
+        if not name.endswith("fast"):
+            continue  # launches are never held back under an overload
+        bound = bound_plan(problem, table, actions)
+        worth = judged(problem, bound.plan, course)
+        if best is None or better(worth, best[2]):
+            best = name.partition(",")[0], bound.plan, worth
+    assert best is not None
+    return best
+
+
+def shape_of(plan: Plan) -> Shape:
+    """Stages and groups over all combined blocks."""
+    stages = [
+        len(stage.groups)
+        for block in plan.combined
+        if isinstance(block.schedule, StageSchedule)
+        for stage in block.schedule.stages
+    ]
+    return Shape(
+        stages=len(stages),
+        groups_per_stage=round(fsum(stages) / len(stages), 3) if stages else 0.0,
+        streams=max(stages, default=0),
+    )
+
+
 SERVER = "a100"
 SATURATED = 0.02
 """A gain below it is none; where the largest H still gains more, it is given as where gains end."""
@@ -57,26 +225,18 @@ CLAIMS = {
     26: "throughput rises with the batch and saturates at 64, utilisation settles at about 90 % (TOP, VI-G)",
     27: "at every batch TOP serves more than all others (TOP, VI-G)",
 }
-Rows = list[dict[str, Any]]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The figures asked for, one after another."""
-    parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--figure", action="append", type=int, choices=sorted(CLAIMS), help="default: all")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw each figure there, as SVG")
-    options = parser.parse_args(argv)
+def measure(report: Report, options: argparse.Namespace) -> None:
     course = EvaluationSettings(seeds=(1,), warm_up_s=0.5, window_s=1.0, windows=1 if options.quick else 3)
-    graphs = {name: imported(name) for name, _ in MIX}
-    report = Report("shapes")
+    graphs = {name: zoo.graph_of(name) for name, _ in MIX}
+    report.about = {"twin": True, "claims": CLAIMS}
     for figure in options.figure or sorted(CLAIMS):
         progress(f"figure {figure}")
         rows = [{"figure": figure, **row} for row in _FIGURES[figure](graphs, course, options.quick)]
         report.add(_figures(figure, rows), rows)
         if options.plots is not None:
             draw(figure, CLAIMS[figure], rows, options.plots)
-    emit(report, as_json=options.json, packages=PACKAGES, device={"twin": True, "claims": CLAIMS})
-    return 0
 
 
 def _choices(graphs: Mapping[str, Graph], names: Sequence[str], **fields: Any) -> list[ModelChoice]:
@@ -154,9 +314,7 @@ def _figure_24(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: b
                 {
                     "model": name,
                     "replicas": replicas,
-                    "instances_per_s": round(
-                        worth_of_plan(apart, apart.template, course).throughput_per_s, 2
-                    ),
+                    "instances_per_s": round(judged(apart, apart.template, course).throughput_per_s, 2),
                     "together_per_s": round(joined.throughput_per_s, 2),
                 }
             )
@@ -213,7 +371,7 @@ def _compared(models: Sequence[ModelChoice], batch: int, course: EvaluationSetti
     found = {"planned": best_combination(problem, course)[2]}
     for entrant in plan_candidates(models, problem.costs, policy_names=("sequential", "ios", "synchronised")):
         try:
-            worth = worth_of_plan(problem, run_search(entrant.job, lambda: 0.0), course)
+            worth = judged(problem, run_search(entrant.job, lambda: 0.0), course)
         except StageloomError as error:
             progress(f"{entrant.name}: {error}")
             continue
@@ -265,4 +423,8 @@ _FIGURES: dict[int, Callable[[Mapping[str, Graph], EvaluationSettings, bool], Ro
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    own: dict[str, dict[str, Any]] = {
+        "--figure": {"action": "append", "type": int, "choices": sorted(CLAIMS), "help": "default: all"},
+        "--plots": {"type": Path, "metavar": "DIR", "help": "draw each figure there, as SVG"},
+    }
+    sys.exit(run(measure, ("numpy", "numba", "matplotlib"), options=own))

@@ -1,4 +1,4 @@
-"""Child processes of the demo: each in its own group, all ended on every way out."""
+"""Planner, agent and other commands as child processes: each in its own group, all ended on every way out."""
 
 import ctypes
 import json
@@ -7,18 +7,25 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
+from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.planner.store.store import ReadStore
+from stageloom.shared.ids import DeviceId
+
+PLANNER, AGENT = "stageloom.planner", "stageloom.edge_agent"
 STOP_S = 15.0
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # found before there are threads: a forked child must not wait for a lock
 
 
 class DemoFailed(Exception):
-    """A step of the demo did not work; the text names the step and the log to read."""
+    """A step did not work; the text names the step and the log to read."""
 
 
 class Processes:
@@ -50,8 +57,8 @@ class Processes:
                 stderr=log,
                 text=True,
                 env={**self.environment, **variables},
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
-                preexec_fn=_end_with_the_demo,
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops them in order
+                preexec_fn=_end_with_the_parent,
             )
         self.running[name] = process
         return process
@@ -109,8 +116,8 @@ class Processes:
         return process.wait()
 
 
-def _end_with_the_demo() -> None:
-    """In the child before it starts: should the demo be killed, the child ends as if told to."""
+def _end_with_the_parent() -> None:
+    """In the child before it starts: should the parent be killed, the child ends as if told to."""
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
@@ -134,3 +141,78 @@ class Lines:
     def latest(self) -> Any:
         """The newest object, or None."""
         return self.kept[-1] if self.kept else None
+
+
+class System:
+    """A planner and an agent with folders of their own, and the commands that a user would type."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        settings: Mapping[str, Any],
+        *,
+        patience_s: float,
+        **environment: str,
+    ) -> None:
+        """`settings` are the agent's file; `patience_s` is for whatever is waited for."""
+        self.folder, self.device = folder, DeviceId(device)
+        self.socket = folder / "agent" / "run" / "agent.sock"
+        self._settings, self._patience_s = settings, patience_s
+        (folder / "agent").mkdir(parents=True, exist_ok=True)
+        paths = {
+            "STAGELOOM_HOME": str(folder / "planner"),
+            "STAGELOOM_AGENT_HOME": str(folder / "agent"),
+            "STAGELOOM_AGENT_SOCKET": str(self.socket),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.processes = Processes(folder / "logs", {**paths, **environment})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "store" in vars(self):
+            self.store.close()
+        self.processes.__exit__()
+
+    def start(self) -> None:
+        """Planner up, agent enrolled with a one-time token and connected."""
+        up = self.processes.start("planner", PLANNER, "up", "--listen", "127.0.0.1:0", "--json")
+        assert up.stdout is not None
+        ready = Lines(up.stdout)
+        self.until("the planner to listen", lambda: ready.latest is not None, ["planner"])
+        token = self.planner("device", "token", self.device)["token"]
+        self.processes.call("agent-join", AGENT, "join", token)
+        (self.folder / "agent" / SETTINGS_NAME).write_text(json.dumps(self._settings))
+        agent = self.processes.start("agent", AGENT, "run")
+        assert agent.stdout is not None
+        Lines(agent.stdout)
+        self.until("the agent to connect", lambda: self.planner("device", "show", self.device)["online"])
+
+    def planner(self, *words: str) -> Any:
+        """One `stageloom` command; what it printed, decoded."""
+        return self.processes.call("-".join(words[:2]), PLANNER, *words, "--json")
+
+    @cached_property
+    def store(self) -> ReadStore:
+        """The planner's database, read in this process: starting commands disturbs what is measured."""
+        return ReadStore.open(self.folder / "planner")
+
+    def until(
+        self, what: str, condition: Callable[[], Any], alive: Sequence[str] = ("planner", "agent")
+    ) -> Any:
+        """Poll a condition while the named processes live; what it gave.
+
+        Raises:
+            DemoFailed: it took too long, or one of the processes ended.
+        """
+        give_up_s = time.monotonic() + self._patience_s
+        while not (found := condition()):
+            self.processes.require_alive(alive)
+            if time.monotonic() > give_up_s:
+                raise DemoFailed(
+                    f"waited {self._patience_s:g} s for {what}; see the logs in {self.processes.folder}"
+                )
+            time.sleep(0.1)
+        return found

@@ -1,1 +1,0 @@
-"""Questions about the device whose answers the executor's design rests on; each probe answers one."""

@@ -1,1 +1,0 @@
-"""Every scheduler on every network; see `__main__.py`."""
