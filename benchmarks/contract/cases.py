@@ -109,17 +109,24 @@ class Outcome:
 
     stable: bool = True  # equal bits for equal inputs
     tensors: int = 0  # compared, repeats included
-    judge: "Differences[tuple[object, ...]]" = field(default_factory=Differences, repr=False)
+    differences: "Differences[tuple[object, ...]]" = field(default_factory=Differences, repr=False)
     _first: dict[tuple[object, ...], bytes] = field(default_factory=dict, repr=False)
 
     @property
     def difference(self) -> float:
-        return max((one.difference for one in self.judge.judged()), default=0.0)
+        return max((difference for _, _, difference, _ in self.differences.over_inputs()), default=0.0)
 
     @property
     def worst(self) -> str:
         """Where the first tensor lies that does not agree; empty if all do."""
-        return next((str(one.place) for one in self.judge.judged() if not one.agrees), "")
+        return next(
+            (
+                str(place)
+                for place, _, difference, standard in self.differences.over_inputs()
+                if difference > standard.tolerance
+            ),
+            "",
+        )
 
     @property
     def agrees(self) -> bool:
@@ -134,7 +141,7 @@ class Outcome:
             return
         self.stable = self.stable and (*place, which) not in self._first
         self._first.setdefault((*place, which), bits)
-        self.judge.add(pair, place, name, which, got)
+        self.differences.add(pair, place, name, which, got)
 
 
 class Delays:
