@@ -42,7 +42,8 @@ def modules(package: str) -> list[str]:
 def source_of(module: str) -> Path:
     """The file of a dotted name."""
     path = ROOT.joinpath(*module.removeprefix("stageloom.").split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    package = path / "__init__.py"
+    return package if package.exists() else path.with_suffix(".py")
 
 
 def below(module: str, *packages: str) -> bool:

@@ -1,10 +1,12 @@
 """The re-planner's own threads: what they survive."""
 
 import queue
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from stageloom.planner.replan.service import Replanner
+from stageloom.planner.store.replans import end_replan, unfinished_replans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import DeviceId
@@ -20,13 +22,15 @@ class AwayStore:
         self._away = away
         self.ended: list[int] = []
 
-    def unfinished_replans(self) -> list[tuple[DeviceId, int]]:
+    def read(self, function: Callable[..., Any], *_: Any) -> list[tuple[DeviceId, int]]:
+        assert function is unfinished_replans
         return []
 
-    def replan_view(self, *_: Any) -> Any:
+    def snapshot(self) -> Any:
         raise StorageError("the database is away", remedy="start it")
 
-    def end_replan(self, replan: int, reason: str, remark: str) -> None:
+    def write(self, function: Callable[..., Any], replan: int, reason: str, remark: str) -> None:
+        assert function is end_replan
         self._away -= 1
         if self._away >= 0:
             raise StorageError("the database is away", remedy="start it")

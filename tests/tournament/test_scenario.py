@@ -89,7 +89,9 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     found = []
     for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
         with monkeypatch.context() as patched:
-            patched.setattr("stageloom.planner.tournament.evaluator.kept", lambda compiled=compiled: compiled)
+            patched.setattr(
+                "stageloom.planner.tournament.evaluator.is_compiled", lambda compiled=compiled: compiled
+            )
             patched.setattr(f"stageloom.planner.twin.{other}", None)
             found.append(scenario.evaluate(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
