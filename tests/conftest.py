@@ -46,9 +46,6 @@ LONGEST_FIRST = (
 )
 """Files that take longest: one begun last would run alone, with every other processor idle."""
 
-COLLECTED = pytest.StashKey[frozenset[str]]()
-"""In the configuration: the ids of all tests that were collected, also of those that a marker leaves out."""
-
 _HERE = Path(__file__).parent
 
 
@@ -87,7 +84,6 @@ def pytest_collection(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a process of several, the longest files first."""
-    config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     if hasattr(config, "workerinput"):
         place = {_HERE / name: index for index, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))

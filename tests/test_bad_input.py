@@ -56,6 +56,7 @@ def _command(arguments: list[str], home: Path, capsys: pytest.CaptureFixture[str
     return done.returncode, done.stderr
 
 
+@pytest.mark.promise("tests-bad-input-toml")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_bad_input_ends_in_one_line_and_its_exit_code(
     case: dict[str, Any],

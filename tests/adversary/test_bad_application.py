@@ -56,6 +56,7 @@ def _served(client: Client, tasks: int) -> None:
         assert np.array_equal(client.run("tiny", {"input": given}, timeout_s=20)["output"], wanted)
 
 
+@pytest.mark.promise("trace-goes-memory-file")
 def test_a_trace_into_a_full_pipe_is_refused_at_once_and_the_good_one_is_served(
     agent: AgentProcess,
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_trace_into_a_full_pipe_is_refused_at_once_and_the_good_one_is_served(
     os.close(pipe)
 
 
+@pytest.mark.promise("trace-goes-memory-file")
 def test_indices_that_are_rewritten_while_they_are_read_end_at_worst_their_own_task(
     agent: AgentProcess,
 ) -> None:

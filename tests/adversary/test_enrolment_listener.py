@@ -84,6 +84,7 @@ VISITS: list[Callable[[EnrolmentRig], socket.socket]] = [
 ]
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_connections_that_ask_nothing_end_within_their_limits(rig: EnrolmentRig) -> None:
     with ExitStack() as opened:
         connections = [opened.enter_context(visit(rig)) for visit in VISITS]
@@ -96,6 +97,7 @@ def test_an_older_tls_is_refused(rig: EnrolmentRig) -> None:
         _secured(rig, ssl.TLSVersion.TLSv1_2)
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 @pytest.mark.parametrize(
     "frame",
     [b"", b"\x00\xc1", b"\x02abc", control.TO_PLANNER.encode(heartbeat())],
@@ -111,6 +113,7 @@ def test_what_is_no_request_is_answered_as_malformed(rig: EnrolmentRig, frame: b
     assert isinstance(reply, Refused) and reply.code is RefusalCode.MALFORMED
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_five_hundred_idle_connections_stop_no_device_and_enrolment_comes_back(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         keys = new_keys()

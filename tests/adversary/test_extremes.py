@@ -85,6 +85,7 @@ def pages(rig: Rig) -> dict[str, Any]:
     return {info["device"]: info for info in json.loads(rig.command("device", "list", "--json"))}
 
 
+@pytest.mark.promise("extreme-field-message-taken")
 @pytest.mark.timeout(600)
 def test_what_any_message_may_say_at_its_extremes_is_stored_and_shown(rig: Rig) -> None:
     """1. A good device stores rows; 2. a bad one says the extremes of every field of every message; 3. every
@@ -116,6 +117,7 @@ def test_what_any_message_may_say_at_its_extremes_is_stored_and_shown(rig: Rig) 
     assert len(rows) == 5
 
 
+@pytest.mark.promise("extreme-field-message-taken")
 def test_no_operators_request_at_its_extremes_ends_the_planner(rig: Rig) -> None:
     good = rig.device("good")
     for request in messages(admin.REQUESTS):

@@ -184,6 +184,7 @@ class Good:
         assert self.asks("bulk", wanted, bulk.Chunk).data
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 def test_beside_a_flood_every_message_of_a_good_device_is_answered_and_what_stays_is_bounded(
     side: Side, flood: Flood
@@ -216,6 +217,7 @@ def test_beside_a_flood_every_message_of_a_good_device_is_answered_and_what_stay
     assert side.count(GenerationRow, BAD) <= 1 + LIMITS[Quota.GENERATIONS]
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 def test_an_operator_sees_which_device_floods_in_one_event(side: Side) -> None:
     bad = Attacker(side.target(BAD))
     flood = next(one for one in FLOODS if one.name == "alarms")

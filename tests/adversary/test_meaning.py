@@ -137,6 +137,7 @@ def test_a_plan_of_artifacts_that_it_had_before_is_adopted(rig: Rig) -> None:
     assert adopted is not None and [need.digest for need in adopted.artifacts] == [rig.own]
 
 
+@pytest.mark.promise("device-plans-alone-where")
 def test_a_plan_of_a_device_whose_autonomy_is_off_is_refused_and_changes_nothing(rig: Rig) -> None:
     under = rig.pushed(Autonomy.OFF)
     with pytest.raises(LocalPlanRefused, match="may not plan alone"):
@@ -147,6 +148,7 @@ def test_a_plan_of_a_device_whose_autonomy_is_off_is_refused_and_changes_nothing
     assert [code for code, _ in rig.refusals()] == ["local_plan_refused"] * 2
 
 
+@pytest.mark.promise("device-plans-alone-where")
 def test_an_artifact_that_it_was_never_given_is_neither_adopted_nor_served(rig: Rig) -> None:
     """1. The bad device plans with the good one's artifact. 2. It asks for its bytes all the same."""
     under = rig.pushed()
@@ -165,6 +167,7 @@ def test_an_artifact_that_it_was_never_given_is_neither_adopted_nor_served(rig: 
     assert isinstance(read, ev.ReadChunk)
 
 
+@pytest.mark.promise("device-plans-alone-where")
 def test_an_illegal_plan_is_refused_before_anything_else_reads_it(rig: Rig) -> None:
     """Its cut is none of the artifact's: what reads plans of the store goes by their blocks."""
     under, plan = rig.pushed(), rig.plans["own"]
@@ -184,6 +187,7 @@ def test_a_late_plan_is_no_offence(rig: Rig) -> None:
     assert rig.refusals() == []
 
 
+@pytest.mark.promise("device-plans-alone-where")
 def test_a_flood_of_refused_plans_leaves_one_event_an_hour_and_a_notice(rig: Rig, clock: ManualClock) -> None:
     under = rig.pushed(Autonomy.OFF)
     for counter in range(20):
@@ -209,6 +213,7 @@ def test_an_answer_to_its_own_open_request_becomes_costs(rig: Rig) -> None:
     assert rig.store.read(answer_reasons, [request]) == {request: ""}
 
 
+@pytest.mark.promise("measurements-answer-open-request")
 def test_costs_that_nobody_asked_for_are_not_kept(rig: Rig) -> None:
     request = rig.asked(GOOD)
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, TIMES, True))
@@ -228,6 +233,7 @@ def test_an_answered_request_is_closed(rig: Rig) -> None:
     assert rig.store.read(operator_costs, CLASS, rig.own)[0].median_us == 10.0
 
 
+@pytest.mark.promise("measurements-answer-open-request")
 @pytest.mark.parametrize(
     "change",
     [
@@ -279,6 +285,7 @@ def test_stages_of_its_own_open_request_become_costs(rig: Rig, stage_request: in
     assert stages_kept(rig) == 1 and rig.refusals() == []
 
 
+@pytest.mark.promise("measurements-answer-open-request")
 @pytest.mark.parametrize(
     ("change", "timing"),
     [
@@ -333,6 +340,7 @@ def batch(*ledgers: Ledger, rows: int = 0) -> TelemetryBatch:
     return TelemetryBatch(rows=(row(0).body,) * rows, ranges=ranges, ledgers=ledgers)
 
 
+@pytest.mark.promise("ledger-cannot-refused")
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -24,6 +24,7 @@ from stageloom.shared.messages.telemetry import Ledger, RowRange, TelemetryBatch
 from tests.adversary.rig import BOOT, Rig
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_a_nul_in_any_text_is_refused_and_nobody_waits_for_it(rig: Rig) -> None:
     """Each is what Postgres refuses to store: a row is kept as its bytes, a message is answered."""
     good, bad = rig.device("good"), rig.device("bad")
@@ -65,6 +66,7 @@ def poisoned(rig: Rig, database_url: str) -> Rig:
     return rig
 
 
+@pytest.mark.promise("device-counts-too-far")
 def test_a_poisoned_database_serves_all_but_the_device_that_did_it(poisoned: Rig) -> None:
     good, bad = poisoned.enrolled("good"), poisoned.enrolled("bad")
     welcome = good.hello(control.Report(epoch=3, generation=4, revision=9))
@@ -84,6 +86,7 @@ def test_a_poisoned_database_serves_all_but_the_device_that_did_it(poisoned: Rig
     assert bad.is_served() and good.is_served()
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_a_record_that_cannot_be_shown_stands_on_its_page_with_the_reason(
     rig: Rig, database_url: str
 ) -> None:

@@ -66,6 +66,7 @@ few_or_many = pytest.mark.parametrize("cuts", [24, pytest.param(400, marks=pytes
 _WRITES = st.lists(st.tuples(st.integers(0, 40), st.binary(min_size=1, max_size=20)), max_size=6)
 
 
+@pytest.mark.promise("after-power-cut-between")
 @given(durable=_WRITES, after=_WRITES, seed=st.integers(0, 999))
 def test_what_was_synced_is_there_and_what_was_not_comes_from_its_writes(
     durable: list[tuple[int, bytes]], after: list[tuple[int, bytes]], seed: int
@@ -243,6 +244,7 @@ def stored_rows(store: Store) -> set[Any]:
     return {one.data for one in found}
 
 
+@pytest.mark.promise("after-power-cut-between")
 @on_a_traced_process
 @few_or_many
 def test_a_planner_holds_all_that_it_acknowledged_before_the_power_went(tmp_path: Path, cuts: int) -> None:
@@ -370,6 +372,7 @@ def note_rows(fleet: Fleet, device: str, notes: Notes) -> None:
             notes.note(f"{stored} rows of boot {boot}", partial(AgentDisk.keeps, boot=boot, stored=stored))
 
 
+@pytest.mark.promise("after-power-cut-between")
 @on_a_traced_process
 @few_or_many
 def test_an_agent_holds_all_that_it_told_before_the_power_went(

@@ -27,6 +27,7 @@ def release(rig: Rig, device: Device) -> None:
     rig.ask(admin.DeviceReleaseRequest(device=device.name), admin.Done)
 
 
+@pytest.mark.promise("device-counts-too-far")
 def test_a_device_that_says_it_is_far_ahead_is_quarantined_and_a_good_one_is_served(rig: Rig) -> None:
     """1. A hello says an epoch at the end of the wire's range; 2. its device is refused on every lane, and
     shown with the reason; 3. another one's welcome decodes; 4. released, the first is let in."""
@@ -44,6 +45,7 @@ def test_a_device_that_says_it_is_far_ahead_is_quarantined_and_a_good_one_is_ser
     assert rig.ask(admin.StatusRequest(), admin.StatusReply).epoch == 1
 
 
+@pytest.mark.promise("device-counts-too-far")
 def test_a_quarantine_outlives_the_planner_and_ends_by_an_operators_command(rig: Rig) -> None:
     bad = rig.device("bad")
     assert code(bad.hello(FAR["epoch"])) is RefusalCode.QUARANTINED

@@ -86,6 +86,7 @@ def _fill_and_break(planner: Victim, lane: str, end: End) -> None:
         planner.tell("release")
 
 
+@pytest.mark.promise("end-connection-ends-planner")
 def test_a_reset_ends_a_planner_that_sees_it() -> None:
     """The trap itself, libzmq 4.3.5."""
     with victim("unfiltered") as planner:
@@ -94,6 +95,7 @@ def test_a_reset_ends_a_planner_that_sees_it() -> None:
         assert planner.process.stderr is not None and "!_io_error" in planner.process.stderr.read()
 
 
+@pytest.mark.promise("end-connection-ends-planner")
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("end", End)
 def test_a_planner_outlives_every_end_of_a_connection_and_reads_what_came_before(lane: str, end: End) -> None:
@@ -103,6 +105,7 @@ def test_a_planner_outlives_every_end_of_a_connection_and_reads_what_came_before
         assert planner.process.poll() is None
 
 
+@pytest.mark.promise("end-connection-ends-planner")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "*"])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_guarded_connection_sees_no_reset(host: str, guarded: bool) -> None:
@@ -121,6 +124,7 @@ def test_a_guarded_connection_sees_no_reset(host: str, guarded: bool) -> None:
                 assert connection.recv(100) == b"before"
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 @pytest.mark.parametrize("lane", LANES)
 def test_a_stranger_gets_into_no_socket(lane: str) -> None:
     with running("a") as (rig, _), pytest.raises(HandshakeRefused):
@@ -139,6 +143,7 @@ def _nothing(rig: Rig, lane: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 @pytest.mark.parametrize("visit", [_greeting_only, _nothing])
 def test_a_flood_of_handshakes_stops_no_device(visit: Callable[[Rig, str], socket.socket]) -> None:
     with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as wire, ExitStack() as flood:
@@ -151,6 +156,7 @@ def test_a_flood_of_handshakes_stops_no_device(visit: Callable[[Rig, str], socke
             assert isinstance(wire.reply(), control.HeartbeatAck)
 
 
+@pytest.mark.promise("key-connects-too-often")
 def test_a_key_that_connects_too_often_is_left_waiting_and_others_are_not() -> None:
     with running("bad", "good") as (rig, (bad, good)), ExitStack() as opened:
         for _ in range(round(DEFAULT_QUOTAS[Quota.CONNECTIONS].burst)):

@@ -91,6 +91,7 @@ def serving(home: Path, tiny: Artifact, other: Artifact) -> Iterator[AgentProces
         yield agent
 
 
+@pytest.mark.promise("offline-start-last-known")
 def test_offline_start_serves_last_known_good_with_right_outputs(
     serving: AgentProcess, tiny: Artifact, other: Artifact
 ) -> None:
@@ -113,6 +114,7 @@ def test_offline_start_serves_last_known_good_with_right_outputs(
     assert status.link.state == "not_joined"
 
 
+@pytest.mark.promise("kill-9-engine-process")
 def test_killed_engine_answers_tasks_in_flight_and_serving_resumes(serving: AgentProcess) -> None:
     before = serving.now()
     row = np.ones(ROW_SHAPE, np.float32)
@@ -134,6 +136,7 @@ def test_killed_engine_answers_tasks_in_flight_and_serving_resumes(serving: Agen
     assert _balanced(serving.now())
 
 
+@pytest.mark.promise("kill-9-agent-s")
 def test_killed_main_process_takes_the_engine_with_it_and_the_next_start_serves(
     serving: AgentProcess,
 ) -> None:
@@ -156,6 +159,7 @@ def test_killed_main_process_takes_the_engine_with_it_and_the_next_start_serves(
             assert client.run("tiny", {"input": row}, timeout_s=60)
 
 
+@pytest.mark.promise("clean-stop-leaves-nothing")
 def test_polite_end_lets_open_tasks_end_and_leaves_nothing_behind(serving: AgentProcess) -> None:
     engine = serving.now().engine.pid
     assert engine is not None
@@ -169,6 +173,7 @@ def test_polite_end_lets_open_tasks_end_and_leaves_nothing_behind(serving: Agent
     assert not serving.socket.exists()
 
 
+@pytest.mark.promise("clean-stop-leaves-nothing")
 def test_second_agent_on_the_same_state_is_refused_in_one_line(serving: AgentProcess) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "stageloom.edge_agent.cli", "run", "--home", str(serving.home)],
@@ -233,6 +238,7 @@ def test_desired_plan_is_verified_staged_watched_and_becomes_last_known_good(
             assert status.link.desired_state == "committed"
 
 
+@pytest.mark.promise("plan-crashes-engine-rolled")
 def test_plan_that_crashes_the_engine_is_rolled_back_to_last_known_good(
     home: Path, tiny: Artifact, other: Artifact
 ) -> None:
@@ -287,6 +293,7 @@ def test_engine_that_crashes_again_and_again_ends_idle_with_the_link_up(home: Pa
         assert caught.value.code == "not_ready"
 
 
+@pytest.mark.promise("state-files-survive-cut")
 def test_corrupt_cached_state_serves_the_previous_copy_and_says_so(home: Path, tiny: Artifact) -> None:
     good = plan_for({"tiny": tiny})
     write_state(home, good=good)
@@ -298,6 +305,7 @@ def test_corrupt_cached_state_serves_the_previous_copy_and_says_so(home: Path, t
         assert any("corrupt" in problem for problem in status.problems)
 
 
+@pytest.mark.promise("state-files-survive-cut")
 def test_wholly_corrupt_state_starts_empty_and_says_so(home: Path, tiny: Artifact) -> None:
     write_state(home, good=plan_for({"tiny": tiny}))
     write_state(home, good=plan_for({"tiny": tiny}))

@@ -97,6 +97,7 @@ def test_error_is_one_line_with_its_remedy_and_exit_code(
     assert not any(line.startswith(("error", "Traceback")) for line in progress)
 
 
+@pytest.mark.promise("model-file-name-pinned")
 def test_each_model_of_a_run_has_its_own_name_and_its_own_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +273,7 @@ def test_both_processes_together_stay_below_64_mib_before_a_backend_loads() -> N
 _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [

@@ -62,6 +62,7 @@ def test_a_plan_that_was_never_profiled_is_expected_to_go_on_as_it_was_when_new(
     assert device.runs(30, full(0, 20, 0.002)) == pytest.approx(2.0)
 
 
+@pytest.mark.promise("device-whose-clock-falls")
 def test_a_disturbance_of_some_seconds_is_no_drift() -> None:
     device = Device()
     device.drift.profiled(PLAN_A, 1, {0: 1000.0})
@@ -70,6 +71,7 @@ def test_a_disturbance_of_some_seconds_is_no_drift() -> None:
         assert device.runs(4, full(0, 20, 0.003)) == pytest.approx(1.0)
 
 
+@pytest.mark.promise("device-whose-clock-falls")
 def test_what_the_planner_was_told_is_expected_from_then_on() -> None:
     """The ratio was still rising when it was told."""
     device = Device()

@@ -54,6 +54,7 @@ def _refused(future: TaskFuture) -> TaskRefused:
     return caught.value
 
 
+@pytest.mark.promise("refusal-typed-says-was")
 def test_socket_is_for_its_owner_only(hosted: Hosted) -> None:
     assert stat.S_IMODE(hosted.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(hosted.path.parent.stat().st_mode) == 0o700
@@ -89,6 +90,7 @@ def test_models_tell_types_and_shapes_over_several_pages(hosted: Hosted) -> None
         assert client.models() == hosted.backend.infos
 
 
+@pytest.mark.promise("refusal-typed-says-was")
 @pytest.mark.parametrize(
     ("inputs", "code", "expected"),
     [
@@ -112,6 +114,7 @@ def test_wrong_input_is_refused_and_told_what_is_expected(
         assert not hosted.backend.accepted
 
 
+@pytest.mark.promise("refusal-typed-says-was")
 def test_unknown_model_is_refused_with_the_names_of_those_that_run(hosted: Hosted) -> None:
     with Client(hosted.path) as client, pytest.raises(TaskRefused, match="echo, twin") as caught:
         client.run("nothing", {"input": ROW})
@@ -170,6 +173,7 @@ def test_cancel_reaches_the_engine_and_the_future(hosted: Hosted) -> None:
     assert hosted.ledger.totals["echo"].cancelled == 1
 
 
+@pytest.mark.promise("refusal-typed-says-was")
 @pytest.mark.parametrize(
     ("outcome", "code", "error"),
     [
@@ -201,6 +205,7 @@ def test_second_end_of_a_task_changes_nothing(hosted: Hosted) -> None:
     assert hosted.ledger.totals["echo"].failed == 0
 
 
+@pytest.mark.promise("shared-memory-could-kill")
 def test_death_of_an_application_cancels_its_tasks_and_frees_its_memory(hosted: Hosted) -> None:
     client = Client(hosted.path)
     client.submit("echo", {"input": ROW})
@@ -266,6 +271,7 @@ def test_shared_memory_is_bounded_and_reused(hosted: Hosted) -> None:
         assert len(hosted.backend.arenas) == 1
 
 
+@pytest.mark.promise("shared-memory-could-kill")
 @pytest.mark.parametrize("limits", [ConnectionLimits(max_unsent=8)])
 def test_an_application_that_does_not_read_its_replies_stalls_only_itself(hosted: Hosted) -> None:
     hosted.backend.why_not_ready = "no plan is active"
@@ -310,6 +316,7 @@ def _last_word(sock: socket.socket) -> str:
     return message.reason
 
 
+@pytest.mark.promise("shared-memory-could-kill")
 @pytest.mark.parametrize(
     "packet",
     [
@@ -333,6 +340,7 @@ def test_malformed_packet_ends_that_connection_with_a_reason_and_no_other(
         assert client.models()
 
 
+@pytest.mark.promise("shared-memory-could-kill")
 def test_arena_that_could_shrink_under_the_engine_is_refused(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
     descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
@@ -363,6 +371,7 @@ def test_descriptor_that_is_no_memory_file_is_refused(hosted: Hosted) -> None:
     assert "memory file" in _last_word(sock)
 
 
+@pytest.mark.promise("trace-goes-memory-file")
 def test_a_received_socket_that_lingers_is_closed_without_waiting_for_its_reader() -> None:
     """1. An application passes a socket whose data nobody reads, and ends. 2. The agent has the last copy."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -418,6 +427,7 @@ def test_layouts_of_one_application_are_bounded(hosted: Hosted) -> None:
     assert "more than 2 layouts" in _last_word(sock)
 
 
+@pytest.mark.promise("tasks-kind-take-turns")
 def test_tasks_of_one_kind_take_turns_in_one_layout(hosted: Hosted) -> None:
     hosted.backend.echo = True
     with Client(hosted.path) as client:
@@ -427,6 +437,7 @@ def test_tasks_of_one_kind_take_turns_in_one_layout(hosted: Hosted) -> None:
     eventually(lambda: hosted.backend.dropped_layouts, "it goes with the connection")
 
 
+@pytest.mark.promise("tasks-kind-take-turns")
 def test_tasks_open_at_once_lie_in_different_places(hosted: Hosted) -> None:
     with Client(hosted.path) as client:
         for _ in range(3):

@@ -16,6 +16,7 @@ def test_the_provider_is_there_if_its_library_is(tmp_path: Path) -> None:
     assert has_cuda(tmp_path)
 
 
+@pytest.mark.promise("nothing-takes-place-onnxruntime")
 @pytest.mark.parametrize(
     ("facts", "gpus", "result", "said"),
     [

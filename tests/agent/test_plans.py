@@ -39,6 +39,7 @@ def test_sound_plan_is_committed_and_becomes_last_known_good(seed: int) -> None:
     assert list(world.loaded.values()) == ["a"]
 
 
+@pytest.mark.promise("plans-reach-desired-verdict")
 @pytest.mark.parametrize("nature", BAD)
 @pytest.mark.parametrize("seed", range(10))
 def test_bad_plan_gets_a_verdict_with_a_reason_and_the_good_one_serves(seed: int, nature: Nature) -> None:
@@ -73,6 +74,7 @@ def test_last_good_plan_that_keeps_crashing_gives_way_to_the_one_before() -> Non
     assert (active.active, active.origin) == (plan("g").ref.digest, Origin.FALLBACK)
 
 
+@pytest.mark.promise("crashing-engines-restarted-guard")
 def test_last_good_plan_that_keeps_crashing_with_nothing_before_it_ends_idle_not_in_a_loop() -> None:
     world = world_of(3, {"g": Nature(crashes_after_s=1.0)})
     world.settle()
@@ -81,6 +83,7 @@ def test_last_good_plan_that_keeps_crashing_with_nothing_before_it_ends_idle_not
     assert world.life < 10
 
 
+@pytest.mark.promise("plans-reach-desired-verdict")
 @pytest.mark.parametrize("seed", range(60))
 def test_kills_at_any_moment_end_in_the_desired_plan_or_a_verdict(seed: int) -> None:
     rng = Random(seed)
@@ -104,6 +107,7 @@ def test_kills_at_any_moment_end_in_the_desired_plan_or_a_verdict(seed: int) -> 
     assert world.core.report().active == plan(world.running).ref.digest
 
 
+@pytest.mark.promise("plans-reach-desired-verdict")
 @pytest.mark.parametrize("seed", range(60))
 def test_newer_generations_overtake_older_ones_in_any_order_of_events(seed: int) -> None:
     rng = Random(seed)

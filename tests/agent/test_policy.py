@@ -81,6 +81,7 @@ def test_a_plan_that_changes_no_interval_by_a_tenth_is_no_change() -> None:
     assert differs(replace(paced(1000), lanes=2), paced(1000))
 
 
+@pytest.mark.promise("hostile-bytes-policy-another")
 def test_a_policy_of_another_device_class_is_refused_with_the_reason_and_the_plain_plan_stands(
     tmp_path: Path,
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_policy_whose_artifact_is_damaged_has_no_say(tmp_path: Path) -> None:
     assert empty.plan(fired(), RUNNING).refused
 
 
+@pytest.mark.promise("hostile-bytes-policy-another")
 def test_hostile_bytes_are_refused_and_never_raise(tmp_path: Path) -> None:
     """Cut short, and with bytes changed: refused, or a policy whose plan is legal or refused."""
     rng, path = Random(7), tmp_path / "policy"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
@@ -21,6 +22,7 @@ def _write(folder: Path) -> dict[str, Sample]:
     return samples
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_an_agent_serves_every_class_of_published_files(tmp_path: Path) -> None:
     """Scalars, inputs without an element, odd names, states, control flow: through shared memory and back."""
     samples = _write(tmp_path)

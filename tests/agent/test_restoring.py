@@ -52,6 +52,7 @@ def fresh_try(manager: PlanManager, now_s: float) -> Action:
     return load
 
 
+@pytest.mark.promise("last-known-good-plan")
 def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_told() -> None:
     manager = failed_start()
     assert manager.trouble == _REASON
@@ -68,6 +69,7 @@ def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_
     assert manager.tick(1000.0) == []
 
 
+@pytest.mark.promise("last-known-good-plan")
 def test_tries_become_rarer_and_the_link_hears_once_that_they_fail() -> None:
     manager = failed_start()
     began_s, heard_s = [], []
@@ -179,6 +181,7 @@ def test_device_whose_driver_comes_within_the_patience_stays_committed() -> None
     assert world.running == "g"
 
 
+@pytest.mark.promise("last-known-good-plan")
 @pytest.mark.parametrize("seed", range(5))
 def test_device_on_a_plan_of_its_own_runs_again_whenever_the_driver_comes(seed: int) -> None:
     """The link goes back from its own plan to the desired one, which does not load either."""

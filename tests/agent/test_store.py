@@ -55,6 +55,7 @@ def test_both_copies_corrupt_is_an_empty_start_and_never_an_error(tmp_path: Path
     assert found.problem.count("corrupt") == 2
 
 
+@pytest.mark.promise("state-files-survive-cut")
 @pytest.mark.parametrize("call", ["write_synced", "sync_directory"])
 def test_full_disk_is_a_storage_error_and_the_old_state_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -76,6 +77,7 @@ def test_full_disk_is_a_storage_error_and_the_old_state_stays(
         assert not list(tmp_path.glob("*.new"))
 
 
+@pytest.mark.promise("state-files-survive-cut")
 @pytest.mark.parametrize("stop_at", range(6))
 def test_a_cut_at_any_step_of_saving_leaves_the_old_or_the_new_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_a_process_that_lived_long_starts_the_pace_anew() -> None:
     assert supervisor.crashed(A, 40.0) == 0.0
 
 
+@pytest.mark.promise("crashing-engines-restarted-guard")
 def test_three_crashes_within_the_window_condemn_the_plan_and_no_other() -> None:
     supervisor = Supervisor(Random(1))
     supervisor.crashed(A, 0.0)

@@ -91,10 +91,12 @@ def _spans(trace: Trace, pid: int, category: str) -> list[dict[str, Any]]:
     return [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == pid and e["cat"] == category]
 
 
+@pytest.mark.promise("trace-obeys-chrome-event")
 def test_a_trace_obeys_the_chrome_event_format(trace: Trace) -> None:
     assert problems(trace) == []
 
 
+@pytest.mark.promise("trace-obeys-chrome-event")
 def test_every_operator_of_every_task_is_in_the_trace_once(
     found: Timeline, models: dict[str, Artifact]
 ) -> None:
@@ -228,6 +230,7 @@ def _first(events: list[dict[str, Any]], phase: str) -> dict[str, Any]:
     return next(event for event in events if event["ph"] == phase)
 
 
+@pytest.mark.promise("trace-obeys-chrome-event")
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -275,6 +278,7 @@ def test_a_length_that_no_recording_may_have_is_refused_before_anything_is_said(
     assert said == []
 
 
+@pytest.mark.promise("trace-obeys-chrome-event")
 def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
     file = write_tiny(tmp_path / "net.onnx")
     out, said = tmp_path / "trace.json", list[str]()
@@ -306,6 +310,7 @@ def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
     assert 0 < found["recorder_share"] < 1
 
 
+@pytest.mark.promise("recording-bounded-answered-once")
 def test_a_recording_ends_with_the_engine_process(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Two recordings begin. 2. One ends. 3. The engine process ends, and then there is none."""
     orders: list[StartRecording] = []

@@ -117,6 +117,7 @@ def until_verdict(agent: AgentProcess) -> str:
     return agent.until(lambda s: s.link.desired_state in verdicts, "a verdict").link.desired_state
 
 
+@pytest.mark.promise("real-processes-worse-rejected")
 def test_worse_plan_is_rejected_under_load_and_no_task_is_lost(
     home: Path, library: Path, chain: Artifact
 ) -> None:
@@ -133,6 +134,7 @@ def test_worse_plan_is_rejected_under_load_and_no_task_is_lost(
         assert status.trial is None
 
 
+@pytest.mark.promise("real-processes-worse-rejected")
 def test_plan_against_itself_gives_no_gain(home: Path, library: Path, chain: Artifact) -> None:
     twin = plan_for({"chain": chain}, queue=QueuePlan(max_tasks=200))  # the same steps, another digest
     write_state(home, good=fast(chain), desired=twin)
@@ -142,6 +144,7 @@ def test_plan_against_itself_gives_no_gain(home: Path, library: Path, chain: Art
     assert load.restarted == 0
 
 
+@pytest.mark.promise("real-processes-worse-rejected")
 def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Path, chain: Artifact) -> None:
     """What is proven needs no trial.
 
@@ -171,6 +174,7 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
     assert {one.structure for one in state.proven} == {structure_of(fast(chain)), structure_of(slow(chain))}
 
 
+@pytest.mark.promise("plans-different-executors-run")
 @pytest.mark.full
 def test_plan_on_another_executor_is_tried_against_the_one_that_runs(
     home: Path, library: Path, chain: Artifact
@@ -188,6 +192,7 @@ def test_plan_on_another_executor_is_tried_against_the_one_that_runs(
         assert status.plan.digest == (other if verdict == "committed" else fast(chain)).ref.digest
 
 
+@pytest.mark.promise("real-processes-worse-rejected")
 @pytest.mark.parametrize("victim", ["engine", pytest.param("agent", marks=pytest.mark.full)])
 def test_plan_under_which_a_process_dies_is_rejected_and_never_tried_again_at_boot(
     home: Path, library: Path, chain: Artifact, victim: str
@@ -240,6 +245,7 @@ def test_plans_that_do_not_fit_together_are_not_compared(home: Path, chain: Arti
         assert status.ready
 
 
+@pytest.mark.promise("plans-admitted-memory-they")
 def test_ordered_plan_takes_the_place_of_one_that_it_does_not_fit_beside_and_tasks_wait(
     home: Path, library: Path, chain: Artifact
 ) -> None:
@@ -256,6 +262,7 @@ def test_ordered_plan_takes_the_place_of_one_that_it_does_not_fit_beside_and_tas
         assert any("swap_pause" in problem for problem in status.problems)
 
 
+@pytest.mark.promise("plans-admitted-memory-they")
 def test_plan_that_does_not_fit_at_all_is_rejected_with_its_size(home: Path, chain: Artifact) -> None:
     write_state(home, good=fast(chain), desired=slow(chain), activation=Activation.NOW)
     with AgentProcess(home, memory_bytes=500_000) as agent:

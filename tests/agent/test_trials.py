@@ -89,6 +89,7 @@ def test_record_is_on_disk_before_the_candidate_first_runs() -> None:
     assert world.disk.trial.candidate == plan("a").ref.digest
 
 
+@pytest.mark.promise("record-trial-disk-before")
 @pytest.mark.parametrize("seed", range(120))
 def test_kill_at_any_moment_of_a_trial_ends_in_a_verdict_and_is_never_tried_again(seed: int) -> None:
     """kill -9 leaves the last persisted state; a candidate that was on trial then is not run again."""
@@ -119,6 +120,7 @@ def test_kill_at_any_moment_of_a_trial_ends_in_a_verdict_and_is_never_tried_agai
     assert list(world.loaded.values()) == [running]
 
 
+@pytest.mark.promise("record-trial-disk-before")
 @pytest.mark.parametrize("seed", range(60))
 def test_engine_killed_at_any_moment_of_a_trial_blames_only_the_plan_that_ran(seed: int) -> None:
     rng = Random(seed)
@@ -252,6 +254,7 @@ def crowded_manager() -> tuple[PlanManager, PlanKey]:
     return manager, load.key
 
 
+@pytest.mark.promise("plans-admitted-memory-they")
 def test_trial_of_plans_that_do_not_fit_together_is_refused_with_sizes_and_a_remedy() -> None:
     manager, _ = crowded_manager()
     told = manager.run_trial((1, 1), plan("a"), "here", 0, 1.0)[0]

@@ -64,6 +64,7 @@ def library(**given: Any) -> Any:
     )
 
 
+@pytest.mark.promise("load-cannot-read-unsupported")
 def test_a_jetson_is_read_from_sysfs_and_nvml_is_never_asked(tmp_path: Path) -> None:
     it = chain(tmp_path, "orin_nano", nvml=refuse, ask=refuse)
     assert it.source == "sysfs" and it.power_mode() == "MAXN_SUPER"
@@ -82,6 +83,7 @@ def test_an_older_jetson_tells_its_memory_bus_and_an_idle_gpu_is_a_true_zero(tmp
     assert it.power_mode() == "MAXP_CORE_ARM"
 
 
+@pytest.mark.promise("load-cannot-read-unsupported")
 def test_a_jetson_without_readable_files_is_unsupported_and_not_zero(tmp_path: Path) -> None:
     it = chain(tmp_path, "jetson_that_tells_nothing", nvml=refuse, ask=lambda: "MODE_30W")
     assert set(values(it).values()) == {None}
@@ -89,6 +91,7 @@ def test_a_jetson_without_readable_files_is_unsupported_and_not_zero(tmp_path: P
     assert it.power_mode() == "MODE_30W", "nvpmodel was asked, as there is no status file"
 
 
+@pytest.mark.promise("load-cannot-read-unsupported")
 def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> None:
     nvml = library(
         nvmlInit=None,

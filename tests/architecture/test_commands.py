@@ -95,6 +95,7 @@ def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
 PLANNER_COMMANDS = [" ".join(path) for path in _commands(typer.main.get_command(app))]
 
 
+@pytest.mark.promise("pages-tables-those-run")
 @pytest.mark.parametrize("command", PLANNER_COMMANDS)
 def test_a_commands_help_has_an_example_of_it_that_fits_its_options(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -63,6 +63,7 @@ def loaded_by(names: list[str], forbidden: tuple[str, ...]) -> dict[str, str]:
     return guilty
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 def test_the_import_contracts_are_kept() -> None:
     run = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -155,6 +155,7 @@ def test_the_check_lets_pure_code_pass(line: str) -> None:
     assert impurities(line) == []
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 @pytest.mark.parametrize("module", pure_modules())
 def test_a_core_is_pure(module: str) -> None:
     assert impurities(source_of(module).read_text(encoding="utf-8")) == []

@@ -130,6 +130,7 @@ def test_the_check_sees_what_came_after_310(source: str) -> None:
     assert later_than_310(source)
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 def test_the_grammar_check_refuses_the_syntax_of_311() -> None:
     with pytest.raises(SyntaxError):
         later_than_310("try:\n    pass\nexcept* ValueError:\n    pass\n")
@@ -142,6 +143,7 @@ def test_names_of_our_own_are_no_findings(source: str) -> None:
     assert later_than_310(source) == []
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 @pytest.mark.parametrize("module", EDGE)
 def test_the_edge_uses_nothing_that_python_310_has_not(module: str) -> None:
     assert later_than_310(source_of(module).read_text(encoding="utf-8")) == []

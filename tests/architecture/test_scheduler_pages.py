@@ -35,6 +35,7 @@ def test_a_page_says_where_it_comes_from_what_it_costs_what_differs_and_what_was
     assert missing == []
 
 
+@pytest.mark.promise("pages-tables-those-run")
 def test_the_tables_are_those_of_the_runs_that_the_page_names() -> None:
     names = re.findall(r"^`(docs/results/[a-z0-9_-]+\.json)`", OVERVIEW, flags=re.MULTILINE)
     assert len(names) == 2, "one of costs that are formulas, one measured"

@@ -1,82 +1,66 @@
-"""`docs/testing.md` maps promises to tests: every id that it names exists."""
+"""`docs/testing.md` is what `tools/testing_page.py` makes of the promises and of the marks on the tests."""
 
-import re
 import subprocess
 import sys
-from collections.abc import Iterable
-
-import pytest
 
 from tests.architecture.sources import ROOT
-from tests.conftest import COLLECTED
+from tools.testing_page import marks, page, problems
 
-PAGE = ROOT / "docs/testing.md"
-ID = re.compile(r"`(tests/[\w/]+\.py(?:::[^`\s]+)*)`")
+SOURCE = """
+import pytest
 
-
-def named_ids(page: str) -> list[str]:
-    """The test ids in backticks: a file, a test, or a test with its parameters."""
-    return ID.findall(page)
+pytestmark = pytest.mark.promise("whole-file")
 
 
-def with_shorter(ids: Iterable[str]) -> set[str]:
-    """Ids of tests, also without parameters, and their files."""
-    found = set(ids)
-    return found | {one.split("[")[0] for one in found} | {one.split("::")[0] for one in found}
+@pytest.mark.parametrize("x", [1])
+@pytest.mark.promise("first", "second")
+def test_two(): ...
 
 
-def collected(files: set[str], already: frozenset[str] = frozenset()) -> set[str]:
-    """Every id that pytest collects from `files`, also without parameters, and the files themselves.
+@pytest.mark.promise("first")
+def test_one(): ...
 
-    `already`: those that this run collected, from some files all.
-    """
-    known = with_shorter(already)
-    present = sorted(file for file in files - known if (ROOT / file).is_file())
-    if not present:
-        return known
+
+def test_none(): ...
+"""
+SECTIONS = [
+    {"title": "A", "promises": [{"id": "first", "text": "It holds."}, {"id": "second", "text": "So."}]}
+]
+
+
+def test_marks_of_functions_and_of_whole_files_are_found() -> None:
+    assert list(marks(SOURCE)) == [
+        ("whole-file", ""),
+        ("first", "test_two"),
+        ("second", "test_two"),
+        ("first", "test_one"),
+    ]
+
+
+def test_the_page_lists_each_promise_with_its_tests() -> None:
+    text = page("Title", "Intro.", SECTIONS, {"first": ["tests/a.py::test_x"], "second": ["tests/b.py"]})
+    assert text == (
+        "# Title\n\nIntro.\n\n## A\n\n- It holds.\n  - `tests/a.py::test_x`\n- So.\n  - `tests/b.py`\n"
+    )
+
+
+def test_a_promise_without_a_test_and_a_mark_without_a_promise_are_problems() -> None:
+    assert problems(SECTIONS, {"first": ["tests/a.py::test_x"], "third": ["tests/c.py::test_y"]}) == [
+        "no test holds the promise 'second'",
+        "tests/c.py::test_y names 'third', which no promise has",
+    ]
+    assert problems([*SECTIONS, *SECTIONS], {"first": ["a"], "second": ["b"]}) == [
+        "two promises are 'first'",
+        "two promises are 'second'",
+    ]
+
+
+def test_the_page_is_up_to_date() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *present],
+        [sys.executable, "tools/testing_page.py", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return known | with_shorter(line for line in done.stdout.splitlines() if "::" in line)
-
-
-def missing_ids(page: str, already: frozenset[str] = frozenset()) -> list[str]:
-    """What the page names and pytest does not collect.
-
-    Raises:
-        ValueError: the page names no id at all, so the check could not fail.
-    """
-    named = named_ids(page)
-    if not any("::" in name for name in named):
-        raise ValueError("the page names no test id")
-    known = collected({name.split("::")[0] for name in named}, already)
-    return [name for name in named if name not in known]
-
-
-HERE = "tests/architecture/test_testing_page.py"
-
-
-def test_an_id_that_does_not_exist_is_found() -> None:
-    page = f"""
-    | a promise | `{HERE}::test_an_id_that_does_not_exist_is_found` |
-    | another   | `{HERE}::test_that_was_renamed`, `{HERE}` and `tests/architecture/test_gone.py::test_x` |
-    """
-    assert missing_ids(page) == [f"{HERE}::test_that_was_renamed", "tests/architecture/test_gone.py::test_x"]
-
-
-def test_a_page_without_ids_is_refused() -> None:
-    for page in ("", "all is tested, see `tests/`", f"see `{HERE}`"):
-        with pytest.raises(ValueError, match="no test id"):
-            missing_ids(page)
-
-
-def test_every_test_that_the_page_names_exists(request: pytest.FixtureRequest) -> None:
-    """A run of one test by its id has collected nothing else of its file, so it asks for all."""
-    whole = not any("::" in one for one in request.config.args)
-    already = request.config.stash[COLLECTED] if whole else frozenset[str]()
-    assert missing_ids(PAGE.read_text(encoding="utf-8"), already) == []
+    assert done.returncode == 0, done.stderr

@@ -37,6 +37,7 @@ def test_a_line_that_was_torn_off_is_compared_again_and_spoils_no_other(tmp_path
     assert [row["plan"] for row in Record(path, SETTINGS).rows] == ["one", "two"]
 
 
+@pytest.mark.promise("contract-s-comparison-can")
 def test_a_plan_that_disagreed_is_compared_again_and_its_newest_row_counts(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     record = Record(path, SETTINGS)
@@ -52,6 +53,7 @@ def two_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "SCHEDULES", ("sequential", "merged"))
 
 
+@pytest.mark.promise("contract-s-comparison-can")
 @pytest.mark.usefixtures("two_schedules")
 def test_what_a_file_has_is_not_compared_again_and_gives_the_same_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -46,15 +46,18 @@ def require_fit(policy: MaddpgCheckpoint, width: float, folder: Path) -> None:
     assert len(own.book.schedules) == len(policy.book.schedules)
 
 
+@pytest.mark.promise("policies-come-demo-models")
 def test_the_policy_of_the_quick_demo_is_for_its_models(tmp_path: Path) -> None:
     require_fit(decode((POLICIES / "width-0.25.checkpoint").read_bytes()), 0.25, tmp_path)
 
 
+@pytest.mark.promise("policies-come-demo-models")
 @pytest.mark.full
 def test_the_policy_of_the_demo_is_for_its_models(tmp_path: Path) -> None:
     require_fit(decode((POLICIES / "width-1.checkpoint").read_bytes()), 1.0, tmp_path)
 
 
+@pytest.mark.promise("policies-come-demo-models")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_kept_policy_is_small_and_says_where_it_comes_from(file: Path) -> None:
     body = file.read_bytes()
@@ -66,6 +69,7 @@ def test_a_kept_policy_is_small_and_says_where_it_comes_from(file: Path) -> None
     assert f"`{file.name}`" in readme and digest_bytes([body]) in readme
 
 
+@pytest.mark.promise("policies-come-demo-models")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_page_says_how_few_answers_a_kept_policy_gives(file: Path) -> None:
     found = answers(decode(file.read_bytes()))

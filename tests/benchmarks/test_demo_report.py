@@ -172,6 +172,7 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
     assert check(sound_report()) == []
 
 
+@pytest.mark.promise("promise-report-checked-page")
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -250,6 +251,7 @@ def test_two_independent_ratios_over_the_same_plan_are_compared_through_it() -> 
     assert (same.value, same.low, same.high) == pytest.approx((mine.value, mine.low, mine.high))
 
 
+@pytest.mark.promise("learned-policy-s-plan")
 @pytest.mark.parametrize(
     ("learned", "plain", "winner", "ratio", "words"),
     [
@@ -313,6 +315,7 @@ class _Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.promise("promise-report-checked-page")
 def test_the_page_stands_alone_and_escapes_names() -> None:
     page = _Page()
     page.feed(render(sound_report()))
@@ -338,6 +341,7 @@ def test_without_a_policy_the_report_says_why_and_compares_nothing() -> None:
     assert check(report) == ["the policy had no say, and nothing says why"]
 
 
+@pytest.mark.promise("promise-report-checked-page")
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_quick_demo_keeps_its_promises(tmp_path: Path) -> None:
@@ -367,6 +371,7 @@ def _trace() -> dict[str, Any]:
     return {"traceEvents": events}
 
 
+@pytest.mark.promise("trace-obeys-chrome-event")
 def test_the_page_draws_the_busiest_window_of_the_trace_measured_and_planned() -> None:
     found = timeline(_trace())
     measured = [item for item in found if not item["planned"]]

@@ -25,6 +25,7 @@ def _callers(count: int, each_s: float, until_s: float, offset_s: float = 0.0) -
     return spans
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 @pytest.mark.parametrize("callers", [1, 2, 3])
 @pytest.mark.parametrize("offset_s", [0.0, 0.013])
 @pytest.mark.parametrize("begin_s", [0.3, 0.47, 0.5])
@@ -53,6 +54,7 @@ def test_the_load_goes_on_until_what_ran_at_the_end_has_ended() -> None:
     assert not clocked.ended(behind_s - 1.0, behind_s)
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 def test_what_was_chosen_is_compared_in_windows_that_chose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. Every contestant runs at 10/s, with noise. 2. The choice takes the luckiest of many settings.
     3. The figure is still 1 on average: the luck stays behind."""

@@ -95,6 +95,7 @@ def seeded() -> list[Any]:
     return [row("rival", 100.0, 50.0), *seeds, row("maddpg", 109.9, 60.0), planner]
 
 
+@pytest.mark.promise("learning-gains-counted-best")
 def test_what_learning_gains_is_counted_from_the_best_unlearned_seed() -> None:
     rows = seeded()
     assert best_rival(rows)["planner"] == "rival"
@@ -132,6 +133,7 @@ def test_files_that_differ_in_a_row_are_not_merged() -> None:
         merged([one, other])
 
 
+@pytest.mark.promise("learning-gains-counted-best")
 def test_the_pages_table_is_what_the_files_that_it_links_say() -> None:
     page = (DOCS / "learning.md").read_text()
     files = [DOCS / name for name in re.findall(r"\((results/\S+-learning\S*\.json)\)", page)]

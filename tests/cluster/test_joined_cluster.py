@@ -90,6 +90,7 @@ def searched(folder: Path, address: str, token: str) -> str:
     return done.stdout
 
 
+@pytest.mark.promise("ray-cluster-asks-token")
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_cluster_that_has_never_heard_of_stageloom_gets_its_token_and_searches(tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_a_cluster_that_has_never_heard_of_stageloom_gets_its_token_and_searches
         assert "if it has a token, that RAY_AUTH_TOKEN" in searched(tmp_path, address, "another")
 
 
+@pytest.mark.promise("ray-cluster-asks-token")
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_cluster_whose_nodes_lack_a_package_is_not_used_and_the_package_is_named(tmp_path: Path) -> None:

@@ -80,11 +80,13 @@ def test_cancelling_stops_a_function_that_runs_and_frees_its_worker(pool: Search
     assert not ended.exists()
 
 
+@pytest.mark.promise("search-plan-wherever-runs")
 def test_a_search_is_the_same_plan_wherever_it_runs(pool: SearchPool) -> None:
     job = SearchJob(models=tuple(choices()), scheduler="ios")
     assert pool.submit(search, pickle.loads(pickle.dumps(job))).result(60) == search(job)
 
 
+@pytest.mark.promise("search-plan-wherever-runs")
 def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
     ray_pool.submit(add, 1, 1).result(60)
     ours = descendants(os.getpid())
@@ -93,6 +95,7 @@ def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
     assert listening and listening <= {IPV4_LOOPBACK, MAPPED_LOOPBACK, IPV6_LOOPBACK}
 
 
+@pytest.mark.promise("search-process-goes-next")
 def test_a_process_goes_on_with_the_next_function_and_ends_when_it_has_nothing_to_do() -> None:
     pool = ProcessPool(1, idle_s=0.5)
     first = pool.submit(os.getpid).result(60)
@@ -174,6 +177,7 @@ def test_ray_starts_with_the_first_search_which_does_not_wait_for_it(
     pool.close()
 
 
+@pytest.mark.promise("ray-cluster-asks-token")
 def test_a_search_starts_again_in_a_process_if_ray_goes_away_under_it(stuck: list[StuckRay]) -> None:
     pool = AnytimePool(1, ray_address="10.0.0.1:6379")
     (ray,) = stuck
@@ -212,6 +216,7 @@ def test_a_search_that_started_again_can_be_cancelled(stuck: list[StuckRay], tmp
     pool.close()
 
 
+@pytest.mark.promise("ray-cluster-asks-token")
 def test_ray_is_tried_again_by_a_search_that_comes_a_minute_after_it_went_away(stuck: list[StuckRay]) -> None:
     clock = [100.0]
     pool = AnytimePool(1, ray_address="10.0.0.1:6379", now_s=lambda: clock[0])

@@ -35,6 +35,7 @@ def _is_raylet(pid: int) -> bool:
         return False
 
 
+@pytest.mark.promise("ctrl-c-ends-planner")
 def test_ctrl_c_ends_a_planner_and_its_rays_processes(
     tmp_path: Path,
     model_file: Path,  # noqa: F811

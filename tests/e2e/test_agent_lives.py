@@ -24,6 +24,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.promise("kill-9-link-process")
 def test_killed_link_process_starts_offline_on_last_known_good_and_reports_when_it_can(
     device: Device, fleet: Fleet
 ) -> None:
@@ -68,6 +69,7 @@ def test_killed_link_process_starts_offline_on_last_known_good_and_reports_when_
     device.drain_telemetry()
 
 
+@pytest.mark.promise("kill-9-link-process")
 @pytest.mark.parametrize("state", ["probation", "committed"])
 def test_agent_killed_during_or_after_probation_ends_on_a_plan_that_planner_and_device_agree_on(
     device: Device, state: str
@@ -103,6 +105,7 @@ def heavy(shared_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield file.stat().st_size
 
 
+@pytest.mark.promise("artifact-resumes-where-kill")
 def test_artifact_that_was_cut_off_by_a_kill_is_resumed_where_it_stopped(device: Device, heavy: int) -> None:
     """kill -9 in the middle of a transfer.
 
@@ -132,6 +135,7 @@ def test_artifact_that_was_cut_off_by_a_kill_is_resumed_where_it_stopped(device:
     assert not part_bytes()
 
 
+@pytest.mark.promise("ctrl-c-leaves-nothing")
 def test_ctrl_c_ends_the_agent_and_its_engine_and_the_planner_sees_it_go(device: Device) -> None:
     """SIGINT with the planner connected and an application at work.
 

@@ -73,6 +73,7 @@ def names() -> set[str]:
     return found
 
 
+@pytest.mark.promise("kill-9-failpoint-planner")
 def test_every_failpoint_of_the_source_is_named_here_and_documented() -> None:
     here = [TRIAL, *AGENT_STARTS, *AGENT_DEPLOYS, *ENGINE, *PLANNER, *NEEDS_AN_ALARM, *MIGRATION]
     assert sorted(names()) == sorted(here)
@@ -178,6 +179,7 @@ def test_kill_9_of_the_agent_at_a_failpoint(device: Device, name: str) -> None:
     agent_dies_deploying(device, f"{name}={AGENT_DEPLOYS[name]}")
 
 
+@pytest.mark.promise("kill-9-failpoint-planner")
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted({*AGENT_DEPLOYS, *AGENT_STARTS} - {"agent.staged"}))
 def test_kill_9_of_the_agent_at_every_failpoint(device: Device, name: str) -> None:
@@ -189,6 +191,7 @@ def test_kill_9_of_the_engine_at_a_failpoint(device: Device, name: str) -> None:
     engine_dies(device, f"{name}=kill@{ENGINE[name]}")
 
 
+@pytest.mark.promise("kill-9-failpoint-planner")
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(ENGINE) - {"engine.activate"}))
 def test_kill_9_of_the_engine_at_every_failpoint(device: Device, name: str) -> None:
@@ -200,12 +203,14 @@ def test_kill_9_of_the_planner_at_a_failpoint(fleet: Fleet, device: Device, name
     planner_dies(fleet, device, f"{name}={PLANNER[name]}")
 
 
+@pytest.mark.promise("kill-9-failpoint-planner")
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(PLANNER) - {"planner.telemetry.ack"}))
 def test_kill_9_of_the_planner_at_every_failpoint(fleet: Fleet, device: Device, name: str) -> None:
     planner_dies(fleet, device, f"{name}={PLANNER[name]}")
 
 
+@pytest.mark.promise("kill-9-failpoint-planner")
 @pytest.mark.full
 def test_agent_killed_when_a_trial_begins_rejects_the_plan_and_does_not_try_it_again(device: Device) -> None:
     """The record was on disk before the candidate ran, so the next life knows that it may be to blame.

@@ -50,6 +50,7 @@ def serves(device: Device) -> bool:
         return "output" in client.run("alpha", {"input": rows(1)[0]}, timeout_s=60)
 
 
+@pytest.mark.promise("network-cut-hangs-late")
 @pytest.mark.parametrize("fault", ["cut", "hang"])
 def test_broken_network_is_noticed_the_device_comes_back_and_no_row_is_lost(
     device: Device, fleet: Fleet, fault: str
@@ -91,6 +92,7 @@ def test_slow_and_late_network_changes_nothing_but_the_time(device: Device, flee
         device.drain_telemetry()
 
 
+@pytest.mark.promise("network-cut-hangs-late")
 @pytest.mark.full
 def test_connections_that_end_inside_a_frame_lose_and_repeat_nothing(device: Device, fleet: Fleet) -> None:
     """Frames that stop half-way.
@@ -112,6 +114,7 @@ def test_connections_that_end_inside_a_frame_lose_and_repeat_nothing(device: Dev
         device.drain_telemetry()
 
 
+@pytest.mark.promise("network-cut-hangs-late")
 @pytest.mark.full
 def test_transfer_of_an_artifact_resumes_after_every_cut(own_fleet: Fleet, tmp_path: Path) -> None:
     """A bulk lane that does not last.

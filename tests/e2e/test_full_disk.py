@@ -52,6 +52,7 @@ def _fill(file: Path) -> None:
             pass
 
 
+@pytest.mark.promise("disk-artifact-fit-fills")
 def test_an_artifact_that_does_not_fit_is_not_begun_and_comes_when_the_disk_has_grown(
     cramped: Device, large: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_an_artifact_that_does_not_fit_is_not_begun_and_comes_when_the_disk_has_
     device.drain_telemetry()
 
 
+@pytest.mark.promise("disk-artifact-fit-fills")
 def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_next_plan(
     cramped: Device, large: str
 ) -> None:

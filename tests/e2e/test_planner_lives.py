@@ -28,6 +28,7 @@ def _rows(device: Device) -> int:
     return len(device.fleet.ask("telemetry", device.name, "--limit", "1000000"))
 
 
+@pytest.mark.promise("kill-9-planner-devices")
 def test_killed_planner_comes_back_to_devices_that_never_stopped_serving(
     device: Device, fleet: Fleet
 ) -> None:
@@ -67,6 +68,7 @@ def test_killed_planner_comes_back_to_devices_that_never_stopped_serving(
     assert agent.process.poll() is None
 
 
+@pytest.mark.promise("disk-artifact-fit-fills")
 def test_change_made_while_the_device_was_away_arrives(device: Device) -> None:
     """Desired state is a level, not a message.
 
@@ -91,6 +93,7 @@ def test_change_made_while_the_device_was_away_arrives(device: Device) -> None:
     assert states[skipped] != "committed"
 
 
+@pytest.mark.promise("disk-artifact-fit-fills")
 def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
     own_fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -135,6 +138,7 @@ def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
         device.drain_telemetry(lost=lost)
 
 
+@pytest.mark.promise("revocation-next-message-wrong")
 def test_revoked_device_is_refused_at_its_next_message_and_serves_on(device: Device, fleet: Fleet) -> None:
     """Taking a key away, and giving the device a place again.
 
@@ -172,6 +176,7 @@ def _named(device: Device, text: str) -> AgentStatus:
     return agent.now()
 
 
+@pytest.mark.promise("revocation-next-message-wrong")
 def test_wrong_key_is_named_within_five_seconds_on_either_side(own_fleet: Fleet, tmp_path: Path) -> None:
     """A wrong key must not look like a broken network.
 
@@ -217,6 +222,7 @@ def test_wrong_key_is_named_within_five_seconds_on_either_side(own_fleet: Fleet,
         device.until_seen(lambda s: s["online"], "it to connect")
 
 
+@pytest.mark.promise("ctrl-c-leaves-nothing")
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
 def test_planner_told_to_stop_leaves_nothing_running_and_devices_go_on(
     device: Device, fleet: Fleet, number: signal.Signals

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from stageloom import Client
 from stageloom.edge_agent.config import GuardSettings
 from stageloom.edge_agent.lifecycle.statefile import load_state
@@ -51,6 +53,7 @@ def keep_policy(plan: Plan, home: Path) -> Digest:
         store.close()
 
 
+@pytest.mark.promise("planner-killed-agent-re")
 def test_with_the_planner_killed_the_agent_re_plans_with_its_policy_and_the_planner_adopts_it(
     device: Device, fleet: Fleet
 ) -> None:

@@ -31,6 +31,7 @@ def _totals(device: Device) -> dict[str, int]:
     return {name: sum(getattr(one, name) for one in tasks) for name in names}
 
 
+@pytest.mark.promise("application-uses-client-readme")
 def test_application_submits_cancels_and_sets_deadlines_as_the_readme_shows(
     device: Device, files: dict[str, Path]
 ) -> None:
@@ -113,6 +114,7 @@ def _grown(ended: dict[int, tuple[str, Any]]) -> Callable[[], bool]:
     return lambda: len(ended) > enough
 
 
+@pytest.mark.promise("swaps-between-plans-other")
 def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     device: Device, files: dict[str, Path]
 ) -> None:
@@ -148,6 +150,7 @@ def _all_three_have_open_tasks(status: AgentStatus) -> bool:
     return opened["alpha"] > WINDOW and opened["beta"] > 0
 
 
+@pytest.mark.promise("kill-9-engine-while")
 def test_tasks_of_three_processes_end_once_while_the_engine_is_killed(device: Device) -> None:
     """The engine process dies under the tasks of three applications.
 
@@ -210,6 +213,7 @@ def _kill_engine(device: Device, pid: int) -> None:
     device.running.until(lambda s: s.engine.pid != pid, "its end is noticed")
 
 
+@pytest.mark.promise("kill-9-engine-while")
 def test_engine_that_crashes_again_and_again_falls_back_and_the_planner_is_told(device: Device) -> None:
     """A plan that takes the engine down.
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from stageloom.shared.plan import StepChoice
 from tests.engine.driver import Driver
 from tests.engine.plans import chains, models_of, with_models
@@ -76,6 +78,7 @@ def test_a_combined_block_passed_over_max_skips_times_is_overdue() -> None:
     assert stats[1].most_skips == 3
 
 
+@pytest.mark.promise("combined-block-passed-over")
 def test_half_the_time_left_makes_a_combined_block_overdue() -> None:
     groups = [[(0, 0, 0), (1, 0, 0)], [(2, 0, 0), (3, 0, 0)]]
     driver = Driver(chains(1, 1, 1, 1, groups=groups, run_ahead=1, max_skips=100))
@@ -107,6 +110,7 @@ def test_max_skips_comes_before_half_the_time_left() -> None:
     assert _first_members(driver) == "aaace"
 
 
+@pytest.mark.promise("combined-block-passed-over")
 def test_none_is_passed_over_more_than_the_bound() -> None:
     """Five combined blocks, each with one of two inputs, against one that is always full."""
     pairs = [[(0, 0, 0), (0, 1, 0)], *([(m, 0, 0), (m, 1, 0)] for m in range(1, 6))]

@@ -9,6 +9,7 @@ from tests.engine.driver import Driver
 from tests.engine.plans import chains
 
 
+@pytest.mark.promise("queues-bounded-exactly-tasks")
 def test_a_queued_task_expires_exactly_at_its_deadline() -> None:
     driver = Driver(chains(1, run_ahead=1))
     driver.submit("a")
@@ -23,6 +24,7 @@ def test_a_queued_task_expires_exactly_at_its_deadline() -> None:
     assert task not in driver.order()
 
 
+@pytest.mark.promise("queues-bounded-exactly-tasks")
 def test_a_task_in_flight_expires_at_once_and_frees_its_slot_at_the_border() -> None:
     """The lane runs block 0; block 1 is never issued, and the slot is given to the next instance."""
     driver = Driver(chains(2, run_ahead=1))

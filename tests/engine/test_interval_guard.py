@@ -89,6 +89,7 @@ def test_a_burst_that_began_before_the_change_is_not_held_against_it() -> None:
     assert fair.seen(since(oldest_age_s=1.4), 2.0) is GuardVerdict.ROLL_BACK
 
 
+@pytest.mark.promise("proven-plan-but-launch")
 def test_a_task_that_came_before_the_change_is_no_witness_until_the_guard_ends() -> None:
     guard = IntervalGuard(BEFORE, 0.0)
     assert guard.seen(since(oldest_age_s=3.0), 2.0) is GuardVerdict.OPEN

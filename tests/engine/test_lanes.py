@@ -72,6 +72,7 @@ def test_a_task_goes_to_a_replica_whose_first_block_can_begin() -> None:
     assert [_where(step) for step in driver.issued] == [(0, 0, 0), (1, 1, 0)]
 
 
+@pytest.mark.promise("step-waits-another-lane")
 def test_a_task_that_could_begin_nowhere_waits_for_the_first_replica_that_ends() -> None:
     driver = Driver(chains(1, lanes=2, run_ahead=2, fields={"replicas": 2}))
     for _ in range(3):
@@ -93,6 +94,7 @@ def test_of_replicas_that_could_begin_the_emptiest_takes_the_task() -> None:
     assert _where(driver.issued[-1])[1:] == (1, 0)
 
 
+@pytest.mark.promise("under-deadline-queued-launched")
 def test_the_earliest_deadline_goes_first_over_queued_and_launched_tasks() -> None:
     """One lane: `a` is queued behind no one, yet `b`, which came later, is due sooner."""
     driver = Driver(chains(1, 1, step_choice=StepChoice.DEADLINE, run_ahead=1))
@@ -149,6 +151,7 @@ def test_resnet_in_its_five_blocks_keeps_two_lanes_busy(run_ahead: int, random_t
         assert row["could_idle"] == 0.0
 
 
+@pytest.mark.promise("lane-idles-while-set")
 @settings(max_examples=50, deadline=None)
 @given(
     case=st.builds(
@@ -170,6 +173,7 @@ def test_no_lane_idles_while_something_could_begin_in_chains(case: Chains) -> No
         assert row["busy"] >= 0.98
 
 
+@pytest.mark.promise("lane-idles-while-set")
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_lane_idles_while_something_could_begin_in_random_plans(seed: int) -> None:
@@ -178,6 +182,7 @@ def test_no_lane_idles_while_something_could_begin_in_random_plans(seed: int) ->
     assert row["most_skips_over_bound"] <= 0
 
 
+@pytest.mark.promise("lane-idles-while-set")
 def test_the_watch_sees_a_lane_that_is_left_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that takes nothing for its second lane: the oracle must say so."""
     from stageloom.shared.engine.choice import Chooser

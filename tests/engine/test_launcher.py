@@ -21,6 +21,7 @@ def _launches(driver: Driver, until_s: float) -> list[tuple[float, int]]:
         driver.at(wakeup)
 
 
+@pytest.mark.promise("launches-keep-spacing-batches")
 def test_strict_launches_are_spaced_by_the_interval() -> None:
     driver = Driver(chains(1, fields={"launch_interval_us": 1000, "work_conserving": False}))
     for _ in range(4):
@@ -28,6 +29,7 @@ def test_strict_launches_are_spaced_by_the_interval() -> None:
     assert _launches(driver, 1.0) == [(0.0, 1), (0.001, 1), (0.002, 1), (0.003, 1)]
 
 
+@pytest.mark.promise("launches-keep-spacing-batches")
 def test_the_spacing_counts_from_the_last_launch_not_from_a_grid() -> None:
     driver = Driver(chains(1, fields={"launch_interval_us": 1000, "work_conserving": False}))
     driver.submit("a")
@@ -69,6 +71,7 @@ def test_a_strict_launcher_leaves_a_lane_idle() -> None:
     assert len(driver.issued) == 1
 
 
+@pytest.mark.promise("launches-keep-spacing-batches")
 def test_a_batch_waits_for_company_at_most_its_delay() -> None:
     driver = Driver(chains(1, fields={"batch": 4, "batch_max_delay_us": 500}))
     driver.submit("a")

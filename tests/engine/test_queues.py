@@ -61,6 +61,7 @@ def test_the_lowest_priority_loses_newest_first() -> None:
     assert driver.order() == [0, 1, 4, 2]
 
 
+@pytest.mark.promise("queues-bounded-exactly-tasks")
 def test_the_bound_is_exact_in_tasks() -> None:
     driver = _driver(QueueRule.REFUSE_NEWEST, max_tasks=3)
     for _ in range(3):
@@ -70,6 +71,7 @@ def test_the_bound_is_exact_in_tasks() -> None:
     assert _outcomes(driver) == {5: "queue_full"}
 
 
+@pytest.mark.promise("queues-bounded-exactly-tasks")
 def test_the_bound_is_exact_in_bytes() -> None:
     driver = _driver(QueueRule.REFUSE_NEWEST, max_tasks=100, max_bytes=10)
     driver.submit("a", nbytes=4)
@@ -145,6 +147,7 @@ class _Reference:
         return self.tasks.pop(0)
 
 
+@pytest.mark.promise("queues-bounded-exactly-tasks")
 @pytest.mark.parametrize("rule", list(QueueRule))
 def test_queue_agrees_with_a_sorted_list(rule: QueueRule) -> None:
     random = Random(f"queue {rule}")

@@ -1,5 +1,7 @@
 """Shared inputs: one task for several models."""
 
+import pytest
+
 from stageloom.shared.plan import QueuePlan, QueueRule
 from tests.engine.driver import Driver
 from tests.engine.plans import chains, models_of, with_models
@@ -50,6 +52,7 @@ def _buffered() -> Driver:
     return driver
 
 
+@pytest.mark.promise("shared-input-enters-models")
 def test_a_shared_task_enters_only_when_all_its_buffers_are_free() -> None:
     """Task 3 waits for the buffer of `a`, so it does not enter `c` either."""
     driver = _buffered()
@@ -59,6 +62,7 @@ def test_a_shared_task_enters_only_when_all_its_buffers_are_free() -> None:
     assert driver.outcome(third) == "completed"
 
 
+@pytest.mark.promise("shared-input-enters-models")
 def test_no_younger_task_takes_a_buffer_that_an_older_one_waits_for() -> None:
     """Task 3 waits for `a` and so claims `c`; task 4 wants `b` and `c` and must not overtake it."""
     driver = _buffered()

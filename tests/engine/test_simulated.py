@@ -27,12 +27,14 @@ CHUNKS = 12
 SEEDS_PER_CHUNK = 25
 
 
+@pytest.mark.promise("under-seeded-simulator-over", "step-waits-another-lane")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_invariants_hold_over_random_plans_and_swaps(chunk: int) -> None:
     for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
         Scenario(seed).run()
 
 
+@pytest.mark.promise("under-seeded-simulator-over")
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_invariants_hold_over_many_random_plans_and_swaps() -> None:
@@ -40,6 +42,7 @@ def test_invariants_hold_over_many_random_plans_and_swaps() -> None:
         Scenario(seed).run()
 
 
+@pytest.mark.promise("under-seeded-simulator-over")
 def test_scenarios_exercise_every_mechanism() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
@@ -85,6 +88,7 @@ def _drop_one_dependency(random: Random) -> Callable[[Action], Action]:
     return spoil
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_a_dropped_dependency() -> None:
     _first_caught(
         Wrong, lambda seed: Scenario(seed, spoil=_drop_one_dependency(Random(seed)), check_after=False)
@@ -98,6 +102,7 @@ def test_hazard_check_notices_a_dropped_dependency() -> None:
     assert "not the exact set" in caught
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_hazard_check_notices_a_needless_dependency() -> None:
     def spoil(action: Action) -> Action:
         if isinstance(action, IssueStep) and action.step.id > 0:
@@ -109,6 +114,7 @@ def test_hazard_check_notices_a_needless_dependency() -> None:
     assert "not the exact set" in caught
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_an_output_that_is_not_staged() -> None:
     def spoil(action: Action) -> Action:
         if isinstance(action, IssueStep):
@@ -132,6 +138,7 @@ def _free_slots_early(bound: BoundPlan) -> BoundPlan:
     return replace(bound, models=models)
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_a_slot_that_is_released_early() -> None:
     _first_caught(Wrong, lambda seed: Scenario(seed, misread=_free_slots_early, check_after=False))
 
@@ -145,6 +152,7 @@ def test_memory_notices_a_read_that_the_core_does_not_know_of() -> None:
     _first_caught(Wrong, lambda seed: Scenario(seed, misread=_read_own_slot_only, check_after=False))
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
     def never_overdue(self: Rivals) -> None:
         self.turns += 1
@@ -153,6 +161,7 @@ def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "passed over" in _first_caught(AssertionError, Scenario)
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_audit_notices_a_launch_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Launcher.due_s
 
@@ -175,6 +184,7 @@ def test_audit_notices_a_slot_that_is_never_freed(monkeypatch: pytest.MonkeyPatc
     _first_caught(AssertionError, Scenario)
 
 
+@pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_a_lost_move() -> None:
     class Forgetful(PlayedEngine):
         def carry_out(self, action: Action) -> None:

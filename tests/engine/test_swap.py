@@ -31,6 +31,7 @@ def test_new_launches_go_to_the_new_plan() -> None:
     assert driver.issued[0].program.plan == 1
 
 
+@pytest.mark.promise("instances-move-new-plan")
 def test_an_instance_moves_where_its_cut_exists() -> None:
     driver = Driver(_plan(_cut(2, 4)))
     task = driver.submit("a")
@@ -54,6 +55,7 @@ def test_a_step_after_a_move_waits_for_what_the_move_waits_for() -> None:
     assert driver.issued[1].after == (0,)
 
 
+@pytest.mark.promise("instances-move-new-plan")
 def test_an_instance_whose_cut_is_gone_ends_on_the_old_plan() -> None:
     driver = Driver(_plan(_cut(2)))
     task = driver.submit("a")
@@ -81,6 +83,7 @@ def test_an_instance_moves_at_a_later_border() -> None:
     ]
 
 
+@pytest.mark.promise("instances-move-new-plan")
 def test_an_instance_moves_only_into_free_slots() -> None:
     """Two replicas stand at one cut, the new plan has one slot there: one moves, the other ends as it was."""
     models = [_cut(3, replicas=2), _cut(name="b")]

@@ -106,6 +106,7 @@ def test_slow_models_have_windows_of_twenty_instances() -> None:
     assert (window.from_s, window.to_s) == pytest.approx((trial.now + 0.2, trial.now + 2.0))
 
 
+@pytest.mark.promise("trial-statistics-pair-gives")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ratio", [0.9, 1.0, 1.1])
 def test_never_two_plans_in_one_window_and_a_drain_between_any_two(seed: int, ratio: float) -> None:

@@ -19,6 +19,7 @@ def share(results: Sequence[TrialResult], verdict: Verdict) -> float:
     return sum(result.verdict is verdict for result in results) / len(results)
 
 
+@pytest.mark.promise("trial-statistics-pair-gives")
 def test_a_plan_against_itself_gives_no_gain_in_95_of_100_trials(
     trials: dict[str, list[TrialResult]],
 ) -> None:
@@ -26,12 +27,14 @@ def test_a_plan_against_itself_gives_no_gain_in_95_of_100_trials(
     assert len(trials["same"]) == 1000
 
 
+@pytest.mark.promise("trial-statistics-pair-gives")
 def test_a_plan_5_percent_better_commits_in_90_of_100_trials(trials: dict[str, list[TrialResult]]) -> None:
     assert CASES["better"] == 1.05
     assert share(trials["better"], Verdict.COMMIT) >= 0.9
     assert max(result.seconds_s for result in trials["better"]) <= 60.0
 
 
+@pytest.mark.promise("trial-statistics-pair-gives")
 def test_a_plan_5_percent_worse_is_never_committed(trials: dict[str, list[TrialResult]]) -> None:
     assert CASES["worse"] == 0.95
     assert share(trials["worse"], Verdict.COMMIT) == 0.0

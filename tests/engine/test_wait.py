@@ -1,5 +1,7 @@
 """`wait: all` and `timeout`: synchronised rivals, and what keeps them from waiting for ever."""
 
+import pytest
+
 from stageloom.shared.plan import Wait
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
@@ -17,6 +19,7 @@ def test_none_never_waits() -> None:
     assert driver.ran() == [[(0, 0, 0)]]
 
 
+@pytest.mark.promise("waiting-rules-act-written")
 def test_all_waits_until_every_members_task_has_come() -> None:
     driver = _driver()
     driver.submit("a")
@@ -27,6 +30,7 @@ def test_all_waits_until_every_members_task_has_come() -> None:
     assert driver.ran() == [[(0, 0, 0), (1, 0, 0)], [(0, 0, 1), (1, 0, 1)]]
 
 
+@pytest.mark.promise("waiting-rules-act-written")
 def test_timeout_waits_so_long_and_no_longer() -> None:
     driver = _driver(Wait.TIMEOUT, wait_timeout_us=1000)
     driver.submit("a")
@@ -45,6 +49,7 @@ def test_timeout_does_not_wait_once_all_are_there() -> None:
     assert driver.ran() == [[(0, 0, 0), (1, 0, 0)]]
 
 
+@pytest.mark.promise("waiting-rules-act-written")
 def test_a_cancelled_instance_travels_on_as_an_empty_member() -> None:
     """1. Round one runs block 0 of both. 2. `a` is cancelled. 3. `b` runs block 1 alone, and the next round
     is not held up: without the empty member, round two's `a` would wait for `b`, which waits for `a`."""
@@ -80,6 +85,7 @@ def test_a_failed_instance_travels_on_too() -> None:
     assert driver.core.idle
 
 
+@pytest.mark.promise("waiting-rules-act-written")
 def test_all_acts_as_none_while_draining() -> None:
     driver = _driver()
     driver.submit("a")

@@ -1,5 +1,7 @@
 """What the planner answers to a request, whatever the listener passes on."""
 
+import pytest
+
 from stageloom.planner.dispatch.ports import EnrolAttempt
 from stageloom.planner.enrolment.service import BURST_PER_PEER, PER_S, EnrolmentDesk
 from stageloom.shared.clock import ManualClock
@@ -47,6 +49,7 @@ def test_a_key_is_admitted_before_its_device_is_told() -> None:
     assert admitted == [("new", KEY)]
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_only_the_digest_of_a_secret_reaches_the_store() -> None:
     store = Store()
     EnrolmentDesk(store.enrol, lambda device, key: None, ManualClock()).answer("10.0.0.1", _frame())
@@ -54,6 +57,7 @@ def test_only_the_digest_of_a_secret_reaches_the_store() -> None:
     assert "ssss" not in repr(store.attempts)
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_a_peer_enrols_at_a_limited_rate_and_others_are_served() -> None:
     clock = ManualClock()
     desk = EnrolmentDesk(Store().enrol, lambda device, key: None, clock)
@@ -65,6 +69,7 @@ def test_a_peer_enrols_at_a_limited_rate_and_others_are_served() -> None:
     assert isinstance(enrol.TO_DEVICE.decode(desk.answer("10.0.0.1", _frame())), enrol.EnrolReply)
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_all_peers_together_reach_the_store_at_a_limited_rate() -> None:
     store = Store()
     desk = EnrolmentDesk(store.enrol, lambda device, key: None, ManualClock())

@@ -25,6 +25,7 @@ def _join(token: JoinToken, name: str, keys: KeyPair, *, timeout_s: float = 20.0
     return join(token, DeviceId(name), keys, clock=SystemClock(), rng=Random(1), timeout_s=timeout_s)
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         keys, token = new_keys(), rig.token()
@@ -42,6 +43,7 @@ def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path
             wait_until(lambda: agent.connected)
 
 
+@pytest.mark.promise("device-tells-secret-certificate")
 def test_another_certificate_is_named_with_its_remedy_and_is_not_told_the_secret(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         token = replace(rig.token(), certificate=bytes(32))
@@ -61,6 +63,7 @@ def test_a_port_where_nobody_listens_is_named(tmp_path: Path) -> None:
         _join(token, "d", new_keys(), timeout_s=0.5)
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_a_listener_that_is_killed_is_started_again(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         pid = wait_until(lambda: rig.enrolment.pid)
@@ -69,6 +72,7 @@ def test_a_listener_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert _join(rig.token(), "new", new_keys()).device == "new"
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_the_listener_ends_with_its_planner(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         pid = wait_until(lambda: rig.enrolment.pid)
@@ -76,6 +80,7 @@ def test_the_listener_ends_with_its_planner(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_the_listener_knows_neither_zeromq_nor_a_database(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
         _join(rig.token(), "new", new_keys())
@@ -85,6 +90,7 @@ def test_the_listener_knows_neither_zeromq_nor_a_database(tmp_path: Path) -> Non
         assert library not in mapped
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_the_certificate_is_made_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "enrolment.pem"
     old = os.umask(0)
@@ -96,6 +102,7 @@ def test_the_certificate_is_made_once_and_private(tmp_path: Path) -> None:
     assert certificate_digest(path) == digest and len(digest) == 32
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_a_certificate_that_others_could_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "enrolment.pem"
     certificate_digest(path)

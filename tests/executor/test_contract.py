@@ -103,6 +103,7 @@ def alone() -> Iterator[object]:
         yield pytest.param(*values, 100, id=f"{label}-100", marks=full)
 
 
+@pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize(("executor", "name", "schedule", "repeats"), list(alone()), indirect=["executor"])
 def test_every_block_border_equals_the_whole_model(
     executor: Executor, name: str, schedule: str, repeats: int
@@ -113,6 +114,7 @@ def test_every_block_border_equals_the_whole_model(
     assert found.tensors == crossing * repeats
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 @pytest.mark.parametrize("kind", [*SATURATED, *ROUNDED])
 def test_nets_with_saturated_heads_half_precision_and_int8_equal_the_whole_model(
     kind: str, executor: Executor
@@ -143,6 +145,7 @@ def test_every_schedule_of_the_contract_runs_and_merges_are_among_them() -> None
 TRIO = ("squeezenet_bypass", "googlenet", "squeezenet")
 
 
+@pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize("repeats", [FEW, MANY])
 @pytest.mark.parametrize("barrier", Barrier)
 @pytest.mark.parametrize(
@@ -164,6 +167,7 @@ def test_combined_blocks_of_several_models_equal_the_whole_models(
     )
 
 
+@pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize("repeats", [2, MANY])
 @pytest.mark.parametrize(
     "schedule", ["merged", pytest.param("random_stages", marks=pytest.mark.full), "opara"]
@@ -178,6 +182,7 @@ def test_every_mask_of_a_combined_block_equals_the_whole_models(
             agrees(executor, case, repeats)
 
 
+@pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize("repeats", [2, MANY])
 @pytest.mark.parametrize("schedule", ["merged", pytest.param("random_stages", marks=pytest.mark.full)])
 def test_rows_of_a_padded_batch_equal_single_runs(schedule: str, repeats: int, executor: Executor) -> None:
@@ -187,6 +192,7 @@ def test_rows_of_a_padded_batch_equal_single_runs(schedule: str, repeats: int, e
             agrees(executor, case, repeats)
 
 
+@pytest.mark.promise("contract-suite-block-border")
 def test_replicas_in_one_combined_block_keep_their_instances_apart(executor: Executor) -> None:
     agrees(executor, cases.replicas(subject("googlenet"), "merged", executor.name), FEW)
 
@@ -216,6 +222,7 @@ class SlowCaller:
             time.sleep(5e-3)
 
 
+@pytest.mark.promise("merge-stage-convolution-equal")
 @pytest.mark.parametrize("which", [3, 11, 20])
 def test_a_dropped_edge_is_found(which: int, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. One operator runs on a stream of its own. 2. It does not wait for what it reads. 3. That shows."""
@@ -264,6 +271,7 @@ def test_a_stale_slot_is_found(block: int, executor: Executor, monkeypatch: pyte
 # The part of the executor that computes nothing
 
 
+@pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule: str) -> None:
     for case in cases.masks([subject(name) for name in TRIO], schedule, "null"):
@@ -282,6 +290,7 @@ def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule
 # Rival policies
 
 
+@pytest.mark.promise("plans-rival-policies-keep")
 @pytest.mark.parametrize("name", sorted(policies()))
 def test_plans_of_rival_policies_equal_the_whole_models(name: str, executor: Executor) -> None:
     """Two real models under every policy, at the most tasks that an instance takes."""

@@ -105,6 +105,7 @@ CASES: dict[str, tuple[list[dict[str, object]], tuple[int, ...], dict[str, objec
 }
 
 
+@pytest.mark.promise("merge-stage-convolution-equal")
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_a_merged_session_computes_what_its_operators_compute_alone(

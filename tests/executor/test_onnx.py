@@ -39,6 +39,7 @@ def onnx() -> Iterator[OnnxExecutor]:
     made.close()
 
 
+@pytest.mark.promise("second-plan-reuses-sessions")
 def test_a_second_plan_reuses_sessions_and_states_no_bytes_for_them(onnx: OnnxExecutor) -> None:
     model = artifact_of("squeezenet")
     cuts = model.graph.partition("paper")
@@ -59,6 +60,7 @@ def test_a_second_plan_reuses_sessions_and_states_no_bytes_for_them(onnx: OnnxEx
     assert onnx.sessions == 0
 
 
+@pytest.mark.promise("second-plan-reuses-sessions")
 def test_a_plan_that_comes_back_states_no_bytes_until_its_memory_is_wanted(onnx: OnnxExecutor) -> None:
     model = artifact_of("squeezenet")
     plan = plan_of([model], [()], [[Member(0, 0, 0)]])
@@ -124,6 +126,7 @@ def test_operators_are_timed_only_while_idle(onnx: OnnxExecutor) -> None:
     assert set(busy) == {NOT_TIMED}
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_an_operator_that_refuses_seeded_values_is_not_timed_and_those_behind_it_are(
     onnx: OnnxExecutor, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def masks() -> Iterator[tuple[int, dict[int, int]]]:
         yield mask, dict.fromkeys(bits(mask), 1)
 
 
+@pytest.mark.promise("mask-runs-sessions-loaded")
 @pytest.mark.parametrize("draw", [random_streams, random_stages, lambda graph, _: merged(graph)])
 def test_every_mask_runs_on_the_sessions_of_a_loaded_plan(draw: Draw) -> None:
     for seed, barrier in product(range(5), Barrier):

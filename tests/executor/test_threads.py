@@ -44,6 +44,7 @@ def test_items_run_once_and_after_what_they_wait_for(seed: int, max_threads: int
         assert all(place[before] < place[index] for before in (*item.waits, *earlier))
 
 
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_two_groups_run_side_by_side_the_first_on_the_callers_thread() -> None:
     pool = StreamPool()
     pool.grow(1)
@@ -61,6 +62,7 @@ def test_two_groups_run_side_by_side_the_first_on_the_callers_thread() -> None:
     assert names[0] == threading.get_ident() != names[1]
 
 
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None:
     """1. Another run keeps the only helper. 2. A stage of two groups ends without it."""
     pool = StreamPool()
@@ -87,6 +89,7 @@ def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None
     assert names == [caller, caller]
 
 
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
     """1. Another lane's step takes one core of two: both groups run on the caller's thread. 2. It ended."""
     now_s = 0.0
@@ -128,6 +131,7 @@ def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
     assert len(set(names)) == 2
 
 
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
     """1. The caller has ended its group and sleeps. 2. The helper ends the other one and begins item 2."""
     pool = StreamPool()
@@ -161,6 +165,7 @@ def _until(condition: Callable[[], bool]) -> bool:
     return True
 
 
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_without_helpers_a_run_ends_all_the_same() -> None:
     ran: list[int] = []
     StreamPool().run(assign([_item(0, ()), _item(1, ()), _item(2, (0, 1))], 3), ran.append)

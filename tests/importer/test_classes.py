@@ -44,6 +44,7 @@ def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 @pytest.mark.parametrize("name", CLASSES)
 def test_it_imports_and_every_cut_computes_what_the_file_does(name: str, tmp_path: Path) -> None:
     sample = CLASSES[name]()
@@ -66,6 +67,7 @@ def test_it_imports_and_every_cut_computes_what_the_file_does(name: str, tmp_pat
         np.testing.assert_allclose(found[output], array, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 @pytest.mark.parametrize("name", CLASSES)
 def test_it_runs_through_the_engine(name: str, tmp_path: Path) -> None:
     """As `stageloom-agent verify` does; an output that no input reaches need not be sensitive to one."""
@@ -82,6 +84,7 @@ def test_it_runs_through_the_engine(name: str, tmp_path: Path) -> None:
     assert report.sensitivity > 1e-2
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_float16_stays_float16(tmp_path: Path) -> None:
     """Without such kernels onnxruntime casts and takes operators apart; the artifact must not."""
     sample = CLASSES["float16"]()
@@ -95,6 +98,7 @@ def test_float16_stays_float16(tmp_path: Path) -> None:
     assert "Cast" not in kinds and "Shape" not in kinds
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_external_data_is_embedded_and_runs(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(np.arange(16, dtype=np.float32).tobytes())
     path = write_external(tmp_path, "w.bin")
@@ -103,6 +107,7 @@ def test_external_data_is_embedded_and_runs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(artifact.onnx_bytes(), feeds)["y"], [[24, 27, 30, 33]])
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 @pytest.mark.parametrize("ir_version", range(3, onnx.IR_VERSION + 1))
 def test_files_of_every_ir_version_import(ir_version: int, tmp_path: Path) -> None:
     sample = CLASSES["old_file" if ir_version == 3 else "dynamic_axes"]()
@@ -114,6 +119,7 @@ def test_files_of_every_ir_version_import(ir_version: int, tmp_path: Path) -> No
     assert len(artifact.graph.inputs) == 1
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 @pytest.mark.parametrize("opset", range(7, 27))
 def test_files_of_every_opset_import(opset: int, tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
@@ -125,6 +131,7 @@ def test_files_of_every_opset_import(opset: int, tmp_path: Path) -> None:
     assert report.operators == 1 and report.opset == opset
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_random_operators_are_ordinary_ones_and_forbid_a_batch(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["noise"], name="noise"),
@@ -139,6 +146,7 @@ def test_random_operators_are_ordinary_ones_and_forbid_a_batch(tmp_path: Path) -
     assert report.batch_reason == "node 'noise' differs from run to run"
 
 
+@pytest.mark.promise("whatever-onnxruntime-runs-pinned")
 def test_weights_that_folding_adds_have_names_that_onnxruntime_does_not_give_again(tmp_path: Path) -> None:
     """It adds the shapes of a Gemm's reshapes; loading the file again, it would add them again and fail."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]

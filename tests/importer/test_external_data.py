@@ -37,6 +37,7 @@ def test_plain_data_beside_the_model_is_embedded(folder: Path) -> None:
     assert not weight.external_data and weight.data_location == TensorProto.DEFAULT
 
 
+@pytest.mark.promise("external-data-leaves-model")
 @pytest.mark.parametrize(
     ("location", "reason"),
     [
@@ -55,18 +56,21 @@ def test_a_location_outside_the_folder_is_refused(folder: Path, location: str, r
         read_model(write_external(folder, location), LIMITS)
 
 
+@pytest.mark.promise("external-data-leaves-model")
 def test_a_symbolic_link_is_refused(folder: Path) -> None:
     (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
     with pytest.raises(ModelError, match="goes through a link"):
         read_model(write_external(folder, "link.bin"), LIMITS)
 
 
+@pytest.mark.promise("external-data-leaves-model")
 def test_a_linked_folder_on_the_way_is_refused(folder: Path) -> None:
     (folder / "data").symlink_to(folder.parent)
     with pytest.raises(ModelError, match="goes through a link"):
         read_model(write_external(folder, "data/secret.bin"), LIMITS)
 
 
+@pytest.mark.promise("external-data-leaves-model")
 def test_a_hard_link_is_refused(folder: Path) -> None:
     os.link(folder.parent / "secret.bin", folder / "hard.bin")
     with pytest.raises(ModelError, match="it is a hard link, the file has 2 names"):
@@ -79,6 +83,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(folder: Path) -> Non
         read_model(write_external(folder, "pipe"), LIMITS)
 
 
+@pytest.mark.promise("external-data-leaves-model")
 @pytest.mark.parametrize(
     ("offset", "length"), [(0, 65), (64, 1), (-4, 4), (60, 8), (0, 2**62), (2**62, 4), ("x", 4)]
 )
@@ -108,6 +113,7 @@ def test_external_data_in_a_sub_graph_follows_the_same_rules(folder: Path) -> No
         read_model(path, LIMITS)
 
 
+@pytest.mark.promise("old-files-gain-phantom")
 def test_swapping_the_weights_file_changes_the_digest(folder: Path, tmp_path: Path) -> None:
     path = write_external(folder, "w.bin")
     before = import_model(path, shapes={}, out_dir=tmp_path / "out")

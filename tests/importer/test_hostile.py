@@ -41,6 +41,7 @@ def _fine() -> onnx.ModelProto:
     return model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])])
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 def test_a_tiny_model_that_allocates_2_gib_is_refused_before_anything_runs(tmp_path: Path) -> None:
     data = allocating_2_gib()
     assert len(data) <= 67
@@ -59,6 +60,7 @@ def test_many_foldable_constants_are_refused_together(tmp_path: Path) -> None:
         built_here(model, tmp_path)
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 def test_an_allocation_hidden_from_shape_inference_meets_the_memory_limit(tmp_path: Path) -> None:
     # Range with computed bounds has no static size; the child's address space ends it.
     nodes = [
@@ -73,6 +75,7 @@ def test_an_allocation_hidden_from_shape_inference_meets_the_memory_limit(tmp_pa
     assert "memory" in str(error) or "alloc" in str(error)
 
 
+@pytest.mark.promise("dead-nodes-too-many")
 def test_60000_dead_nodes_cost_next_to_nothing(tmp_path: Path) -> None:
     """They go before the checker, shape inference and onnxruntime, which took minutes of processor time."""
     dead = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(60_000)]
@@ -84,6 +87,7 @@ def test_60000_dead_nodes_cost_next_to_nothing(tmp_path: Path) -> None:
     assert report.operators == 1
 
 
+@pytest.mark.promise("dead-nodes-too-many")
 def test_too_many_nodes_are_refused_before_anything_runs(tmp_path: Path) -> None:
     chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
     model = model_of(chain, [info("x", [1])], [info("d49", [1])])
@@ -91,6 +95,7 @@ def test_too_many_nodes_are_refused_before_anything_runs(tmp_path: Path) -> None
     assert str(error) == "the model has more than 49 nodes; raise the limit nodes if you trust the file"
 
 
+@pytest.mark.promise("dead-nodes-too-many")
 def test_functions_count_as_often_as_they_are_called(tmp_path: Path) -> None:
     """Thirty functions that call the next one twice make a graph of a thousand million nodes."""
     model = model_of(
@@ -107,6 +112,7 @@ def test_functions_count_as_often_as_they_are_called(tmp_path: Path) -> None:
     assert "more than 100000 nodes" in str(_refusal(model, tmp_path))
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 def test_3000_chained_functions_are_refused(tmp_path: Path) -> None:
     assert "importer crashed" not in str(_refusal(chained_functions(3000), tmp_path))
 
@@ -122,6 +128,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, data: bytes) -> None:
     _refusal(data, tmp_path)
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
@@ -136,6 +143,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
         import_model(tmp_path / what, shapes={}, out_dir=tmp_path / "out")
 
 
+@pytest.mark.promise("open-dimensions-inputs-named")
 @pytest.mark.parametrize(
     ("shape", "claimed", "example"),
     [
@@ -163,6 +171,7 @@ def test_an_open_dimension_is_named_with_an_example_of_the_right_rank(
     assert report.inputs[0].shape == pinned["x"]
 
 
+@pytest.mark.promise("open-dimensions-inputs-named")
 def test_open_dimensions_of_all_inputs_are_named_at_once(tmp_path: Path) -> None:
     inputs = [info("ids", ["b", "s"]), info("fixed", [1, 4]), info("mask", ["b", "s"])]
     nodes = [helper.make_node("Sum", ["ids", "fixed", "mask"], ["y"])]
@@ -197,6 +206,7 @@ def test_shapes_that_contradict_an_operator_are_refused(tmp_path: Path) -> None:
     _refusal(model, tmp_path)
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     error = _refusal(_fine(), tmp_path, limits=ImportLimits(wall_s=0.01))
     assert "took longer than 0.01 s" in str(error) and "wall_s" in error.remedy
@@ -243,6 +253,7 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.promise("hostile-files-refused-reason")
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 def test_a_killed_importer_leaves_no_child_and_the_next_import_sweeps(tmp_path: Path) -> None:
     (tmp_path / "endless.onnx").write_bytes(_endless().SerializeToString())

@@ -29,6 +29,7 @@ def _light(name: str) -> object:
     return pytest.param(name, marks=[pytest.mark.full] if name in LARGE_LIGHT else [])
 
 
+@pytest.mark.promise("old-files-gain-phantom")
 @pytest.mark.parametrize("name", [_light(name) for name in SMALL_LIGHT + LARGE_LIGHT])
 def test_light_models_import_without_phantom_inputs(imported: Imported, name: str) -> None:
     """Folded initializers of IR 3 files must not stay behind as inputs; vgg19 grows from 9 KB to 513 MB."""
@@ -44,6 +45,7 @@ def test_every_light_model_of_the_package_is_tested() -> None:
     assert {path.stem for path in LIGHT.glob("*.onnx")} == {*SMALL_LIGHT, *LARGE_LIGHT}
 
 
+@pytest.mark.promise("artifact-computes-file-run")
 @pytest.mark.parametrize("name", ["light_squeezenet", "light_shufflenet"])
 def test_the_normalised_model_computes_what_the_file_does(imported: Imported, name: str) -> None:
     _, artifact = imported(name)
@@ -55,6 +57,7 @@ def test_the_normalised_model_computes_what_the_file_does(imported: Imported, na
         np.testing.assert_allclose(after[output], before[output], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.promise("old-files-gain-phantom")
 def test_one_file_gives_one_digest_in_every_process(tmp_path: Path) -> None:
     """onnxruntime orders by hash tables that differ from process to process."""
     path = LIGHT / "light_shufflenet.onnx"
@@ -120,6 +123,7 @@ def test_open_dimensions_are_pinned_by_the_caller(tmp_path: Path) -> None:
     assert operator.weight_bytes == 4 * 4 * 3
 
 
+@pytest.mark.promise("cannot-cut-stays-opaque")
 def test_control_flow_stays_one_opaque_operator_that_runs(tmp_path: Path) -> None:
     then, other = (
         helper.make_graph([helper.make_node(kind, ["r"], ["o"])], kind, [], [info("o", [1, 4])])
@@ -145,6 +149,7 @@ def test_control_flow_stays_one_opaque_operator_that_runs(tmp_path: Path) -> Non
     np.testing.assert_array_equal(run(cut.onnx_bytes, feeds)["i"], -feeds["r"])
 
 
+@pytest.mark.promise("cannot-cut-stays-opaque")
 def test_operators_of_other_domains_run_as_opaque_ones(tmp_path: Path) -> None:
     """onnx knows neither their types nor their shapes; onnxruntime does."""
     nodes = [
@@ -193,6 +198,7 @@ def test_a_disk_that_takes_no_more_is_a_storage_error(tmp_path: Path) -> None:
     assert "cannot write the artifact to" in done.stdout and done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.promise("cannot-cut-stays-opaque")
 def test_sequences_stay_inside_one_opaque_operator(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
@@ -225,6 +231,7 @@ def test_strings_inside_a_model_stay_in_one_opaque_operator(tmp_path: Path) -> N
     np.testing.assert_array_equal(found, [[0, 1, 0]])
 
 
+@pytest.mark.promise("runs-overrule-claims-shapes")
 def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["co"]), helper.make_node("Concat", ["a", "a"], ["ao"], axis=1)],
@@ -237,11 +244,13 @@ def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
     assert _report(model, tmp_path).outputs[0].shape == (1, 16)
 
 
+@pytest.mark.promise("runs-overrule-claims-shapes")
 def test_an_output_whose_shape_differs_from_run_to_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="unsupported: output 'rows': its shape differs"):
         _report(varying_loop(), tmp_path)
 
 
+@pytest.mark.promise("runs-overrule-claims-shapes")
 def test_a_model_that_no_run_satisfies_is_taken_as_inference_describes_it(tmp_path: Path) -> None:
     """Only its users know what it asks for: here a position that zeros and ones do not name."""
     nodes = [
@@ -262,6 +271,7 @@ def _report(model: onnx.ModelProto, tmp_path: Path) -> ImportReport:
     return import_model(path, shapes={}, out_dir=tmp_path / "out")
 
 
+@pytest.mark.promise("batch-allowed-where-rows")
 @pytest.mark.parametrize(
     ("node", "reason"),
     [

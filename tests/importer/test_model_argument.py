@@ -35,6 +35,7 @@ names = st.none() | st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,4}\Z")
 pins = st.lists(st.tuples(inputs, dims), max_size=3, unique_by=lambda pin: pin[0]).map(tuple)
 
 
+@pytest.mark.promise("model-file-name-pinned")
 @given(st.builds(ModelArgument, paths, names, pins))
 @example(ModelArgument("n=n=n=", "n", (("n", (1,)),)))
 @example(ModelArgument("m.onnx", None, (("a=1", (2,)), (",b", ()))))
@@ -47,6 +48,7 @@ def test_what_is_written_is_read_again_where_its_file_exists(argument: ModelArgu
     assert parse_model(text, is_file=only(argument.path)) == argument
 
 
+@pytest.mark.promise("model-file-name-pinned")
 @given(st.text(ODD + "0123456789", max_size=24), st.sets(paths, max_size=3))
 def test_any_text_is_read_or_refused_in_one_line(text: str, files: set[str]) -> None:
     try:
@@ -61,6 +63,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str, files: set[str]) -> 
 X: tuple[tuple[str, tuple[int, ...]], ...] = (("x", (1, 4)),)
 
 
+@pytest.mark.promise("model-file-name-pinned")
 @pytest.mark.parametrize(
     ("text", "files", "found"),
     [
@@ -157,6 +160,7 @@ def _saved(folder: Path) -> Path:
     return folder / "m.onnx"
 
 
+@pytest.mark.promise("model-file-name-pinned")
 def test_a_repeated_input_lists_the_models_inputs_with_their_open_dimensions(tmp_path: Path) -> None:
     file = _saved(tmp_path)
     assert list_inputs(file) == "'x' (nx?x4), 'w' (scalar)"

@@ -37,6 +37,7 @@ def _require_equal(source: ModelSource, parts: Sequence[Sequence[int]], batch: i
         assert relative_difference(cut[name], value) <= 1e-5
 
 
+@pytest.mark.promise("artifact-computes-file-run")
 @pytest.mark.parametrize("name", [*ZOO, "light_shufflenet", "light_densenet121"])
 @pytest.mark.parametrize("partition", ["whole", "base", "paper"])
 def test_blocks_of_every_partition_reproduce_the_model(imported: Imported, name: str, partition: str) -> None:
@@ -48,6 +49,7 @@ def test_blocks_of_every_partition_reproduce_the_model(imported: Imported, name:
     _require_equal(source, _ranges(artifact.graph, artifact.graph.partition(partition)))
 
 
+@pytest.mark.promise("artifact-computes-file-run")
 @pytest.mark.parametrize("name", ["inception_v3", "squeezenet_bypass", "light_shufflenet"])
 def test_single_operators_reproduce_the_model(imported: Imported, name: str) -> None:
     _, artifact = imported(name)
@@ -64,6 +66,7 @@ def test_the_extracted_whole_equals_the_stored_file(imported: Imported) -> None:
     np.testing.assert_array_equal(run(cut.onnx_bytes, feeds)["logits"], stored["logits"])
 
 
+@pytest.mark.promise("batch-allowed-where-rows")
 def test_a_batch_of_blocks_equals_single_runs(imported: Imported) -> None:
     _, artifact = imported("squeezenet_bypass")
     graph, source = artifact.graph, ModelSource.open(artifact)
@@ -145,6 +148,7 @@ def _random_model(draw: st.DrawFn) -> tuple[list[tuple[str, list[str]]], list[in
     return rows, outputs, draw(st.lists(st.integers(1, 40), max_size=4))
 
 
+@pytest.mark.promise("artifact-computes-file-run")
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(_random_model())
 def test_random_graphs_are_reproduced_from_random_cuts(

@@ -39,6 +39,7 @@ def _built(name: str, width: float = 1.0) -> Built:
     return build_graph(model, infer_values(model), parse_borders(carried))
 
 
+@pytest.mark.promise("parameters-gflop-fused-units")
 @pytest.mark.parametrize(
     ("name", "parameters_m", "gflop", "units", "path"),
     [
@@ -110,6 +111,7 @@ def test_rewiring_keeps_the_number_of_edges_and_makes_no_loop(seed: int) -> None
     assert graph != watts_strogatz(32, 4, 0.75, seed + 1)
 
 
+@pytest.mark.promise("parameters-gflop-fused-units")
 @pytest.mark.parametrize(
     ("name", "blocks", "operators"),
     [("inception_v3", 13, 119), ("resnet50", 5, 87), ("squeezenet_bypass", 12, 50)],
@@ -179,6 +181,7 @@ def _isomorphic(
     return extend([])
 
 
+@pytest.mark.promise("parameters-gflop-fused-units")
 @pytest.mark.parametrize(
     ("name", "oracle"), [("inception_v3", "inception_v3"), ("squeezenet_bypass", "squeezenet")]
 )

@@ -42,6 +42,7 @@ from tests.search.graphs import union, unions
 LIMITS = Limits(r=3, s=8)
 
 
+@pytest.mark.promise("scheduler-gpg-legal-above")
 @settings(max_examples=15, deadline=None)
 @given(
     graph=unions(max_ops=5),

@@ -47,6 +47,7 @@ def states(graph: CombinedGraph, count: int = 12) -> list[int]:
     return found
 
 
+@pytest.mark.promise("learned-policy-features-paper")
 def test_the_plain_forward_pass_equals_torchs(model: GpgModel) -> None:
     graphs = [block(2, seed) for seed in range(3)]
     parts, wanted_actions, wanted_values = [], [], []
@@ -65,6 +66,7 @@ def test_the_plain_forward_pass_equals_torchs(model: GpgModel) -> None:
     assert np.ptp(actions) > 1e-4  # a pass that ignored the states would agree, too
 
 
+@pytest.mark.promise("learned-policy-features-paper")
 def test_renewing_the_leaves_alone_equals_embedding_what_is_left_anew(model: GpgModel) -> None:
     """Equation 5 looks at predecessors only, and a state is closed under them."""
     graph, costs = block(2)
@@ -92,6 +94,7 @@ def test_levels_put_every_operator_below_its_predecessors() -> None:
     assert levels(graph) == [[0, 4], [1, 2, 5], [3, 6]]
 
 
+@pytest.mark.promise("learned-policy-features-paper")
 def test_the_operators_row_holds_what_the_paper_lists() -> None:
     graph, costs = block(1)
     rows = operator_rows(graph, measures(graph, costs))

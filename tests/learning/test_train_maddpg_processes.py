@@ -98,6 +98,7 @@ def history(out: Path) -> list[dict[str, Any]]:
 LONG = ["--transitions", "420", "--budget", "5m"]
 
 
+@pytest.mark.promise("worker-trains-this-process")
 def test_a_killed_learner_goes_on_from_its_last_validation_and_ends_as_if_it_had_not_been(
     home: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_killed_worker_is_replaced_and_the_training_ends_with_all_its_transiti
     assert printed["ended"] == "done" and printed["transitions"] == 420
 
 
+@pytest.mark.promise("worker-trains-this-process")
 def test_a_killed_ray_actor_loses_nothing_but_its_work(home: Path, tmp_path: Path) -> None:
     """While Ray starts, plain processes do the work; the actor of Ray is killed while it does some."""
     training = Training(home, tmp_path / "out", *LONG, "--ray-address", "local")
@@ -152,6 +154,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_leaves_no_process(home: Path, tmp_path
     assert Store(home).read(plan_info, printed["plan"])
 
 
+@pytest.mark.promise("worker-trains-this-process")
 def test_a_training_does_not_notice_that_the_planner_was_killed_and_keeps_its_policy_beside_the_next(
     home: Path, tmp_path: Path
 ) -> None:

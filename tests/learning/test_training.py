@@ -44,12 +44,14 @@ def run(settings: GpgSettings = FEW, **more: object) -> GpgResult:
     return train(drawing(), settings, names=NAMES, costs="analytic", **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("seed-gives-policy-interrupted")
 def test_a_seed_gives_one_policy_and_another_seed_another() -> None:
     once, again, other = run(), run(), run(replace(FEW, seed=6, imitation_steps=1, episodes=0))
     assert once.checkpoint == again.checkpoint != other.checkpoint
     assert once.ended == "done" and once.steps == 5
 
 
+@pytest.mark.promise("seed-gives-policy-interrupted")
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """1. a run is ended by Ctrl-C in the fourth step; 2. it leaves the best so far; 3. the same command ends
     with the policy that an undisturbed run ends with."""
@@ -155,6 +157,7 @@ def test_equation_7_pulls_q_towards_the_reward_and_what_follows() -> None:
     assert loss.item() == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.promise("learned-policy-features-paper")
 def test_equation_7_moves_omega_alone_and_equation_8_theta_alone() -> None:
     torch.manual_seed(1)
     model, target = GpgModel(), GpgModel()
@@ -169,6 +172,7 @@ def test_equation_7_moves_omega_alone_and_equation_8_theta_alone() -> None:
     assert all(one.grad is None for one in target.parameters())
 
 
+@pytest.mark.promise("learned-policy-features-paper")
 def test_equation_8_raises_the_critics_value_of_the_action() -> None:
     torch.manual_seed(1)
     model = GpgModel()
@@ -193,6 +197,7 @@ def test_curves_hold_every_validation() -> None:
     assert svg.count("stroke-dasharray") == 1
 
 
+@pytest.mark.promise("seed-gives-policy-interrupted")
 def test_checkpoints_round_trip_and_broken_ones_are_refused() -> None:
     raw = run(replace(FEW, imitation_steps=1, episodes=0)).checkpoint
     assert encode(decode(raw)) == raw

@@ -97,6 +97,7 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
         AdminServer(tmp_path / ("x" * 120), _handle)
 
 
+@pytest.mark.promise("requests-wait-store-wait")
 def test_requests_that_wait_for_the_store_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Many more pushes than threads; none is answered before the last one was taken."""
     many, taken = 200, list[Future[admin.AdminReply]]()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.shared.messages import control
 from tests.link.test_device_core import Driver
@@ -34,6 +36,7 @@ def ack(number: int, boot: int = BOOT) -> ev.Received:
     return ev.Received(control.AlarmAck(boot=boot, number=number))
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
 def test_an_alarm_is_sent_at_once_and_again_until_it_is_acknowledged() -> None:
     driver = Driver().online()
     (first,) = alarms(driver.do(raised()))
@@ -101,6 +104,7 @@ def test_a_full_disk_does_not_keep_an_alarm_from_the_planner() -> None:
     assert len(alarms(driver.do(raised()))) == 1
 
 
+@pytest.mark.promise("another-power-mode-planned")
 def test_a_change_of_power_mode_is_said_before_the_alarm_that_it_causes_and_in_it() -> None:
     """And once: the same environment again is nothing new."""
     driver = Driver().online()

@@ -29,6 +29,7 @@ def _heartbeat(**changes: Any) -> bytes:
     return PLAIN + body
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.hex")), ids=lambda path: path.stem)
 def test_every_frame_of_the_corpus_is_refused_by_every_decoder(path: Path) -> None:
     frame = bytes.fromhex(path.read_text())
@@ -41,6 +42,7 @@ def test_the_corpus_is_there() -> None:
     assert len(list(CORPUS.glob("*.hex"))) >= 15
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 @given(frame=st.binary(max_size=400))
 @settings(max_examples=300, deadline=None)
 def test_random_bytes_decode_or_are_refused(frame: bytes) -> None:
@@ -57,6 +59,7 @@ JSON_LIKE: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 @given(value=JSON_LIKE, index=st.integers(0, len(MESSAGES) - 1), field=st.integers(0, 20))
 @settings(max_examples=300, deadline=None)
 def test_a_message_with_one_field_replaced_decodes_or_is_refused(value: Any, index: int, field: int) -> None:
@@ -92,6 +95,7 @@ def test_compression_is_used_only_where_it_is_smaller() -> None:
     assert pack_body(bytes(i * i * 7919 % 251 for i in range(255)))[:1] == PLAIN
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 @pytest.mark.parametrize("size", [4 << 10, (4 << 10) + 1])
 def test_the_decompressed_size_is_exact(size: int) -> None:
     frame = ZLIB + zlib.compress(b"\xc0" * size)
@@ -102,6 +106,7 @@ def test_the_decompressed_size_is_exact(size: int) -> None:
             unpack_body(frame, SMALL)
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 def test_a_zip_bomb_is_refused_without_growing() -> None:
     """64 MiB of zeros in 64 KiB: the decompressor stops at the limit instead of finding out."""
     frame = ZLIB + zlib.compress(bytes(64 << 20))
@@ -121,6 +126,7 @@ def test_a_compressed_stream_must_end_and_nothing_may_follow() -> None:
         unpack_body(ZLIB + packed + b"\x00", SMALL)
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_two_megabytes_of_empty_lists_stop_at_the_frame_size_or_the_item_limit(codec: Codec[Any]) -> None:
     lists = b"\xdd" + (2 << 20).to_bytes(4, "big") + b"\x90" * (2 << 20)
@@ -138,6 +144,7 @@ def _deep_map(depth: int) -> bytes:
     return b"\x81\xa1a" * depth + b"\xc0"
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 @pytest.mark.parametrize("deep", [_deep_list, _deep_map])
 @pytest.mark.parametrize("depth", [100, 600, 1_000, 100_000])
 def test_deep_nesting_is_refused(deep: Callable[[int], bytes], depth: int) -> None:
@@ -146,6 +153,7 @@ def test_deep_nesting_is_refused(deep: Callable[[int], bytes], depth: int) -> No
         convert(unpack(deep(depth), limits), control.ControlToPlanner)
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 def test_duplicate_keys_are_refused() -> None:
     body = b"\x82\xa1a\x01\xa1a\x02"
     assert msgpack.unpackb(body) == {"a": 2}
@@ -184,6 +192,7 @@ def test_a_heartbeat_with_one_bad_field_is_refused(changes: dict[str, Any]) -> N
         control.TO_PLANNER.decode(_heartbeat(**changes))
 
 
+@pytest.mark.promise("zip-bombs-deep-nesting")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinity_are_refused_in_both_directions(value: float) -> None:
     assert telemetry.decode_row(msgpack.packb([1, [10, "m", -1.0, 1.0]]))

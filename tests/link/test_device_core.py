@@ -126,6 +126,7 @@ def test_an_artifact_that_is_damaged_after_the_check_is_fetched_again_before_the
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
 
+@pytest.mark.promise("last-known-good-whose")
 def test_last_known_good_whose_artifact_is_damaged_waits_for_it_and_is_committed_again() -> None:
     """1. A committed plan's artifact is found damaged at a start. 2. It is fetched. 3. The plan runs."""
     driver = Driver().online()
@@ -148,6 +149,7 @@ def test_last_known_good_whose_artifact_is_damaged_waits_for_it_and_is_committed
     )
 
 
+@pytest.mark.promise("late-answer-revive-superseded")
 def test_late_answers_do_not_revive_a_superseded_plan() -> None:
     driver = Driver().online()
     driver.to_probation(1)
@@ -182,6 +184,7 @@ def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
     assert (driver.core.report().epoch, driver.core.report().generation) == (2, 1)
 
 
+@pytest.mark.promise("late-answer-revive-superseded")
 def test_a_rolled_back_device_never_reports_up_to_date() -> None:
     driver = Driver(LinkState(last_good=GOOD)).online()
     driver.to_probation()
@@ -216,6 +219,7 @@ AFTER_A_KILL = [
 """Per state found at boot, with the boots under probation so far: the state that it becomes."""
 
 
+@pytest.mark.promise("late-answer-revive-superseded")
 @pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
     state = LinkState(
@@ -227,6 +231,7 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
     assert driver.core.report().active == GOOD.ref.digest
 
 
+@pytest.mark.promise("full-disk-boot-postpones")
 @pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
     found: DeviceState, boots: int, then: DeviceState
@@ -267,6 +272,7 @@ def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
     assert driver.core.disk.error is None
 
 
+@pytest.mark.promise("late-answer-revive-superseded")
 def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
@@ -279,6 +285,7 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     assert actions.index("Persist") < actions.index("ActivatePlan"), "tried again"
 
 
+@pytest.mark.promise("steps-start-would-undo")
 def test_steps_that_a_start_would_undo_are_believed_and_reported_but_not_written() -> None:
     driver = Driver().online()
     assert kinds(driver.do(ev.Received(desired(1)))).count("Persist") == 1
@@ -289,6 +296,7 @@ def test_steps_that_a_start_would_undo_are_believed_and_reported_but_not_written
     assert kinds(actions).count("Persist") == 1 and driver.stored() is DeviceState.PROBATION
 
 
+@pytest.mark.promise("steps-start-would-undo")
 def test_what_is_reported_counts_on_over_a_start_that_undoes_steps() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1, artifacts=(NEED,))))

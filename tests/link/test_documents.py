@@ -42,6 +42,7 @@ def test_the_published_transitions_are_those_of_the_code() -> None:
     assert published == literal
 
 
+@pytest.mark.promise("step-local-attempt-published")
 def test_the_published_transitions_of_a_local_attempt_are_those_of_the_code() -> None:
     published = _published_steps("LOCAL_TRANSITIONS` is this table", "What an attempt leaves")
     literal = [
@@ -51,6 +52,7 @@ def test_the_published_transitions_of_a_local_attempt_are_those_of_the_code() ->
     assert published == literal
 
 
+@pytest.mark.promise("step-local-attempt-published")
 def test_every_way_for_a_local_attempt_to_end_says_what_it_leaves() -> None:
     section = (DOCS / "states.md").read_text().split("| how it ended |")[1]
     told = set(re.findall(r"`([a-z_]+)`", " ".join(row[0] for row in _rows(section, 3))))

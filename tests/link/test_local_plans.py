@@ -253,6 +253,7 @@ def test_the_planner_is_told_after_every_hello_and_ever_more_rarely_while_it_is_
     assert len(told(driver.do(ev.Received(welcome)))) == 1
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 def test_a_desired_value_that_names_the_local_plan_adopts_it_without_a_swap() -> None:
     driver = committed()
     on_probation_connected(driver)
@@ -272,6 +273,7 @@ def on_probation_connected(driver: Driver) -> None:
     driver.do(staged())
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 def test_a_newer_desired_plan_is_tried_against_the_local_one_which_is_told_no_more() -> None:
     driver = committed()
     on_probation_connected(driver)
@@ -363,6 +365,7 @@ def decided(verdict: Verdict) -> ev.TrialDecided:
     return ev.TrialDecided(FIRST, CONTROL, result)
 
 
+@pytest.mark.promise("local-plan-another-structure")
 def test_a_local_plan_of_another_structure_wins_a_trial_before_it_is_last_known_good() -> None:
     driver = away()
     on_trial(driver)
@@ -379,6 +382,7 @@ def test_a_local_plan_of_another_structure_wins_a_trial_before_it_is_last_known_
     assert good is not None and good.ref.digest == LOCAL.ref.digest
 
 
+@pytest.mark.promise("local-plan-another-structure")
 @pytest.mark.parametrize("verdict", [Verdict.REJECT, Verdict.NO_GAIN, Verdict.REFUSED])
 def test_a_local_plan_that_lost_its_trial_is_not_offered_again_in_this_environment(verdict: Verdict) -> None:
     driver = away()
@@ -391,6 +395,7 @@ def test_a_local_plan_that_lost_its_trial_is_not_offered_again_in_this_environme
     assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
 
 
+@pytest.mark.promise("local-plan-another-structure")
 def test_the_structure_that_lost_its_trial_is_not_offered_under_other_launch_intervals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,6 +417,7 @@ def test_a_local_trial_without_a_verdict_says_nothing_of_the_plan() -> None:
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
 
 
+@pytest.mark.promise("local-plan-another-structure")
 def test_a_kill_during_a_local_trial_rejects_the_plan_at_the_next_start() -> None:
     driver = away()
     on_trial(driver)
@@ -439,6 +445,7 @@ def test_a_desired_value_or_another_environment_ends_a_local_trial_without_a_ver
         assert rows(driver.do(decided(Verdict.COMMIT))) == [], "its late verdict says nothing"
 
 
+@pytest.mark.promise("autonomy-proven-runs-unproven")
 def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_unproven_one() -> None:
     driver = away(Autonomy.PROVEN)
     state = driver.disk
@@ -449,6 +456,7 @@ def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_u
     assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
 
 
+@pytest.mark.promise("autonomy-proven-runs-unproven")
 def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     driver = committed()
     driver.do(raised())
@@ -517,6 +525,7 @@ def after(cause: TransitionCause, before: LinkState) -> LinkState:
     return back
 
 
+@pytest.mark.promise("step-local-attempt-published")
 @pytest.mark.parametrize("cause", sorted({cause for _, cause in LOCAL_TRANSITIONS}))
 @pytest.mark.parametrize("state", sorted({state for state, _ in LOCAL_TRANSITIONS}))
 def test_a_local_attempt_takes_the_published_steps_and_no_other(

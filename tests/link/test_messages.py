@@ -40,6 +40,7 @@ def _golden(name: str) -> bytes:
     return bytes.fromhex((GOLDEN / f"{name}.hex").read_text().replace("\n", ""))
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_message_matches_its_golden_bytes(message: Message) -> None:
     """Golden frames are uncompressed: zlib's output may differ between its versions, ours may not."""
@@ -49,6 +50,7 @@ def test_message_matches_its_golden_bytes(message: Message) -> None:
     assert codec.decode(codec.encode(message)) == message
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 @pytest.mark.parametrize("data", ROWS, ids=lambda data: type(data).__name__)
 def test_row_matches_its_golden_bytes(data: telemetry.RowData) -> None:
     body = telemetry.encode_row(telemetry.Row(1_700_000_000_000_000, data))
@@ -56,6 +58,7 @@ def test_row_matches_its_golden_bytes(data: telemetry.RowData) -> None:
     assert telemetry.decode_row(body) == telemetry.Row(1_700_000_000_000_000, data)
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 def test_every_message_type_and_row_kind_has_a_sample_and_a_golden_file() -> None:
     types = {kind for codec in CODECS.values() for kind in _types(codec.types)}
     rows = set(_types(telemetry.RowData))
@@ -114,6 +117,7 @@ def _unbounded(kind: shapes.Type, where: str) -> list[str]:
     return [where]
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 def test_a_message_of_an_older_version_decodes_with_defaults() -> None:
     """A peer that does not know `origin`, `local_counter` and `reason` yet still makes itself understood."""
     older = {

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from stageloom.planner.dispatch import events as ev
@@ -103,6 +104,7 @@ def test_a_device_ahead_of_the_database_starts_a_reissue_once() -> None:
     assert core.epoch == 2
 
 
+@pytest.mark.promise("after-restore-generation-given")
 def test_a_reissue_that_failed_is_asked_for_with_the_next_heartbeat_though_the_report_is_on_record() -> None:
     core = core_with(desired(3))
     core.handle(hello(revision=4, epoch=1, generation=8), 0.0)
@@ -120,6 +122,7 @@ def test_the_same_generation_with_another_plan_is_a_restored_database_too() -> N
     assert ev.Reissue(A, 1, 3) in actions
 
 
+@pytest.mark.promise("after-restore-generation-given")
 def test_the_same_generation_with_another_activation_or_autonomy_is_a_restored_database_too() -> None:
     others: list[dict[str, Any]] = [
         {"activation": control.Activation.NOW},

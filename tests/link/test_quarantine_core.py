@@ -26,6 +26,7 @@ def reported(**report: int) -> control.Reported:
     return control.Reported(boot=1, report=control.Report(**report))  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("device-counts-too-far")
 @pytest.mark.parametrize(
     ("counter", "limit"),
     [

@@ -64,6 +64,7 @@ def row(data: telemetry.RowData, at_us: int = 1_700_000_000_000_000) -> bytes:
 # -- buckets -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 @given(
     rate=st.builds(Rate, st.floats(0.01, 1e3), st.floats(1.0, 1e3)),
     steps=st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 1.0)), max_size=60),
@@ -135,6 +136,7 @@ def test_the_fair_queue_gives_every_item_once_in_its_owners_order_and_is_never_i
                 queue.take()
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 30), min_size=1))
 def test_an_item_waits_for_one_item_of_each_other_owner_per_item_before_it(waiting: dict[str, int]) -> None:
     """No starvation: the k-th item of an owner (from 0) leaves after at most (k + 1) * owners items."""
@@ -197,6 +199,7 @@ def test_empty_batches_open_as_many_books_as_the_quota_says_and_no_more() -> Non
     assert made.handle(batch(BAD, 4_096), 1.0), "a boot that it has told of is free"
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 def test_what_waits_for_the_store_is_bounded_in_bytes_for_each_device() -> None:
     made = core(device_queue_bytes=10_000)
     body = row(telemetry.Event("e", "x" * 500))
@@ -227,6 +230,7 @@ def test_what_was_answered_waits_no_longer() -> None:
     assert made.handle(said(BAD, ALARM), 1.0) == [ev.StoreAlarm(BAD, ALARM)]
 
 
+@pytest.mark.promise("device-floods-way-protocol")
 def test_a_device_with_a_full_spool_of_a_day_offline_loses_nothing_and_gets_all_of_it_in() -> None:
     """It sends a batch as soon as the one before is acknowledged, and one that is dropped 10 s later."""
     made, now_s, sent = core(), 0.0, 0

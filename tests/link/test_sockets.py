@@ -36,6 +36,7 @@ from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
 # -- identity -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("identity-key-routing-id")
 @pytest.mark.parametrize("chosen", [b"", b"jetson-1"], ids=["the_planners", "its_own"])
 def test_a_stolen_routing_id_gets_nobody_elses_plan(chosen: bytes) -> None:
     """1. The victim says hello, under a routing id that the planner or (carelessly) it itself has chosen.
@@ -52,11 +53,13 @@ def test_a_stolen_routing_id_gets_nobody_elses_plan(chosen: bytes) -> None:
                 assert not thief.answers(timeout_s=0.3)
 
 
+@pytest.mark.promise("identity-key-routing-id")
 def test_the_device_behind_a_message_is_its_key_whatever_it_says() -> None:
     with running("a", "b") as (rig, (_, b_keys)), Wire(rig, "control", b_keys) as wire:
         assert wire.hello().device == "b"
 
 
+@pytest.mark.promise("identity-key-routing-id")
 def test_a_newer_connection_supersedes_the_older_one() -> None:
     with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as old, Wire(rig, "control", keys) as new:
         assert isinstance(old.hello(boot=1), control.Welcome)
@@ -69,6 +72,7 @@ def test_a_newer_connection_supersedes_the_older_one() -> None:
         assert isinstance(new.reply(), control.HeartbeatAck)
 
 
+@pytest.mark.promise("identity-key-routing-id")
 def test_a_rebooted_device_is_served_at_once() -> None:
     """With ROUTER_HANDOVER=0 and a fixed routing id it would be ignored in silence."""
     with running("a") as (rig, (keys,)):
@@ -77,6 +81,7 @@ def test_a_rebooted_device_is_served_at_once() -> None:
                 assert isinstance(wire.hello(boot=boot), control.Welcome)
 
 
+@pytest.mark.promise("revocation-holds-next-message")
 def test_a_revocation_holds_from_the_next_message_on() -> None:
     """Taking a key away does not cut a connection that stands: every message is authorised."""
     with running("a") as (rig, (keys,)):
@@ -101,6 +106,7 @@ def test_a_revocation_holds_from_the_next_message_on() -> None:
             assert not again.dealer.poll(300, zmq.POLLOUT), "a revoked key connects anew"
 
 
+@pytest.mark.promise("equal-bytes-two-devices")
 def test_equal_bytes_from_two_devices_are_each_their_senders() -> None:
     """Heartbeats are decoded once per content; who sends one is told by the connection, every time."""
     with running("a", "b") as (rig, (a_keys, b_keys)):
@@ -138,6 +144,7 @@ def _handshake_succeeds(endpoint: str, server_key: str, *, timeout_ms: int = 150
         return connected
 
 
+@pytest.mark.promise("without-zap-handler-nobody")
 @pytest.mark.parametrize("enforced", [True, False])
 def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
     """The trap itself is shown beside it: without enforcement libzmq lets every key in."""
@@ -169,6 +176,7 @@ def _zap_request(domain: bytes, key: bytes = b"k" * 32, mechanism: bytes = b"CUR
     return [b"1.0", b"7", domain, b"10.0.0.9", b"", mechanism, key]
 
 
+@pytest.mark.promise("without-zap-handler-nobody")
 def test_admission_knows_exactly_one_domain() -> None:
     def status(request: list[bytes], *, known: bool, in_pace: bool = True) -> bytes:
         answer = zap_reply(request, lambda key: known, lambda key: in_pace)
@@ -188,6 +196,7 @@ def test_admission_knows_exactly_one_domain() -> None:
     assert zap_reply([b"1.0"], lambda key: True, lambda key: True) is None
 
 
+@pytest.mark.promise("without-zap-handler-nobody")
 def test_an_exception_in_the_credentials_check_denies_one_and_admission_lives_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -215,11 +224,13 @@ def test_an_unknown_key_never_reaches_the_core() -> None:
         assert rig.count("unknown_key") == 0
 
 
+@pytest.mark.promise("wrong-refused-key-named")
 def test_the_client_names_a_refused_key_within_five_seconds(tmp_path: Path) -> None:
     with running("a") as (rig, _), Agent(rig, "a", new_keys(), tmp_path) as agent:
         wait_until(lambda: agent.status.detail == connection.OUR_KEY_REFUSED, timeout_s=5)
 
 
+@pytest.mark.promise("wrong-refused-key-named")
 def test_the_client_names_a_planner_with_another_key_within_five_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +243,7 @@ def test_the_client_names_a_planner_with_another_key_within_five_seconds(
 # -- bounds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_messages_with_more_frames_than_one_are_dropped() -> None:
     with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as wire:
         wire.hello()
@@ -243,6 +255,7 @@ def test_messages_with_more_frames_than_one_are_dropped() -> None:
         assert isinstance(wire.reply(), control.HeartbeatAck)
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_an_oversized_frame_cuts_its_connection_and_nobody_elses() -> None:
     with running("a", "b") as (rig, (a_keys, b_keys)):
         with Wire(rig, "control", a_keys) as big, Wire(rig, "control", b_keys) as other:
@@ -261,6 +274,7 @@ def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
         assert isinstance(wire.hello(), control.Welcome)
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_too_few_open_files_are_found_out_at_the_start() -> None:
     """In a child: the limit of a process can be lowered only once."""
     code = (
@@ -285,6 +299,7 @@ def test_a_taken_address_is_an_error_with_a_remedy() -> None:
 # -- life ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_a_frozen_device_is_noticed_by_the_planner() -> None:
     """A stopped process keeps its connection and its queue takes messages: only silence tells."""
     with running("a", dead_after_s=1.0) as (rig, (keys,)), Wire(rig, "control", keys) as wire:
@@ -293,6 +308,7 @@ def test_a_frozen_device_is_noticed_by_the_planner() -> None:
         wait_until(lambda: (DeviceId("a"), False) in rig.came, timeout_s=5)
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_a_frozen_planner_is_noticed_by_the_device(tmp_path: Path) -> None:
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
         wait_until(lambda: agent.connected)
@@ -319,6 +335,7 @@ threading.Event().wait(60)
 """
 
 
+@pytest.mark.promise("zeromq-s-own-heartbeats")
 def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_queue() -> None:
     """The trap itself: 1. a peer fills a router's receive queue, which nobody reads; 2. its connection
     breaks; 3. the router's next heartbeat aborts the whole process (libzmq 4.3.5)."""
@@ -373,6 +390,7 @@ def _committed(rig: Rig, desired: control.Desired) -> control.Report | None:
     return report if done and report and report.state is DeviceState.COMMITTED else None
 
 
+@pytest.mark.promise("restored-database-starts-new")
 def test_a_change_made_while_the_device_was_away_arrives(tmp_path: Path) -> None:
     with running("a") as (rig, (keys,)):
         with Agent(rig, "a", keys, tmp_path) as agent:
@@ -403,6 +421,7 @@ def test_a_restarted_planner_gets_its_devices_back(tmp_path: Path) -> None:
         wait_until(lambda: _committed(rig, desired))
 
 
+@pytest.mark.promise("restored-database-starts-new")
 def test_a_restored_database_begins_a_new_epoch(tmp_path: Path) -> None:
     """1. Backup. 2. Two plans are committed. 3. The backup is restored: generation 1 would be old news."""
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path):
@@ -480,6 +499,7 @@ def test_a_batch_that_could_not_be_sent_is_not_waited_for(
     assert refused
 
 
+@pytest.mark.promise("requests-wait-store-wait")
 def test_a_report_is_stored_while_telemetry_waits_for_the_disk() -> None:
     began, go = threading.Event(), threading.Event()
     with running("busy", "new") as (rig, (busy_keys, new_keys_)):
@@ -501,6 +521,7 @@ def test_a_report_is_stored_while_telemetry_waits_for_the_disk() -> None:
             assert isinstance(lane.reply(), telemetry.TelemetryAck)
 
 
+@pytest.mark.promise("frames-bounded-size-number")
 def test_heartbeats_overtake_a_telemetry_flood() -> None:
     """The store hangs, the telemetry lane is stuffed: the control lane does not notice."""
     row = telemetry.encode_row(telemetry.Row(1, telemetry.Event("x")))
@@ -521,6 +542,7 @@ def test_heartbeats_overtake_a_telemetry_flood() -> None:
 # -- files --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_key_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
     path, keys = tmp_path / "keys", new_keys()
     old = os.umask(0)
@@ -535,6 +557,7 @@ def test_key_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
     assert read_keys(path) == keys
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_a_key_file_that_others_could_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "keys"
@@ -568,6 +591,7 @@ def test_a_damaged_membership_is_an_error_and_a_missing_one_is_none(tmp_path: Pa
         load_membership(path)
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_a_membership_of_version_0_1_with_its_enrolment_endpoint_is_read(tmp_path: Path) -> None:
     where = [f"tcp://10.0.0.7:{port}" for port in (7420, 7421, 7422, 7423)]
     old = {"type": "membership", "device": "edge1", "planner_key": "k" * 40, "endpoints": where}

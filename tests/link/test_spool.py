@@ -56,6 +56,7 @@ def test_an_unanswered_batch_is_sent_again_with_the_same_numbers(tmp_path: Path)
     spool.close()
 
 
+@pytest.mark.promise("spool-bounded-drops-oldest")
 def test_a_killed_agent_loses_no_row_and_sends_what_was_not_acknowledged(tmp_path: Path) -> None:
     spool = Spool(tmp_path, boot=7)
     spool.append([b"a", b"b"])
@@ -69,6 +70,7 @@ def test_a_killed_agent_loses_no_row_and_sends_what_was_not_acknowledged(tmp_pat
     spool.close()
 
 
+@pytest.mark.promise("spool-bounded-drops-oldest")
 def test_a_torn_tail_was_never_produced(tmp_path: Path) -> None:
     spool = Spool(tmp_path, boot=7)
     spool.append([b"whole", b"torn"])
@@ -80,6 +82,7 @@ def test_a_torn_tail_was_never_produced(tmp_path: Path) -> None:
     assert revived.counts().dropped == 0
 
 
+@pytest.mark.promise("spool-bounded-drops-oldest")
 def test_the_bound_holds_and_the_oldest_rows_go_first(tmp_path: Path) -> None:
     spool = Spool(tmp_path, boot=7, limit_bytes=100_000)
     rows = [b"%06d" % at + bytes(94) for at in range(5000)]
@@ -109,6 +112,7 @@ def test_rows_that_were_sent_are_never_dropped(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.promise("spool-bounded-drops-oldest")
 def test_a_full_disk_drops_and_counts_and_recovers(tmp_path: Path) -> None:
     full = False
 
@@ -241,6 +245,7 @@ class Days(ManualClock):
         self._wall_us = wall_us
 
 
+@pytest.mark.promise("telemetry-bounded-over-simulated")
 def test_thirty_days_offline_keep_disk_and_age_bounded_and_the_books_balanced(tmp_path: Path) -> None:
     """1. No planner answers for thirty days; rows come every half hour; now and then the agent is killed.
     2. At every step produced = acknowledged + dropped + spooled, the disk is bounded, nothing is too old.

@@ -75,11 +75,13 @@ def test_a_token_names_only_tcp_and_tls_endpoints(endpoint: str) -> None:
         format_token(replace(TOKEN, enrol=endpoint))
 
 
+@pytest.mark.promise("key-files-enrolment-certificate")
 def test_a_token_of_the_first_version_names_the_remedy() -> None:
     with pytest.raises(TokenError, match=r"an older version; upgrade the planner, then make a new one"):
         parse_token("stgl1.lsQgAAEC")
 
 
+@pytest.mark.promise("reconnects-back-off-jitter")
 def test_delays_double_up_to_the_cap_with_half_of_each_left_to_chance() -> None:
     delays = list(islice(backoff_s(Random(1), first_s=1.0, factor=2.0, cap_s=10.0), 200))
     wholes = [1.0, 2.0, 4.0, 8.0] + [10.0] * 196
@@ -87,6 +89,7 @@ def test_delays_double_up_to_the_cap_with_half_of_each_left_to_chance() -> None:
     assert min(delays[4:]) < 5.5 and max(delays[4:]) > 9.5
 
 
+@pytest.mark.promise("reconnects-back-off-jitter")
 def test_two_devices_do_not_return_together() -> None:
     first, second = (list(islice(backoff_s(Random(seed)), 20)) for seed in (1, 2))
     assert all(abs(a - b) > 1e-6 for a, b in zip(first, second, strict=True))

@@ -48,6 +48,7 @@ def rows(actions: list[ev.Action]) -> list[TrialEnded]:
     return [one.row for one in actions if isinstance(one, ev.RecordRow) and isinstance(one.row, TrialEnded)]
 
 
+@pytest.mark.promise("record-trial-disk-before")
 def test_the_record_is_durable_before_the_candidate_may_run() -> None:
     driver = Driver(LinkState(last_good=GOOD)).online()
     actions = staged(driver)
@@ -158,6 +159,7 @@ def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
     assert again.disk.proven == ()
 
 
+@pytest.mark.promise("proven-plan-but-launch")
 def test_a_proven_plan_is_proven_whatever_its_launch_intervals_which_fail_by_themselves() -> None:
     chain = ModelPlan(name="net", artifact=digest_bytes([b"net"]))
     paced = replace(chain, launch_interval_us=500)

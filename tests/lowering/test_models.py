@@ -48,6 +48,7 @@ def agrees(artifact: Artifact, *, channels_last: bool, execute: Execute) -> None
     assert worst(artifact, found, inputs) < 1e-4
 
 
+@pytest.mark.promise("lowered-models-equal-onnxruntime")
 @pytest.mark.parametrize("name", EVERY_DAY)
 def test_every_tensor_of_a_convolutional_network_agrees_with_onnxruntime(name: str) -> None:
     agrees(artifact_of(name), channels_last=True, execute=by_run_into)
@@ -64,6 +65,7 @@ def test_memory_order_and_way_of_running_do_not_matter(
     agrees(artifact_of(name), channels_last=channels_last, execute=execute)
 
 
+@pytest.mark.promise("lowered-models-equal-onnxruntime")
 @pytest.mark.parametrize("execute", [by_run, by_run_into])
 @pytest.mark.parametrize("name", SMALL)
 def test_every_tensor_of_a_transformer_and_of_recurrent_networks_agrees_with_onnxruntime(
@@ -72,6 +74,7 @@ def test_every_tensor_of_a_transformer_and_of_recurrent_networks_agrees_with_onn
     agrees(SMALL[name](), channels_last=True, execute=execute)
 
 
+@pytest.mark.promise("lowered-models-equal-onnxruntime")
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
                                   "squeezenet"])  # fmt: skip
@@ -88,6 +91,7 @@ def test_the_light_models_of_the_onnx_package_are_lowered_whole_and_agree(name: 
     agrees(imported(model), channels_last=True, execute=by_run_into)
 
 
+@pytest.mark.promise("lowered-models-equal-onnxruntime")
 def test_a_batch_gives_what_its_rows_give_alone() -> None:
     artifact = artifact_of("squeezenet")
     assert artifact.graph.batchable
@@ -129,6 +133,7 @@ def test_bounds_and_masks_beyond_half_precision_stay_finite() -> None:
     assert difference(found[name], reference(artifact, inputs, [name])[name]) < 2e-3
 
 
+@pytest.mark.promise("units-write-wherever-they")
 def test_units_that_run_on_several_threads_at_once_give_the_same_bits() -> None:
     artifact = artifact_of("googlenet")
     _, model = lowered(artifact)
@@ -141,6 +146,7 @@ def test_units_that_run_on_several_threads_at_once_give_the_same_bits() -> None:
         assert all((run.result()[name] == wanted[name]).all() for name in outputs)
 
 
+@pytest.mark.promise("node-test-onnx-package")
 def test_what_is_not_lowered_runs_in_onnxruntime_and_is_reported() -> None:
     b = Builder()
     x = b.node("Relu", b.node("Conv", "x", b.weight(4, 3, 3, 3), pads=[1, 1, 1, 1]))

@@ -40,6 +40,7 @@ def test_node_tests_of_the_onnx_package_pass(module: str) -> None:
     assert any(o.verdict is Verdict.PASSED for o in outcomes)
 
 
+@pytest.mark.promise("node-test-onnx-package")
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_no_node_test_fails_and_most_pass() -> None:

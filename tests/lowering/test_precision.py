@@ -26,6 +26,7 @@ def _older() -> tuple[bool, bool]:
     return BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32
 
 
+@pytest.mark.promise("torch-s-two-tf32")
 @pytest.mark.parametrize("order", [(True, False, True), (False, True, False)])
 def test_older_and_newer_settings_agree_whatever_was_set_before(order: tuple[bool, ...]) -> None:
     for on in order:

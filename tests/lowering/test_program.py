@@ -67,6 +67,7 @@ CASES: Mapping[str, tuple[list[onnx.NodeProto], dict[str, Tensor]]] = {
 }
 
 
+@pytest.mark.promise("units-write-wherever-they")
 @pytest.mark.parametrize("apart", [False, True], ids=["dense buffers", "slices of larger buffers"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_output_is_right_and_the_argument_stays(name: str, apart: bool) -> None:

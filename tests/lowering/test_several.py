@@ -69,6 +69,7 @@ def classes(artifact: Artifact) -> list[list[OpId]]:
     return [ops for ops in found.values() if len(ops) > 1]
 
 
+@pytest.mark.promise("merge-stage-convolution-equal")
 @pytest.mark.parametrize(
     "name", ["squeezenet", "googlenet", pytest.param("inception_v3", marks=pytest.mark.full)]
 )
@@ -102,6 +103,7 @@ def test_neighbours_along_the_channels_are_one_tensor_and_others_are_not() -> No
     assert neighbours([one, two.clone()]) is None
 
 
+@pytest.mark.promise("units-write-wherever-they")
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50"])
 def test_every_alternative_kernel_gives_the_same_wherever_it_writes(name: str) -> None:
     artifact = artifact_of(name)

@@ -45,6 +45,7 @@ def side_by_side(world: World) -> None:
     world.measured("greedy", timings, 333.0)
 
 
+@pytest.mark.promise("scheduler-compared-gaps-measured")
 def test_every_scheduler_is_compared_and_no_planner_need_run(world: World) -> None:
     found = compared(world)
     assert found.keys() == set(schedulers())
@@ -52,6 +53,7 @@ def test_every_scheduler_is_compared_and_no_planner_need_run(world: World) -> No
     assert found["ios"]["over_optimum"] == 0.0
 
 
+@pytest.mark.promise("scheduler-compared-gaps-measured")
 def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_beside(world: World) -> None:
     side_by_side(world)
     plan = world.plan("greedy")
@@ -87,6 +89,7 @@ def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_
     assert "commit 1.200 (1.100 to 1.300)" in table.splitlines()[1]
 
 
+@pytest.mark.promise("scheduler-compared-gaps-measured")
 def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +120,7 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
     assert found["sequential"]["predicted_ms"] == pytest.approx(0.35), "as measured"
 
 
+@pytest.mark.promise("scheduler-compared-gaps-measured")
 def test_the_picture_names_every_scheduler_and_equal_values_give_equal_bytes(tmp_path: Path) -> None:
     drawn = [
         (standing_of("net", "ios", 1.0), Measured(median_s=2.0, quartiles_s=(1.5, 2.5))),

@@ -61,6 +61,7 @@ def test_streams_are_told_one_by_one_and_predicted_together(world: World) -> Non
     assert block["predicted_us"] >= 400.0 and {line["source"] for line in block["lines"]} == {"operators"}
 
 
+@pytest.mark.promise("plan-explain-says-how")
 def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world: World) -> None:
     """Greedy's middle stage runs two operators side by side: measured as a whole it is quicker."""
     world.kept("greedy")
@@ -98,6 +99,7 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
     assert measured.source is Source.MEASURED and measured.doubt is None
 
 
+@pytest.mark.promise("plan-explain-says-how")
 def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:
     """Measured side by side in 120 us, the middle stage makes greedy the optimum; sequential is above."""
     world.kept("greedy")
@@ -117,6 +119,7 @@ def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:
     assert best["over_optimum"] == 0.0
 
 
+@pytest.mark.promise("plan-explain-says-how")
 def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_and_trial(
     world: World,
 ) -> None:
@@ -158,6 +161,7 @@ def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_
     assert "reject, 0.900 (0.850 to 0.950) as good over 9 pairs (slower)" in text
 
 
+@pytest.mark.promise("plan-explain-says-how")
 def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     """A plan that was not kept is listed all the same, with what was predicted of it then."""
     world.store.write(

@@ -21,6 +21,7 @@ def test_a_data_directory_is_held_once_and_is_free_afterwards(tmp_path: Path) ->
     lock_data_dir(tmp_path / "new").release()
 
 
+@pytest.mark.promise("planner-writes-database-sqlite")
 @pytest.mark.parametrize("other", ["same", "relative", "symlink", "folder symlink"])
 def test_a_sqlite_database_is_held_once_by_whatever_name(
     tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_where_the_database_is_follows_from_its_url(tmp_path: Path) -> None:
     assert sqlite_file(tmp_path, "postgresql+psycopg://nobody@/nothing") is None
 
 
+@pytest.mark.promise("planner-writes-database-sqlite")
 def test_two_planners_with_their_own_folders_do_not_share_a_sqlite_file(tmp_path: Path) -> None:
     """The second one changes nothing and names the first."""
     url = sqlite_url(tmp_path / "shared.sqlite")

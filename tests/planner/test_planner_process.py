@@ -75,6 +75,7 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
     assert "combined branches#1.0" in ok(home, "plan", "show", plan.digest[:8])
 
 
+@pytest.mark.promise("push-keeps-autonomy-set")
 @pytest.mark.usefixtures("branches")
 def test_a_push_keeps_the_autonomy_that_is_set_and_says_which_applies(
     planner: PlannerProcess, branches: Digest
@@ -112,6 +113,7 @@ def test_telemetry_is_acknowledged_after_commit_and_a_repeat_is_stored_once(plan
         assert look["telemetry"] == {"produced": 10, "stored": 10, "dropped": 0, "lost": 0}
 
 
+@pytest.mark.promise("kill-9-planner")
 def test_kill_of_the_planner_loses_no_acknowledged_row_and_the_device_stays_enrolled(
     own_planner: PlannerProcess,
 ) -> None:
@@ -159,6 +161,7 @@ def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:
         assert "watched" in [line.split("\t")[0] for line in lines]
 
 
+@pytest.mark.promise("revocation-holds-next-message")
 def test_a_revoked_device_is_refused_at_its_next_message(planner: PlannerProcess) -> None:
     with _device(planner, "leaver") as device:
         device.rows(0, [QueueSample("branches", 0, 0, 0)])
@@ -222,6 +225,7 @@ def test_stages_are_of_one_plan_as_it_is_so_other_options_beside_it_are_refused(
     assert "leave out --model, --batch and --no-wait, or --plan" in done.stderr
 
 
+@pytest.mark.promise("clean-stop-leaves-nothing")
 def test_a_second_planner_on_the_same_data_is_refused(planner: PlannerProcess) -> None:
     done = stageloom(planner.home, "up", "--listen", "127.0.0.1:0")
     assert done.returncode == 2
@@ -229,6 +233,7 @@ def test_a_second_planner_on_the_same_data_is_refused(planner: PlannerProcess) -
     assert ok(planner.home, "status").startswith("planner 0.1.0 up")
 
 
+@pytest.mark.promise("clean-stop-leaves-nothing")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_cleanly_and_leaves_nothing_running(
     own_planner: PlannerProcess, number: signal.Signals

@@ -46,6 +46,7 @@ def command(world: World, *more: str) -> list[str]:
     return ["policy", "import", "--data-dir", str(world.home), "--json", *more]
 
 
+@pytest.mark.promise("policy-was-trained-elsewhere")
 def test_with_a_device_it_is_adopted_for_that_devices_class(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,7 @@ def rig(planner: PlannerProcess) -> Iterator[Rig]:
         yield Rig(planner, device)
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
 def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is_recorded(rig: Rig) -> None:
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)
@@ -182,6 +183,7 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert looked_at[pushed.plan_digest] == "taken" and len(looked_at) > 1
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
 def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> None:
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)
@@ -190,6 +192,7 @@ def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> 
     assert len(rig.replans()) == 1
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
 def test_kill_9_before_an_alarm_is_acknowledged_leaves_one_replan_for_it(
     tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_device_with_replanning_off_gets_its_alarm_acknowledged_and_no_plan(ri
     assert rig.replans() == []
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 def test_a_plan_made_on_the_device_is_adopted_only_while_nothing_newer_is_desired(rig: Rig) -> None:
     ok(
         rig.home,

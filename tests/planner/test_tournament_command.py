@@ -57,6 +57,7 @@ def _contest(planner: PlannerProcess, name: str, *options: str) -> "subprocess.P
     )
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: PlannerProcess) -> None:
     """Stopped as soon as there is a best so far, long before the budget ends."""
     with _contest(planner, "best", "--rate", "fork=5") as process:

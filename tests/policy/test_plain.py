@@ -60,6 +60,7 @@ def load(name: str, arrivals_per_s: float, service_s: float, queued: int) -> Loa
 BURST = (load("a", 10.0, 0.01, 90), load("b", 20.0, 0.005, 60), load("c", 5.0, 0.02, 0))
 
 
+@pytest.mark.promise("without-planner-device-plans")
 @given(intervals, loads, st.integers(1, 4))
 def test_no_model_is_launched_more_slowly_than_its_tasks_arrive(
     intervals_us: tuple[int, ...], measured: tuple[Load, ...], lanes: int

@@ -165,6 +165,7 @@ def test_another_cut_of_a_model_waits_for_a_full_ring_of_its_own() -> None:
     assert {sample.shape for sample in fired[9].samples} == {(1, 2)}
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
 @pytest.mark.parametrize("seed", range(100))
 def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(seed: int) -> None:
     rng = Random(seed)

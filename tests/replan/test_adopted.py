@@ -46,6 +46,7 @@ def of_other_artifacts() -> MaddpgCheckpoint:
     return MaddpgCheckpoint(space, NETWORK, book, about)
 
 
+@pytest.mark.promise("policy-was-trained-elsewhere")
 def test_a_policy_adopted_for_a_device_class_has_a_say_there_and_tells_where_it_is_from() -> None:
     foreign = trained(replace(SPACE, device_class=ELSEWHERE), seed=3)
     assert LearnedPolicy().remark(observed(encode(foreign))) != ""
@@ -80,6 +81,7 @@ def test_a_policy_of_other_weights_is_taken_over_with_its_schedules() -> None:
     assert said == mine
 
 
+@pytest.mark.promise("policy-was-trained-elsewhere")
 @pytest.mark.parametrize("here", [{}, {LEFT[0]: LEFT[1]}])
 def test_without_the_models_here_it_is_refused_and_the_first_that_is_missing_named(
     here: dict[Digest, Any],

@@ -85,6 +85,7 @@ def test_each_block_is_searched_for_once_and_what_is_found_is_kept(rig: Rig) -> 
     assert rig.pool.begun.empty()
 
 
+@pytest.mark.promise("schedule-learned-policy-lacks")
 def test_a_search_that_somebody_waits_for_comes_first_and_what_gave_way_is_begun_again(rig: Rig) -> None:
     rig.searches.want("class", [job("a")])
     behind, _ = rig.pool.next()

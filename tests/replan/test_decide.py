@@ -74,6 +74,7 @@ def test_the_prediction_is_arrivals_times_operator_seconds_where_groups_hinder_e
         assert predict(plan_of(scheduler), GRAPHS, SECOND_EACH, LOADS).busy == pytest.approx(0.1 * operators)
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_a_plan_of_larger_batches_is_priced_by_its_own_batches_not_by_those_that_were_measured() -> None:
     """Measured one task at a time; four take four times as long: a task costs the same under either plan."""
     computing = DeviceRates(flop_per_s=1.0, bytes_per_s=1e18, launch_s=0.0, barrier_s=0.0)
@@ -149,6 +150,7 @@ def test_the_incumbents_own_plan_is_no_proposal_and_the_reason_says_so() -> None
     assert decision.proposal is None and "equal to the plan that runs" in decision.reason
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_every_proposal_is_told_with_what_became_of_it() -> None:
     """1. The same plan as the incumbent. 2. One that was barred. 3. Two that gain, of which one is taken."""
     wide = plan_of("greedy")
@@ -178,6 +180,7 @@ def test_plans_over_the_same_models_serve_alike_whatever_else_differs() -> None:
     assert serves(one) != serves(replace(one, models=renamed))
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_streams_are_predicted_as_they_run_and_not_as_a_sum() -> None:
     """A diamond of four seconds: its two branches overlap where nothing hinders them."""
     free = replace(SECOND_EACH, rates=replace(RATES, contention=0.0))

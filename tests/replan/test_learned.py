@@ -172,6 +172,7 @@ def test_its_plan_is_ranked_like_any_other() -> None:
     )
 
 
+@pytest.mark.promise("policy-fit-ignored-reason")
 @pytest.mark.parametrize(
     ("learned", "why"),
     [
@@ -199,6 +200,7 @@ def asked(learned: bytes, proposer: Proposer) -> Observation:
     return replace(observed(learned), settings=ReplanSettings(proposer=proposer))
 
 
+@pytest.mark.promise("policy-asked-alone-answers")
 def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expected_of_it() -> None:
     """What is predicted to cost more is not tried otherwise; the trial decides."""
     (quick,) = LearnedPolicy().at_once(asked(encode(MaddpgCheckpoint(SPACE, NETWORK)), Proposer.LEARNED))
@@ -217,6 +219,7 @@ def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expect
     assert {one.verdict for one in rows if one.how == "learned"} == {EvaluationVerdict.WORSE}
 
 
+@pytest.mark.promise("policy-asked-alone-answers")
 @pytest.mark.parametrize(
     ("learned", "why"),
     [

@@ -134,6 +134,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
+@pytest.mark.promise("device-whose-clock-falls")
 def test_a_noisy_device_that_did_not_change_raises_no_alarm(world: World) -> None:
     """Ten minutes of 10 % noise, and five seconds of every minute in which steps take 1.6 times as long."""
     world.device.noise = 0.1
@@ -141,6 +142,7 @@ def test_a_noisy_device_that_did_not_change_raises_no_alarm(world: World) -> Non
     assert not world.store.read(calibration_of, NANO).own
 
 
+@pytest.mark.promise("device-whose-clock-falls")
 def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_for_them(world: World) -> None:
     """1. The clock falls: one alarm. 2. Costs are its own, from telemetry alone; its class keeps its own.
     3. A better plan for that clock is pushed. 4. No other alarm follows. 5. The clock comes back: so do the
@@ -169,6 +171,7 @@ def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_fo
     assert device.serve(300) is None
 
 
+@pytest.mark.promise("drifted-device-costs-own")
 def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_planned_by_its_steps(
     tmp_path: Path,
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_pl
     world.close()
 
 
+@pytest.mark.promise("another-power-mode-planned")
 def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> None:
     """1. The mode changes, and with it the clock: one alarm, which is no drift. 2. Operators were not
     measured in that mode, so a profile comes first; costs of the old one stay. 3. With what its stages take
@@ -222,6 +226,7 @@ def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> 
     assert world.pushed(back).structure == world.first.structure
 
 
+@pytest.mark.promise("schedule-learned-policy-lacks")
 def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and_without_one(
     world: World,
 ) -> None:
@@ -238,6 +243,7 @@ def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and
     assert "not a checkpoint of maddpg" in again.remark
 
 
+@pytest.mark.promise("schedule-learned-policy-lacks")
 def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for_the_next_proposal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_operator_that_waits_for_another_stream_pays_a_barrier() -> None:
     assert schedule_s(streams, union(DIAMOND), costs) == pytest.approx(1.0 + 0.25 + 4.0 + 0.25 + 1.0 + 0.25)
 
 
+@pytest.mark.promise("opara-s-appendix-example")
 @pytest.mark.parametrize("name", sorted(schedulers()))
 @settings(max_examples=25, deadline=None)
 @given(graph=unions(), contention=CONTENTION, s=st.none() | st.integers(1, 4), data=st.data())

@@ -71,12 +71,14 @@ def covered(world: World, count: int, *, labels: bool = True) -> float:
     return sum(found) / len(found)
 
 
+@pytest.mark.promise("interference-model-s-doubt")
 @pytest.mark.parametrize("count", [3, 5, 9])
 @pytest.mark.parametrize("world", [World(0.0, 0.05), World(0.05, 0.05), World(0.1, 0.05)])
 def test_nine_of_ten_stages_of_a_network_never_seen_lie_within_their_doubt(world: World, count: int) -> None:
     assert 0.85 <= covered(world, count) <= 0.99
 
 
+@pytest.mark.promise("interference-model-s-doubt")
 def test_single_stages_left_out_promise_too_much_where_networks_err_as_a_whole() -> None:
     world = World(0.1, 0.03)
     assert covered(world, 5, labels=False) < 0.75
@@ -95,6 +97,7 @@ def sure_ones(world: World, *, labels: bool) -> list[bool]:
     return found
 
 
+@pytest.mark.promise("interference-model-s-doubt")
 @pytest.mark.parametrize("world", [World(0.03, 0.03), World(0.08, 0.03)])
 def test_what_it_is_sure_of_on_networks_never_seen_keeps_the_promise(world: World) -> None:
     kept, naive = sure_ones(world, labels=True), sure_ones(world, labels=False)

@@ -16,6 +16,7 @@ FREE = Limits()
 MUCH = Budget(expansions=10**9)
 
 
+@pytest.mark.promise("gaps-those-closed-forms")
 def test_a_chain_in_turn_is_proven_optimal_and_a_diamond_in_turn_is_a_third_above() -> None:
     """Without contention a diamond of four seconds takes three, which is its bound and its optimum."""
     chain, diamond = union(CHAIN), union(DIAMOND)
@@ -38,6 +39,7 @@ def test_a_subject_of_several_blocks_is_their_sum_and_takes_the_time_that_the_cl
     assert (streams.shape.stages, streams.shape.streams_max) == (None, 2)
 
 
+@pytest.mark.promise("gaps-those-closed-forms")
 def test_the_optimum_is_the_cheapest_of_all_schedules_listed_and_no_scheduler_of_stages_is_below_it() -> None:
     for number in range(30):
         rng = Random(number)

@@ -42,6 +42,7 @@ def test_measurement_takes_the_place_of_the_estimate_for_that_operator_only() ->
     assert costs.operators_s == (*estimates.operators_s[:2], 0.25, estimates.operators_s[3])
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 @pytest.mark.parametrize(("measured_at", "batch", "seconds"), [(1, 1, 4), (1, 8, 32), (8, 8, 4), (8, 1, 0.5)])
 def test_a_measurement_is_scaled_to_another_batch_by_what_the_estimates_say(
     measured_at: int, batch: int, seconds: float
@@ -145,6 +146,7 @@ def test_a_class_of_many_gives_runs_of_like_kernels_and_few_give_all_subsets() -
     assert tuple(range(1, 20, 2)) in found and tuple(range(20)) in found and (0, 1) not in found
 
 
+@pytest.mark.promise("measured-merge-kept-apart")
 def test_a_measured_merge_takes_the_place_of_its_estimate_and_teaches_nothing_of_contention() -> None:
     """1. Merging looks dear. 2. The device measures it as cheap. 3. The search merges, and knows it."""
     graph = siblings(same((5, 5)), same((1, 1)))

@@ -37,6 +37,7 @@ def block_graph(block: dict[str, Any]) -> CombinedGraph:
     return union(predecessors)
 
 
+@pytest.mark.promise("endings-counted-exactly-block")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_counts_of_the_blocks_of_ios_are_equal_exactly(block: dict[str, Any]) -> None:
     graph = block_graph(block)
@@ -60,6 +61,7 @@ def test_a_group_with_two_entries_is_connected_and_not_rooted() -> None:
     assert 0b111 not in Endings(graph, rule=GroupRule.ROOTED).endings(0b111)
 
 
+@pytest.mark.promise("endings-counted-exactly-block")
 @settings(max_examples=150, deadline=None)
 @given(graph=small(), rule=RULES, r=R, s=S)
 def test_enumeration_equals_all_subsets_that_fit_the_definition(
@@ -114,6 +116,7 @@ def test_groups_of_an_ending_are_its_connected_components(
         assert endings.components(ending) == brute.components(graph, ending)
 
 
+@pytest.mark.promise("endings-counted-exactly-block")
 @settings(deadline=None)
 @given(graph=unions(max_ops=8), rule=RULES, r=R, s=S)
 def test_ranking_numbers_every_ending_once(

@@ -78,6 +78,7 @@ def test_with_nothing_measured_it_says_what_the_formula_says_and_is_sure_of_noth
     assert model.doubt(stage(seconds)) == (0.0 if len(seconds) == 1 else inf)
 
 
+@pytest.mark.promise("interference-model-sure-where")
 def test_a_law_within_its_terms_is_found_again_and_it_is_sure_where_it_was_taught() -> None:
     found, rng = taught(straight, most=3), random.Random(2)
     for _ in range(50):
@@ -86,6 +87,7 @@ def test_a_law_within_its_terms_is_found_again_and_it_is_sure_where_it_was_taugh
         assert found.sure(terms)
 
 
+@pytest.mark.promise("interference-model-sure-where")
 def test_it_is_unsure_beyond_what_was_measured() -> None:
     found = taught(straight, most=3)
     assert not found.sure(stage([1e-3] * 4)), "more groups than any measured stage"

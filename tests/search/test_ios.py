@@ -46,6 +46,7 @@ def siblings(graph: CombinedGraph) -> list[tuple[int, ...]]:
     return [tuple(ops) for ops in found.values() if len(ops) > 1]
 
 
+@pytest.mark.promise("ios-optimum-over-schedules")
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(6), rule=RULES, r=LIMIT, s=LIMIT)
 def test_ios_is_the_optimum_over_all_schedules(
@@ -77,6 +78,7 @@ def test_ios_with_merges_is_the_optimum_over_all_schedules_with_merges(
     assert costs.schedule_s(found) == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.promise("ios-optimum-over-schedules")
 @pytest.mark.parametrize("expansions", [1, 50, 100_000])
 @settings(max_examples=40, deadline=None)
 @given(

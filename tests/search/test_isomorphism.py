@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def test_blocks_whose_operators_differ_have_one_form_however_they_are_numbered(
     assert form(graph, costs).key == form(*renumbered(graph, costs, order)).key
 
 
+@pytest.mark.promise("opara-s-appendix-example")
 def test_isomorphic_blocks_are_searched_once() -> None:
     asked: list[CombinedGraph] = []
 

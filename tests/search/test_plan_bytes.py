@@ -15,6 +15,7 @@ from tests.executor.models import artifact_of
 NETWORKS = ["inception_v3", "resnet50", "squeezenet"]
 
 
+@pytest.mark.promise("plan-three-networks-takes")
 @pytest.mark.parametrize("combination", list(Combination))
 @pytest.mark.parametrize("partition", ["whole", "paper", "base"])
 @pytest.mark.parametrize("scheduler", ["sequential", "greedy"])

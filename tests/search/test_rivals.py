@@ -145,6 +145,7 @@ def _choices(random: Random, library: Library) -> tuple[ModelChoice, ...]:
     )
 
 
+@pytest.mark.promise("plans-rival-policies-keep")
 @pytest.mark.parametrize("name", sorted(policies()))
 def test_the_engines_invariants_hold_under_every_policy(name: str) -> None:
     """Each task ends in one way, blocks run in order, no slot is overwritten early, nothing is left."""

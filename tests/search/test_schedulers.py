@@ -43,6 +43,7 @@ def test_greedy_runs_a_diamond_in_three_stages() -> None:
     assert run(greedy, union(DIAMOND)) == stage_schedule([[[0]], [[1], [2]], [[3]]])
 
 
+@pytest.mark.promise("scheduler-legal-canonical-deterministic")
 def test_greedy_postpones_the_successor_as_in_figure_2_of_ios() -> None:
     # Input feeds a, c, d; b follows a; all meet in a concat. Published: {a, c, d}, then {b}, then the concat.
     a, b, c, d, concat = range(5)
@@ -63,6 +64,7 @@ def test_greedy_stage_is_the_depth_of_the_operator(graph: CombinedGraph) -> None
     ]
 
 
+@pytest.mark.promise("scheduler-legal-canonical-deterministic")
 @given(unions(max_ops=3))
 def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(graph: CombinedGraph) -> None:
     assume(graph.size <= 6)
@@ -80,6 +82,7 @@ def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(grap
     assert len(run(greedy, graph).stages) == best
 
 
+@pytest.mark.promise("scheduler-legal-canonical-deterministic")
 @pytest.mark.parametrize("name", sorted(schedulers()))
 @settings(deadline=None, max_examples=40)
 @given(graph=unions(), s=st.none() | st.integers(1, 4), r=st.none() | st.integers(1, 4))

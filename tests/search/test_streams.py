@@ -70,6 +70,7 @@ def waits(graph: CombinedGraph, streams: Sequence[int]) -> int:
     )
 
 
+@pytest.mark.promise("opara-s-appendix-example")
 @pytest.mark.parametrize("edges", APPENDIX.values(), ids=APPENDIX)
 def test_opara_places_the_operators_of_its_appendix_as_told(edges: dict[int, list[int]]) -> None:
     graph = union([[before - 1 for before in edges.get(op, [])] for op in range(1, 14)])
@@ -148,6 +149,7 @@ def test_nimble_keeps_independent_operators_on_different_streams(graph: Combined
     assert all(streams[a] != streams[b] for a, b in independent(graph))
 
 
+@pytest.mark.promise("opara-s-appendix-example")
 @settings(max_examples=60, deadline=None)
 @given(small(6))
 def test_nimble_needs_the_fewest_streams_and_waits_of_all_such_assignments(graph: CombinedGraph) -> None:

@@ -77,6 +77,7 @@ def test_enumeration_equals_the_definition_and_unrank_numbers_every_ending_once(
             assert all(ranked.rank(ending) == index for index, ending in enumerate(numbered))
 
 
+@pytest.mark.promise("ios-optimum-over-schedules")
 @every_graph
 @pytest.mark.parametrize("rule", GroupRule)
 def test_ios_is_the_cheapest_of_all_schedules_listed(numbers: range, rule: GroupRule) -> None:
@@ -87,6 +88,7 @@ def test_ios_is_the_cheapest_of_all_schedules_listed(numbers: range, rule: Group
         assert costs.schedule_s(found) == pytest.approx(costs.schedule_s(listed), rel=1e-9)
 
 
+@pytest.mark.promise("ios-optimum-over-schedules")
 @every_graph
 def test_every_scheduler_is_legal_and_no_search_is_worse_than_sequential(numbers: range) -> None:
     for number in numbers:

@@ -39,6 +39,7 @@ def test_an_artifact_gives_back_its_graph_and_its_onnx_bytes(seed: int, path: Pa
     assert digest == file_digest(path) == digest_bytes([blob])
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 def test_golden_bytes_of_version_2_stay_readable(path: Path) -> None:
     head = (GOLDEN / "graph_2.bin").read_bytes()
     assert canonical(graph_to_wire(chain(3))) == head

@@ -58,6 +58,7 @@ def check_all(graph: CombinedGraph) -> int:
     return legal
 
 
+@pytest.mark.promise("legality-equals-independent-brute")
 @pytest.mark.parametrize("width", range(len(PAIRS) + 1))
 def test_legality_agrees_with_brute_force_on_all_stage_schedules_of_all_graphs_of_four_operators(
     width: int,
@@ -129,6 +130,7 @@ ALONE: list[tuple[str, Schedule, CombinedGraph]] = [
 ]
 
 
+@pytest.mark.promise("legality-equals-independent-brute")
 @pytest.mark.parametrize(("rule", "schedule", "graph"), ALONE)
 def test_each_rule_is_broken_alone(rule: str, schedule: Schedule, graph: CombinedGraph) -> None:
     r = 1 if rule == "operators" else None

@@ -90,6 +90,7 @@ def random_case(seed: int) -> tuple[Random, CombinedGraph]:
     return random, random_dag(random, sizes, random.choice([0.2, 0.4, 0.7]))
 
 
+@pytest.mark.promise("lowering-keeps-dependency-execution")
 @BOTH
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dependencies_hold_in_every_execution_under_every_mask(seed: int, barrier: Barrier) -> None:
@@ -109,6 +110,7 @@ def broken(items: LaunchList) -> Iterator[LaunchList]:
             yield (*items[:i], Item(item.member, item.ops, item.stream, kept, item.stage), *items[i + 1 :])
 
 
+@pytest.mark.promise("lowering-keeps-dependency-execution")
 def test_the_walk_catches_a_missing_wait() -> None:
     """Every wait of a lowered stream schedule is needed: without it some execution breaks a dependency."""
     dropped = 0
@@ -162,6 +164,7 @@ def test_a_data_barrier_orders_streams_and_groups_that_read_each_other_and_nothi
         assert always_before(lower(schedule, graph, mask, barrier=Barrier.DATA)) == closure(wanted, order)
 
 
+@pytest.mark.promise("lowering-keeps-dependency-execution")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stream_schedule_keeps_its_streams_and_its_edges_and_nothing_else(seed: int) -> None:
     random, graph = random_case(seed)

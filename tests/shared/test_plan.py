@@ -72,6 +72,7 @@ def lists() -> Any:
     return msgpack.unpackb(full_plan().wire)
 
 
+@pytest.mark.promise("stage-strings-plans-survive")
 @thorough
 @given(plans)
 def test_every_plan_survives_its_wire_form(plan: Plan) -> None:
@@ -80,6 +81,7 @@ def test_every_plan_survives_its_wire_form(plan: Plan) -> None:
     assert (again.wire, again.digest) == (plan.wire, plan.digest)
 
 
+@pytest.mark.promise("message-type-telemetry-row")
 def test_golden_bytes_of_version_1_stay_decodable() -> None:
     for name, plan in {"plan_1_full": full_plan(), "plan_1_defaults": Plan(models=(), combined=())}.items():
         golden = (GOLDEN / f"{name}.bin").read_bytes()
@@ -123,6 +125,7 @@ def test_no_field_takes_a_value_of_another_kind_without_refusing_or_keeping_it_e
     assert 0 < accepted < 600
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 @pytest.mark.parametrize("seed", range(20))
 def test_flipped_bits_are_refused_or_another_plan(seed: int) -> None:
     random, wire = Random(seed), full_plan().wire
@@ -182,6 +185,7 @@ def test_duplicate_keys_are_refused_as_a_plan_holds_no_mapping() -> None:
         decode_plan(b"\x82\xa1a\x01\xa1a\x02")
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 def test_ranges_cannot_expand_without_bound_over_the_whole_plan() -> None:
     wire = lists()
     wire[2] = [[[0, 0, i], [0, -4, 65535]] for i in range(3)]

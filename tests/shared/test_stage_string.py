@@ -43,6 +43,7 @@ def test_a_string_and_its_schedule_are_one_and_the_same(text: str) -> None:
     assert to_string(EXAMPLES[text]) == text
 
 
+@pytest.mark.promise("stage-strings-plans-survive")
 @thorough
 @given(schedules)
 def test_every_schedule_survives_text_and_wire(schedule: Schedule) -> None:
@@ -51,6 +52,7 @@ def test_every_schedule_survives_text_and_wire(schedule: Schedule) -> None:
     assert from_tokens(msgpack.unpackb(msgpack.packb(to_tokens(schedule)))) == schedule
 
 
+@pytest.mark.promise("stage-strings-plans-survive")
 @thorough
 @given(st.text("0123456789/|-.*~;:,", max_size=24))
 def test_a_text_is_either_refused_or_the_one_spelling_of_its_schedule(text: str) -> None:

@@ -50,6 +50,7 @@ def mutated(random: Random, text: str, other: str) -> str:
     return text[:start] + other[random.randint(0, len(other)) :]
 
 
+@pytest.mark.promise("decoder-stage-string-parser")
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_the_corpus_and_its_mutations_are_refused_or_canonical(path: Path) -> None:
     accepts(read(path))

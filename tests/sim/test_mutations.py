@@ -35,6 +35,8 @@ from tests.sim.network import DOWN, UP
 from tests.sim.test_situations import in_a_trial, offline_for_days
 from tests.sim.watch import Broken
 
+pytestmark = pytest.mark.promise("simulated-worlds-find-planted")
+
 WORLDS = 40
 
 

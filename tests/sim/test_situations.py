@@ -25,6 +25,7 @@ def sound(made: World, count: int) -> list[KnownPlan]:
     return plans
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_desired_changed_twice_while_away(seed: int) -> None:
     """A level, not a message.
@@ -53,6 +54,7 @@ def test_desired_changed_twice_while_away(seed: int) -> None:
         assert b.digest not in made.watch.memory(made.agent).recorded
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_restored_database_starts_an_epoch_and_converges(seed: int) -> None:
     """A backup from before the last change.
@@ -89,6 +91,7 @@ def test_restored_database_starts_an_epoch_and_converges(seed: int) -> None:
         assert made.agent.core.report().active == c.digest
 
 
+@pytest.mark.promise("rolled-back-device-reports")
 @pytest.mark.parametrize(
     "nature",
     [Nature(fails_tasks=True), Nature(crashes_after_s=0.1), Nature(crashes_after_s=1.0)],
@@ -157,6 +160,7 @@ def test_a_crash_at_any_moment_of_a_trial_rejects_the_plan_for_good(seed: int) -
             assert (report.seen, report.active) == (b.digest, a.digest)
 
 
+@pytest.mark.promise("desired-changed-twice-while")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_local_plan_gives_way_to_a_newer_desired_one(seed: int) -> None:
     """Planned on the device while the planner was away, and overtaken.
@@ -209,6 +213,7 @@ def offline_for_days(seed: int, days: float) -> tuple[World, int]:
         return made, largest
 
 
+@pytest.mark.promise("telemetry-bounded-over-simulated")
 @pytest.mark.parametrize("seed", range(1))
 def test_telemetry_stays_bounded_over_days_offline_and_its_books_balance(seed: int) -> None:
     """Two days without a network.

@@ -18,12 +18,16 @@ COVERING = 80
 """Worlds that must have visited everything between them; with the batches, five hundred."""
 
 
+@pytest.mark.promise(
+    "converges-under-loss-delay", "two-committed-plans-generations", "produced-stored-dropped-spooled"
+)
 @pytest.mark.parametrize("first", range(0, 500 - COVERING, BATCH))
 def test_worlds_keep_every_promise_and_converge_after_the_last_fault(first: int) -> None:
     for seed in range(first, first + BATCH):
         world.run(seed)
 
 
+@pytest.mark.promise("converges-under-loss-delay", "two-committed-plans-generations")
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(10_000, 20_000, 500))
@@ -32,6 +36,7 @@ def test_ten_thousand_worlds_keep_every_promise_and_converge(first: int) -> None
         world.run(seed)
 
 
+@pytest.mark.promise("converges-under-loss-delay", "two-committed-plans-generations")
 def test_worlds_visit_every_state_and_every_fault() -> None:
     """A simulator that never gets anywhere proves nothing."""
     happened: Counter[str] = Counter()

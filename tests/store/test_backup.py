@@ -56,6 +56,7 @@ class Agent:
             self.spool.acknowledge(TelemetryAck(ranges=batch.ranges, ledgers=batch.ledgers))
 
 
+@pytest.mark.promise("produced-stored-dropped-spooled")
 def test_after_a_restoration_produced_is_stored_and_dropped_and_lost_and_spooled(tmp_path: Path) -> None:
     """1. a device uploads 100 rows, and the running planner is backed up; 2. it uploads 50 more, which are
     acknowledged and forgotten; 3. the planner's disk dies, and the backup is restored; 4. the device drops
@@ -99,6 +100,7 @@ def _samples(store: Store) -> set[int]:
     return {row.data.tasks for row in rows if isinstance(row.data, QueueSample)}
 
 
+@pytest.mark.promise("backup-planner-work-restores")
 def test_a_backup_of_a_planner_that_writes_is_as_of_one_moment(tmp_path: Path) -> None:
     """Several backups while another process stores batches of 20 rows: each restores, no batch is in it by
     half, its books balance, and a later one has at least what an earlier one has."""

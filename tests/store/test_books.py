@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
+import pytest
+
 from stageloom.planner.telemetry import TelemetryAccount
 from stageloom.shared.messages.telemetry import Ledger
 
@@ -104,6 +106,7 @@ def _live(seed: int) -> int:
     return lost_most
 
 
+@pytest.mark.promise("produced-stored-dropped-spooled")
 def test_after_every_commit_every_row_is_stored_dropped_or_lost() -> None:
     lost = [_live(seed) for seed in range(200)]
     assert min(lost) == 0 < max(lost)  # both a life without a loss and lives with one were seen

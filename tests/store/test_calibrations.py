@@ -100,6 +100,7 @@ def test_an_alarm_in_another_power_mode_makes_the_device_one_of_that_class(rig: 
     assert rig.costs(NANO) == [11.0] * 4 == rig.costs(OTHER)
 
 
+@pytest.mark.promise("drifted-device-costs-own")
 def test_a_device_that_drifted_has_costs_of_its_own_and_its_class_keeps_its(rig: Rig) -> None:
     """1. Its operators' times are those of the class by their factors, and what its steps showed of stages is
     kept. 2. What it measures next is its own. 3. It drifts on, from its own."""

@@ -43,6 +43,7 @@ def holders(other: Database) -> int:
         return len(connection.scalars(text(HOLDER)).all())
 
 
+@pytest.mark.promise("planner-writes-database-sqlite")
 @on_a_server
 def test_a_claimed_database_is_not_claimed_twice_and_is_free_again_afterwards(
     store: Store, other: Database

@@ -74,6 +74,7 @@ def test_a_confirmed_clock_is_followed_by_a_bounded_step_a_run() -> None:
     assert runs == TWO_YEARS_S / STEP_S
 
 
+@pytest.mark.promise("clock-leapt-deletes-nothing")
 @pytest.mark.parametrize("seed", range(20))
 def test_ages_never_grow_faster_than_twice_real_time_and_the_slack_whatever_the_clock_does(seed: int) -> None:
     rng, trust, real_s, absorbed_s = random.Random(seed), ClockTrust(T0_US), 0.0, 0.0
@@ -112,6 +113,7 @@ def run(store: Store, elapsed_s: float = RUN_S) -> float:
     return ahead_s
 
 
+@pytest.mark.promise("clock-leapt-deletes-nothing")
 def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operator_is_told(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operat
     assert (rows(store), events(store)) == kept
 
 
+@pytest.mark.promise("clock-leapt-deletes-nothing")
 def test_what_an_operator_confirms_goes_step_by_step(store: Store, clock: ManualClock) -> None:
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 99)])
@@ -148,6 +151,7 @@ def test_what_an_operator_confirms_goes_step_by_step(store: Store, clock: Manual
     assert runs == pytest.approx(KEEP.rows_s / STEP_S, abs=1)
 
 
+@pytest.mark.promise("clock-leapt-deletes-nothing")
 def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:

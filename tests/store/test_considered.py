@@ -1,5 +1,7 @@
 """Plans that were looked at come back as they were kept, for those models and that device class."""
 
+import pytest
+
 from stageloom.planner.replan.predict import EvaluationVerdict
 from stageloom.planner.store.predictions import considered_plans, keep_considered
 from stageloom.planner.store.store import Store
@@ -7,6 +9,7 @@ from stageloom.shared.clock import ManualClock
 from tests.store.helpers import NANO, T0_US, enrol, looked_at
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_what_was_looked_at_comes_back_newest_first_for_its_models_and_class(
     store: Store, clock: ManualClock
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_report_of_a_generation_never_given_out_makes_no_history(store: Store)
     assert store.read(device_info, NANO).report.generation == 55
 
 
+@pytest.mark.promise("restored-database-starts-new")
 def test_a_restored_database_starts_an_epoch_above_what_a_device_reports(store: Store) -> None:
     enrol(store)
     add_model(store, store.data_dir)

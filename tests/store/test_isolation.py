@@ -43,6 +43,7 @@ def alarm(number: int, at_us: int = T0_US) -> Alarm:
     )
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_a_poisoned_row_is_kept_as_unreadable_and_every_other_row_as_it_is(store: Store) -> None:
     enrol(store)
     enrol(store, BAD, 2)
@@ -62,6 +63,7 @@ def test_a_poisoned_row_is_kept_as_unreadable_and_every_other_row_as_it_is(store
     assert store.read(unreadable_records) == 2, "a repeat is recognised as one"
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_a_poisoned_report_or_alarm_is_counted_and_not_asked_for_again(store: Store) -> None:
     enrol(store)
     enrol(store, BAD, 2)
@@ -79,6 +81,7 @@ def test_a_poisoned_report_or_alarm_is_counted_and_not_asked_for_again(store: St
     assert info.unreadable_reason.startswith(("alarm: ", "report: "))
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_a_database_that_is_broken_brands_no_record(store: Store) -> None:
     enrol(store)
     with store.database.write() as session:
@@ -137,6 +140,7 @@ def test_isolating_blames_no_record_for_what_lies_elsewhere(error: Exception) ->
         isolated(keep, [1], lambda record, _: pytest.fail(str(record)))
 
 
+@pytest.mark.promise("record-database-refuses-costs")
 def test_sums_of_the_largest_counts_end_at_the_wires_largest(store: Store) -> None:
     """1100 of them are more than 64 bits hold."""
     enrol(store)

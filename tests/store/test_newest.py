@@ -63,6 +63,7 @@ def alarm(number: int) -> Alarm:
     )
 
 
+@pytest.mark.promise("device-s-generations-alarms")
 def test_the_newest_generations_stay_and_those_that_are_in_use(store: Store, plan: Plan) -> None:
     """1. 20 are pushed. 2. Generations 2 and 4 commit: 4 is last-known-good. 3. The device reports 6."""
     for _ in range(20):
@@ -75,6 +76,7 @@ def test_the_newest_generations_stay_and_those_that_are_in_use(store: Store, pla
     assert tidy_all(store) == 0, "again changes nothing"
 
 
+@pytest.mark.promise("device-s-generations-alarms")
 def test_alarms_go_but_not_the_one_whose_replan_is_pending(
     store: Store, plan: Plan, clock: ManualClock
 ) -> None:
@@ -99,6 +101,7 @@ def test_events_of_one_device_leave_those_of_others_alone(store: Store, plan: Pl
     assert count(store, EventRow) == KEPT + 1
 
 
+@pytest.mark.promise("device-s-generations-alarms")
 def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
     store: Store, plan: Plan, clock: ManualClock
 ) -> None:

@@ -126,6 +126,7 @@ def test_an_unknown_device_and_a_revoked_one_get_none(rig: Rig) -> None:
         rig.store.write(attach_policy, NANO, digest)
 
 
+@pytest.mark.promise("re-plan-sends-policy")
 def test_a_replan_sends_the_policy_along_that_fits_its_plan_where_the_device_may_plan_alone(rig: Rig) -> None:
     """1. One that fits. 2. None that does: what is attached stays. 3. A newer one. 4. Autonomy off."""
     first, second = rig.trained(b"first", 1), rig.trained(b"second", 2)
@@ -136,6 +137,7 @@ def test_a_replan_sends_the_policy_along_that_fits_its_plan_where_the_device_may
     assert rig.replanned(first).policy == PolicyNeed(second, 6)
 
 
+@pytest.mark.promise("re-plan-sends-policy")
 def test_whoever_attached_or_removed_one_has_decided_until_it_is_turned_on_again(rig: Rig) -> None:
     mine, other = rig.trained(b"mine", 1), rig.trained(b"other", 2)
     rig.store.write(attach_policy, NANO, mine)

@@ -47,6 +47,7 @@ def pushes_of(devices: list[DeviceId], plan: str | None = "first") -> list[Push]
     return [Push(device=device, plan=plan, decided_by="operator") for device in devices]
 
 
+@pytest.mark.promise("push-many-devices-takes")
 def test_a_push_to_many_takes_as_many_statements_as_one(store: Store, tmp_path: Path) -> None:
     devices = fleet_of(store, tmp_path, 64)
     counted: list[int] = []
@@ -72,6 +73,7 @@ def test_more_pushes_than_fit_a_statement_are_each_made(store: Store, tmp_path: 
     assert len(store.read(generation_history, None, limit=1000)[0]) == len(FLEET)
 
 
+@pytest.mark.promise("push-many-devices-takes")
 def test_of_many_pushes_only_those_that_may_not_be_are_refused(store: Store, tmp_path: Path) -> None:
     one, two, three = fleet_of(store, tmp_path, 3)
     store.write(revoke_device, two)
@@ -133,6 +135,7 @@ def test_a_push_without_a_plan_keeps_plan_autonomy_and_activation(store: Store, 
     )
 
 
+@pytest.mark.promise("push-many-devices-takes")
 def test_pushes_that_wait_together_share_a_commit_and_each_is_answered(store: Store, tmp_path: Path) -> None:
     """The writer is held while pushes queue up, one of which cannot be."""
     devices = fleet_of(store, tmp_path, 20)

@@ -135,6 +135,7 @@ def test_a_plan_that_lost_its_newest_trial_is_not_proven_and_an_unknown_one_is_l
     assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (two,)
 
 
+@pytest.mark.promise("plans-differ-launch-intervals")
 def test_plans_that_differ_in_launch_intervals_alone_crowd_no_other_out(rig: Rig) -> None:
     """Each re-plan paces anew, so one structure may fill any number of newest trials."""
     other = replace(rig.runs, max_skips=rig.runs.max_skips + 1)

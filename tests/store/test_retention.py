@@ -96,6 +96,7 @@ def by_key(entries: list[TelemetryEntry]) -> dict[tuple[int, RowKind], tuple[int
     return {(entry.at_us, entry.kind): (entry.rows, entry.data) for entry in entries}
 
 
+@pytest.mark.promise("telemetry-bounded-over-simulated")
 def test_history_by_the_hour_is_the_same_at_every_age(store: Store, clock: ManualClock) -> None:
     """1. five days of rows, an interval each ten minutes; 2. tidied every few hours, and each time the hours
     of the whole history equal those computed from the rows directly."""
@@ -229,6 +230,7 @@ def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
     assert rows_and_rolled(store) == (0, 0)
 
 
+@pytest.mark.promise("telemetry-bounded-over-simulated")
 def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualClock) -> None:
     """Ninety days: the tables stop growing once the oldest age is reached, SQLite's file does too, and the
     books and the counters of the last ten days are exact."""
@@ -316,6 +318,7 @@ def test_old_events_go_too(store: Store, clock: ManualClock) -> None:
         assert session.scalars(select(EventRow.code)).all() == ["revoked"]
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_plans_that_were_looked_at_go_with_the_oldest_telemetry(store: Store, clock: ManualClock) -> None:
     """More than one step's worth of old ones go, and what was looked at since stays."""
     old, new = looked_at("a"), looked_at("b")

@@ -22,6 +22,7 @@ from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.store.helpers import NANO, enrol, finish, start
 
 
+@pytest.mark.promise("migrations-equal-declared-tables", "migrations-go-up-older")
 def test_an_empty_database_is_upgraded_to_the_declared_tables(store: Store) -> None:
     with store.database.engine.connect() as connection:
         context = MigrationContext.configure(
@@ -36,6 +37,7 @@ def test_the_list_of_revisions_is_what_the_scripts_say(store: Store) -> None:
     assert tuple(reversed(newest_first)) == schema.REVISIONS
 
 
+@pytest.mark.promise("migrations-go-up-older")
 @pytest.mark.parametrize("oldest", schema.REVISIONS[:-1])
 def test_an_older_database_is_upgraded_to_the_declared_tables_and_keeps_its_data(
     tmp_path: Path, database_url: str, oldest: str
@@ -118,6 +120,7 @@ def test_ledgers_of_the_first_revision_learn_what_is_settled_and_what_was_lost(
     store.close()
 
 
+@pytest.mark.promise("migrations-equal-declared-tables")
 def test_a_second_migration_changes_nothing_and_keeps_the_data(tmp_path: Path, database_url: str) -> None:
     first = Store(tmp_path, database_url)
     enrol(first)
@@ -128,6 +131,7 @@ def test_a_second_migration_changes_nothing_and_keeps_the_data(tmp_path: Path, d
     second.close()
 
 
+@pytest.mark.promise("migrations-equal-declared-tables")
 def test_two_planners_migrate_at_once(tmp_path: Path, database_url: str) -> None:
     code = """
 import sys
@@ -142,6 +146,7 @@ store.close()
     assert [finish(child).split() for child in children] == [["1"]] * 3
 
 
+@pytest.mark.promise("migrations-equal-declared-tables")
 def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path, database_url: str) -> None:
     store = Store(tmp_path, database_url)
     with store.database.engine.begin() as connection:

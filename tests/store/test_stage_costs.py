@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.costs import stage_costs
 from stageloom.planner.store.link import LinkStore
@@ -21,6 +23,7 @@ def stored(sequence: int, result: StageProfileResult) -> StoredRow:
     return row(sequence, result, kind=RowKind.STAGE_PROFILE_RESULT)
 
 
+@pytest.mark.promise("measured-merge-kept-apart")
 def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
     store: Store, tmp_path: Path, database_url: str
 ) -> None:

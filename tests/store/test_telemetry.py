@@ -33,6 +33,7 @@ def _enrolled(store: Store) -> None:
     enrol(store)
 
 
+@pytest.mark.promise("telemetry-row-stored-once")
 def test_a_batch_that_comes_twice_is_stored_once(store: Store) -> None:
     LinkStore(store).append_telemetry([write_of(0, 9)])
     LinkStore(store).append_telemetry([write_of(0, 9)])
@@ -42,6 +43,7 @@ def test_a_batch_that_comes_twice_is_stored_once(store: Store) -> None:
     assert [sample.tasks for sample in samples if isinstance(sample, QueueSample)] == list(range(15))
 
 
+@pytest.mark.promise("telemetry-row-stored-once")
 def test_two_processes_that_store_the_same_rows_store_them_once(
     store: Store, tmp_path: Path, database_url: str
 ) -> None:
@@ -70,6 +72,7 @@ def test_equal_sequences_of_two_boots_and_two_devices_are_different_rows(store: 
     assert store.read(telemetry_balance, NANO) == Balance(10, 10, 0, 0)
 
 
+@pytest.mark.promise("equal-bytes-two-devices")
 def test_a_commit_of_many_writes_is_what_they_are_one_by_one(store: Store) -> None:
     """Repeats and overlaps within one group, of a device with a book and of one without."""
     other = DeviceId("other")

@@ -114,6 +114,7 @@ def planner(store: Store, clock: ManualClock, tmp_path: Path) -> Planner:
     return Planner(store, clock, tmp_path)
 
 
+@pytest.mark.promise("interference-model-sure-where")
 def test_a_profile_asks_nothing_once_all_is_sure_and_asks_again_when_it_is_old(
     planner: Planner, clock: ManualClock
 ) -> None:
@@ -198,6 +199,7 @@ def lessons(artifact: Digest) -> list[MeasuredStage]:
     return found
 
 
+@pytest.mark.promise("interference-model-sure-where")
 def test_what_one_model_taught_serves_another_of_the_same_class_and_of_no_other() -> None:
     known = Known(lessons(TEACHER))
     bound = bind(plan_of(PUPIL, WIDE), {PUPIL: GRAPH})
@@ -208,6 +210,7 @@ def test_what_one_model_taught_serves_another_of_the_same_class_and_of_no_other(
     assert unsure_blocks(bound, stranger) == (0,)
 
 
+@pytest.mark.promise("plans-were-looked-kept")
 def test_a_batch_that_was_not_measured_is_priced_by_what_one_task_took_and_nobody_is_sure_of_it() -> None:
     at_one = device_costs(Known([]), CLASS, ExecutorOptions(), [(PUPIL, 8)], graph_of=graph_of)
     at_eight = device_costs(Known([], most=8), CLASS, ExecutorOptions(), [(PUPIL, 8)], graph_of=graph_of)

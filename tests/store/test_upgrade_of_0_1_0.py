@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from alembic import command
 from sqlalchemy import Connection, MetaData, delete, insert, text
 
@@ -109,6 +110,7 @@ def as_before(found: Any, before: Any) -> bool:
     return bool(found == before)
 
 
+@pytest.mark.promise("populated-database-version-0")
 def test_a_database_of_version_0_1_0_is_upgraded_and_read_as_before(
     tmp_path: Path, database_url: str
 ) -> None:

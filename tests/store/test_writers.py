@@ -32,6 +32,7 @@ WRITERS = 4
 CHANGES = 25
 
 
+@pytest.mark.promise("read-modify-write-four")
 def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: str) -> None:
     """SQLAlchemy's default mode on SQLite loses about two thirds of these."""
     store = Store(tmp_path, database_url)
@@ -58,6 +59,7 @@ store.close()
     store.close()
 
 
+@pytest.mark.promise("read-modify-write-four")
 def test_sqlite_transactions_begin_as_writers_and_commits_reach_the_disk(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.database.engine.connect() as connection:
@@ -134,6 +136,7 @@ def test_a_group_is_one_commit_and_a_failing_work_undoes_only_itself(store: Stor
     assert LinkStore(store).epoch() == 12
 
 
+@pytest.mark.promise("read-modify-write-four")
 def test_a_group_whose_commit_fails_is_not_acknowledged(store: Store) -> None:
     def broken(session: Session) -> None:
         session.execute(text("INSERT INTO no_such_table VALUES (1)"))
@@ -158,6 +161,7 @@ def test_a_closed_store_refuses_and_what_was_submitted_before_is_kept(
     again.close()
 
 
+@pytest.mark.promise("read-modify-write-four")
 def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_url: str) -> None:
     """1. a child stores batches of 20 rows and prints a batch's last row once the call returned;
     2. it is killed while writing; 3. every row it printed is there, and no batch is there by half."""
@@ -224,6 +228,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_acknowledged(tmp_path: Path)
     store.close()
 
 
+@pytest.mark.promise("requests-wait-store-wait")
 def test_small_writes_go_ahead_of_bulk_and_do_not_starve_it(store: Store) -> None:
     """While the writer is held, more bulk work queues up than small, and first."""
     held, go, order = threading.Event(), threading.Event(), list[str]()

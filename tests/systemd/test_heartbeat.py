@@ -50,6 +50,7 @@ def test_status_is_told_when_it_changes_and_without_a_watchdog_too(tmp_path: Pat
         assert manager.take() == [{"STATUS": "waits"}, {"STATUS": "ready"}]
 
 
+@pytest.mark.promise("watchdog-fed-real-progress")
 def test_agent_whose_engine_shows_no_sign_feeds_no_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ class PlayedPlanner:
         return "2 devices online"
 
 
+@pytest.mark.promise("watchdog-fed-real-progress")
 @pytest.mark.parametrize("answers", [True, False])
 def test_planner_feeds_the_watchdog_only_if_the_devices_thread_answers(tmp_path: Path, answers: bool) -> None:
     with Manager(tmp_path) as manager:

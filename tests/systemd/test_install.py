@@ -214,6 +214,7 @@ def _settings(unit: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
+@pytest.mark.promise("hardening-leaves-out-breaks")
 def test_agents_hardening_leaves_out_what_breaks_cuda() -> None:
     settings = _settings(UNITS[0])
     assert {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateUsers", "ProcSubset"}.isdisjoint(settings)
@@ -263,6 +264,7 @@ def test_services_leave_memory_and_tasks_to_the_system(unit: str) -> None:
     assert int(settings["TasksMax"]) >= 1_024
 
 
+@pytest.mark.promise("hardening-leaves-out-breaks")
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("command", [agent_command, planner_command], ids=["agent", "planner"])
 def test_systemd_accepts_the_installed_unit_and_calls_it_well_hardened(

@@ -48,6 +48,7 @@ def test_the_page_names_the_commands_of_both_sides() -> None:
     assert {("stageloom-agent", c) for c in ("install", "join", "status", "uninstall")} <= named
 
 
+@pytest.mark.promise("operations-page-names-commands")
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_command_of_the_page_exists_with_its_options(call: tuple[str, ...]) -> None:
     command = COMMANDS[call[0]]

@@ -40,6 +40,7 @@ def test_agent_tells_that_it_is_up_lives_what_it_does_and_that_it_stops(
         assert agent.process.wait(30) == 0
 
 
+@pytest.mark.promise("watchdog-fed-real-progress")
 def test_agent_that_waits_for_its_first_plan_is_up_and_feeds_the_watchdog(
     tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ COSTS = CostTable(rates=TOY.rates())
 BOTH = (choice(LEFT), choice(RIGHT))
 
 
+@pytest.mark.promise("rival-takes-part-comparison")
 def test_every_policy_and_every_per_model_scheduler_takes_part() -> None:
     assert {one.policy for one in plan_candidates(BOTH, COSTS)} == set(policies()) | set(PER_MODEL)
 

@@ -10,6 +10,7 @@ from stageloom.planner.housekeeping import KernelCompiler
 from tests.planner.processes import until
 
 
+@pytest.mark.promise("both-twins-judge-plan")
 def test_kernels_that_nobody_compiled_are_compiled_once_the_planner_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from stageloom.planner.admin.tournament import ASSUMED_LOAD, StoredScenario, stored_scenario
 from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.tournament import evaluator
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRunner
 from stageloom.planner.twin.arrivals import Counted, CountedSpan, Poisson
@@ -62,6 +63,7 @@ def test_arrivals_that_were_counted_are_those_of_the_tournament(
     assert staged.scenario.arrivals == {"diamond": Counted(spans=(CountedSpan(0.0, 2.0, 30),), length_s=2.0)}
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and_said_to_be(
     world: World,
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> Non
         _staged(world, (ArrivalRate(model="other", per_s=1.0),))
 
 
+@pytest.mark.promise("both-twins-judge-plan")
 def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,9 +92,7 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     found = []
     for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
         with monkeypatch.context() as patched:
-            patched.setattr(
-                "stageloom.planner.tournament.evaluator.is_compiled", lambda compiled=compiled: compiled
-            )
+            patched.setattr(evaluator, "is_compiled", lambda compiled=compiled: compiled)
             patched.setattr(f"stageloom.planner.twin.{other}", None)
             found.append(scenario.evaluate(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
@@ -144,6 +145,7 @@ def test_workers_that_die_are_told_of_and_the_first_valid_plan_remains(world: Wo
     assert "ended with code -9" in result.outcome.unchecked
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_what_is_looked_at_again_has_other_arrivals(world: World) -> None:
     assert not set(CHOICE.seeds) & set(FRESH.seeds)
     result, _, _ = _result(world, Broken(99), "sequential", "ios")

@@ -24,6 +24,7 @@ SOME = Score(
 )
 
 
+@pytest.mark.promise("rival-takes-part-comparison")
 @pytest.mark.parametrize(
     ("changed", "wins"),
     [

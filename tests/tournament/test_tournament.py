@@ -36,6 +36,7 @@ def started(size: int, *, budget_s: float = 100.0, workers: int = 1) -> Tourname
     return Tournament(size, budget_s=budget_s, workers=workers, began_s=1000.0)
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 @pytest.mark.parametrize("seed", range(20))
 def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(seed: int) -> None:
     rng = random.Random(seed)
@@ -67,6 +68,7 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
         assert made.phase is TournamentPhase.ENDED
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_there_is_an_answer_before_anything_was_judged() -> None:
     made = started(3)
     assert made.begin() == [StartEvaluation(0)]
@@ -76,6 +78,7 @@ def test_there_is_an_answer_before_anything_was_judged() -> None:
     assert (made.outcome.candidate, made.outcome.unchecked) == (0, "no plan was evaluated in time")
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_one_that_fails_is_told_of_and_skipped() -> None:
     made = started(3)
     made.begin()
@@ -96,6 +99,7 @@ def test_a_first_plan_that_could_not_be_judged_does_not_stand_in_the_way() -> No
     assert made.outcome is not None and made.outcome.candidate == 1
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_a_lucky_winner_loses_on_fresh_arrivals_to_the_first_valid_plan() -> None:
     made = started(2)
     made.begin()
@@ -117,6 +121,7 @@ def test_a_winner_nobody_could_look_at_again_is_not_the_answer() -> None:
     assert (made.outcome.candidate, made.outcome.unchecked) == (0, "a worker died")
 
 
+@pytest.mark.promise("contest-answer-before-anything")
 def test_the_budget_ends_what_runs_and_leaves_time_for_the_last_look() -> None:
     """A task took 10 s, so the last 10 s of 100 are kept."""
     made = started(9, workers=2)

@@ -53,6 +53,7 @@ def agent(tmp_path: Path, *, obeys: bool = True) -> tuple[AgentDevice, BoundPlan
     return AgentDevice(home.store, NANO, wire.push, wire.sleep, timeout_s=10.0), bound
 
 
+@pytest.mark.promise("prediction-stands-beside-was")
 def test_an_agent_runs_a_plan_and_says_what_happened(tmp_path: Path) -> None:
     found, bound = agent(tmp_path)
     device: TargetDevice = found

@@ -53,6 +53,7 @@ def test_jitter_delays_each_by_less_than_it() -> None:
     assert late.mean() == pytest.approx(0.025, abs=0.002)
 
 
+@pytest.mark.promise("arrivals-rates-closed-forms")
 def test_poisson_gaps_are_exponential() -> None:
     """Mean and variation of gaps; the share of gaps above the mean is 1/e; counts have variance = mean."""
     found = arrivals(Poisson(rate_per_s=50.0), 400.0, rng())
@@ -64,6 +65,7 @@ def test_poisson_gaps_are_exponential() -> None:
     assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.3)
 
 
+@pytest.mark.promise("arrivals-rates-closed-forms")
 def test_bursty_arrivals_have_the_mean_rate_and_are_overdispersed() -> None:
     """Variance of counts over their mean in windows t, of an interrupted Poisson process (Fischer and
     Meier-Hellstern 1993): 1 + 2 r^2 p q / (m s) (1 - (1 - exp(-s t)) / (s t)), s = 1/on + 1/off, m = r p."""
@@ -86,6 +88,7 @@ def test_a_recording_comes_back_and_may_repeat() -> None:
     assert arrivals(Recorded(times_s=(), repeat_s=1.0), 5.0, rng()).tolist() == []
 
 
+@pytest.mark.promise("counted-arrivals-keep-bursts")
 def test_counted_arrivals_are_as_many_in_every_span_wherever_the_recording_is_entered() -> None:
     """Three, then none, then forty; entered amid the forty, of which no more come than were counted."""
     spans = (CountedSpan(0.0, 1.0, 3), CountedSpan(2.0, 2.5, 40))
@@ -99,6 +102,7 @@ def test_counted_arrivals_are_as_many_in_every_span_wherever_the_recording_is_en
     assert arrivals(Counted(spans=(CountedSpan(0.0, 1.0, 0),), length_s=1.0), 5.0, rng()).tolist() == []
 
 
+@pytest.mark.promise("counted-arrivals-keep-bursts")
 def test_a_seed_enters_the_recordings_of_all_models_at_one_place() -> None:
     """Both models burst together, whatever the seed; the seed decides when."""
     burst = Counted(spans=(CountedSpan(5.0, 6.0, 100),), length_s=10.0)
@@ -112,6 +116,7 @@ def test_a_seed_enters_the_recordings_of_all_models_at_one_place() -> None:
     assert len(middles) == 5
 
 
+@pytest.mark.promise("arrivals-rates-closed-forms")
 @pytest.mark.parametrize("process", PROCESSES, ids=str)
 def test_arrivals_do_not_depend_on_the_spans_they_are_asked_in(process: Process) -> None:
     whole = arrivals(process, 40.0, rng(3))

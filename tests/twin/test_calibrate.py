@@ -104,6 +104,7 @@ CALIBRATED_ON = [
 ]
 
 
+@pytest.mark.promise("calibration-finds-synthetic-device")
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_steps_of_plans_that_were_not_measured_are_predicted(noise: float) -> None:
     measured = DeviceMeasurements(
@@ -168,6 +169,7 @@ def test_noise_is_kept_as_quantiles_with_a_mean_of_one() -> None:
     assert noise_quantiles([1.0] * 10) == ()
 
 
+@pytest.mark.promise("stalls-drawn-seldom-they")
 def test_a_stall_of_one_step_in_a_thousand_is_drawn_as_seldom() -> None:
     spreads = [1.0] * 9990 + [40.0] * 10
     drawn = np.array(noise_factors(noise_quantiles(spreads), 1))

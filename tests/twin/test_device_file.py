@@ -16,6 +16,7 @@ from stageloom.planner.twin.device_file import (
 from stageloom.shared.errors import InputError
 
 
+@pytest.mark.promise("calibration-finds-synthetic-device")
 @pytest.mark.parametrize("name", device_names())
 def test_a_device_that_comes_with_the_twin_cites_every_figure(name: str) -> None:
     found = load_device(name)

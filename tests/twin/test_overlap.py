@@ -64,6 +64,7 @@ def test_full_steps_share_the_device_and_interference_one_is_one_after_another()
     assert slowdown([0.2, 0.2, 0.2], 1.0) == pytest.approx(3.0)
 
 
+@pytest.mark.promise("lanes-share-device-closed")
 @pytest.mark.parametrize("interference", [0.0, 0.3, 1.0, 1.5])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
 def test_two_equal_steps_that_begin_together_end_together(share: float, interference: float) -> None:
@@ -102,6 +103,7 @@ def test_a_lane_runs_in_order_and_a_step_waits_for_those_it_names() -> None:
     }
 
 
+@pytest.mark.promise("lanes-share-device-closed")
 @pytest.mark.parametrize("seed", range(5))
 def test_lanes_agree_with_a_simulation_in_small_steps(seed: int) -> None:
     rng, interference = Random(seed), 0.25

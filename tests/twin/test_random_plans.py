@@ -22,6 +22,7 @@ def _process(random: Random) -> Process:
     return random.choice(kinds)
 
 
+@pytest.mark.promise("twin-agrees-queueing-theory")
 @pytest.mark.parametrize("seed", range(25))
 def test_tasks_are_conserved_whatever_plans_follow_each_other(seed: int) -> None:
     """Plans of any cut, wait rule, step choice and queue; models come, go, and change under their name."""

@@ -138,6 +138,7 @@ def serve(bound: BoundPlan, tasks: int, seed: int) -> Spy:
     return spy
 
 
+@pytest.mark.promise("twin-decides-agent-s")
 @pytest.mark.parametrize("choice", StepChoice)
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_recorded_load_is_replayed_decision_by_decision(lanes: int, choice: StepChoice) -> None:

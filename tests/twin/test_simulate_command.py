@@ -218,6 +218,7 @@ def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFix
     assert home.store.read(newest_predictions) == []
 
 
+@pytest.mark.promise("prediction-stands-beside-was")
 def test_a_prediction_is_shown_beside_what_was_measured_since(
     home: Home, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_an_underloaded_periodic_queue_is_exact() -> None:
     assert [(one.combined, one.mask, one.count) for one in window.steps] == [(c, 1, 250) for c in range(4)]
 
 
+@pytest.mark.promise("twin-agrees-queueing-theory")
 def test_an_overloaded_periodic_queue_grows_as_it_must() -> None:
     """D/D/1 above capacity: one completion per service time, task n waits n (service - gap).
 
@@ -70,6 +71,7 @@ def test_an_overloaded_periodic_queue_grows_as_it_must() -> None:
     assert window.glances[0].queues[0].queued == 513 - 256 - 3
 
 
+@pytest.mark.promise("twin-agrees-queueing-theory")
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_the_mean_wait_under_poisson_arrivals_is_that_of_an_md1_queue(load: float) -> None:
     """Pollaczek and Khinchine: mean wait = load * service / (2 (1 - load))."""
@@ -145,6 +147,7 @@ def test_a_shared_task_counts_in_each_model_and_ends_once() -> None:
     assert window.models[0].latencies_s == pytest.approx([0.03] * 50)
 
 
+@pytest.mark.promise("twin-agrees-queueing-theory")
 def test_equal_seeds_give_equal_windows_and_others_do_not() -> None:
     bound = chains(3, 2, lanes=2)
     load: Load = {"a": Poisson(rate_per_s=60.0), "b": Poisson(rate_per_s=90.0)}

@@ -55,6 +55,7 @@ def first_in_session(artifact: Artifact, partition: str = "paper") -> list[int]:
     ]
 
 
+@pytest.mark.promise("broken-schedules-caught-verify")
 @pytest.mark.parametrize("schedule", ["sequential", "greedy"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_executor_without_a_defect_agrees(name: str, schedule: str) -> None:
@@ -62,6 +63,7 @@ def test_the_same_executor_without_a_defect_agrees(name: str, schedule: str) -> 
     assert report.exit_code is ExitCode.OK
 
 
+@pytest.mark.promise("broken-schedules-caught-verify")
 @pytest.mark.parametrize("stale", [False, True], ids=["zero", "stale"])
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("name", MODELS)
@@ -71,6 +73,7 @@ def test_dropped_edge_is_caught(name: str, every: int, stale: bool) -> None:
         caught(artifact, DroppedEdge(artifact.graph, op, stale=stale))
 
 
+@pytest.mark.promise("broken-schedules-caught-verify")
 @pytest.mark.parametrize("schedule", ["sequential", "greedy"])
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("name", MODELS)
@@ -92,6 +95,7 @@ def twins(graph: Graph) -> list[tuple[TensorId, TensorId]]:
     ]
 
 
+@pytest.mark.promise("broken-schedules-caught-verify")
 @pytest.mark.parametrize("name", MODELS)
 def test_swapped_groups_are_caught(name: str) -> None:
     artifact = artifact_of(name)

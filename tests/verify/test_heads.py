@@ -39,6 +39,7 @@ def check(
     )
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 @pytest.mark.parametrize("schedule", ["sequential", "greedy", "ios"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_schedule_is_never_called_wrong(kind: str, schedule: str) -> None:
@@ -91,6 +92,7 @@ def defects(artifact: Artifact) -> "dict[str, list[Callable[[], Broken]]]":
     }
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 @pytest.mark.parametrize("defect", ["dropped", "stale", "swapped"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_defect_before_the_head_is_caught_wherever_it_is(kind: str, defect: str) -> None:
@@ -102,6 +104,7 @@ def test_defect_before_the_head_is_caught_wherever_it_is(kind: str, defect: str)
         assert report.exit_code is ExitCode.FAILED, report.to_text()
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 @pytest.mark.parametrize("kind", ["sigmoid", "int8 sigmoid"])
 def test_defect_that_a_saturated_sigmoid_hides_shows_before_it(kind: str) -> None:
     """The model is one block: no border lies between the defect and the head, and the answer looks right."""
@@ -151,6 +154,7 @@ def test_report_says_where_it_looked() -> None:
     assert {"difference", "noise", "tolerance"} <= named[found["before"][0]["tensor"]].keys()
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 def test_right_schedule_on_other_kernels_is_never_called_wrong() -> None:
     for kind in SATURATED:
         for seed in SEEDS:
@@ -158,6 +162,7 @@ def test_right_schedule_on_other_kernels_is_never_called_wrong() -> None:
             assert report.exit_code is ExitCode.OK, report.to_text()
 
 
+@pytest.mark.promise("saturated-head-half-precision")
 def test_what_onnxruntime_computes_in_two_ways_itself_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     """The sine of millions: rounding decides it, so a wrong schedule would look as a right one does."""
     rng = np.random.default_rng(5)

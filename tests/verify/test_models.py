@@ -40,10 +40,12 @@ def agrees(report: VerifyReport) -> None:
     assert report.sensitivity > 1e-2
 
 
+@pytest.mark.promise("verify-agrees-nine-light")
 def test_the_onnx_package_ships_nine_light_models() -> None:
     assert len(list(LIGHT.glob("light_*.onnx"))) == 9
 
 
+@pytest.mark.promise("verify-agrees-nine-light")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", list(light_models()))
 def test_light_model_agrees_under_both_schedulers(path: Path, tmp_path: Path) -> None:
@@ -61,11 +63,13 @@ def quarter_width() -> Iterator[object]:
             yield pytest.param(name, schedule, marks=[pytest.mark.full] if slow else [])
 
 
+@pytest.mark.promise("verify-agrees-nine-light")
 @pytest.mark.parametrize(("name", "schedule"), list(quarter_width()))
 def test_zoo_model_of_quarter_width_agrees_under_both_schedulers(name: str, schedule: str) -> None:
     agrees(verify_artifact(artifact_of(name), schedule, OnnxExecutor(), repeats=3))
 
 
+@pytest.mark.promise("verify-agrees-nine-light")
 @pytest.mark.full
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", list(zoo.ZOO))

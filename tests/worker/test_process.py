@@ -115,6 +115,7 @@ def test_tasks_are_read_and_answered_in_place(serving: tuple[RealEngine, mmap.mm
         _task(*serving, model, task)
 
 
+@pytest.mark.promise("tasks-kind-take-turns")
 def test_a_layout_serves_many_tasks_and_outlives_a_change_of_plan(model: Artifact) -> None:
     engine = RealEngine()
     fd = _memory()
@@ -228,6 +229,7 @@ def test_a_swap_releases_the_old_plan_and_keeps_serving(
     assert engine.wait_for(messages.PlanReleased).key == 2
 
 
+@pytest.mark.promise("plans-different-executors-run")
 def test_plans_of_two_executors_are_swapped_and_compared_like_any_two(
     serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:
@@ -249,6 +251,7 @@ def test_plans_of_two_executors_are_swapped_and_compared_like_any_two(
     _task(engine, memory, model, 210)
 
 
+@pytest.mark.promise("shared-memory-could-kill")
 @pytest.mark.parametrize(
     ("seals", "claimed", "cause"),
     [
@@ -375,6 +378,7 @@ def test_a_process_without_a_plan_is_heard_from() -> None:
         engine.stop()
 
 
+@pytest.mark.promise("kill-9-engine-process")
 def test_kill_9_is_reported_once_and_then_nothing_more(fresh: RealEngine) -> None:
     pid = fresh.client.pid
     assert pid is not None
@@ -395,6 +399,7 @@ def test_the_process_ends_when_its_agent_is_gone() -> None:
         assert process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.promise("run-path-loads-heavy")
 def test_before_a_plan_is_loaded_no_backend_is_imported() -> None:
     code = (
         "import sys, stageloom.edge_agent.worker.__main__, stageloom.edge_agent.executor.executors\n"

@@ -74,6 +74,7 @@ def test_the_stages_of_a_plan_that_does_not_run_are_timed_and_what_runs_serves_o
     _task(engine, memory, model, 1)
 
 
+@pytest.mark.promise("profiles-give-way-tasks")
 def test_tasks_that_come_meanwhile_are_served_and_the_profile_goes_on_in_their_pauses(
     serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: InProcessEngine
     assert {one.key for one in batch.steps} == {second}
 
 
+@pytest.mark.promise("recording-bounded-answered-once")
 def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "MAX_WAITING", 3)
     recorder = Recorder()
@@ -207,6 +208,7 @@ def test_a_file_that_cannot_be_written_ends_the_recording(desk: _Desk) -> None:
     assert desk.driver is not None and desk.driver.recorder is None
 
 
+@pytest.mark.promise("trace-goes-memory-file")
 def test_a_file_that_takes_nothing_ends_the_recording_and_never_holds_the_engine() -> None:
     """A pipe that nobody reads stands for whatever a file's owner can do to who writes it."""
     reader, pipe = os.pipe()

@@ -223,6 +223,7 @@ def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[InPr
         shell.submit("none", {}).result(TIMEOUT_S)
 
 
+@pytest.mark.promise("engine-closed-begins-further")
 def test_closing_begins_no_step_that_was_not_issued_before(gated: tuple[InProcessEngine, _Gated]) -> None:
     """A lane whose thread has ended would never run it; another lane's step could wait for it for ever."""
     shell, executor = gated

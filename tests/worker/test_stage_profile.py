@@ -100,6 +100,7 @@ class Switch:
         return self._answers(self.asked)
 
 
+@pytest.mark.promise("profiles-give-way-tasks")
 def test_a_run_during_which_a_task_came_is_not_counted(model: Artifact) -> None:
     bound, executor = bound_plan(model, "null"), NullExecutor()
     ticks = itertools.count()

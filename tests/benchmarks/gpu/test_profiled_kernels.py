@@ -85,6 +85,7 @@ def test_concurrency_is_the_sum_over_the_union_of_intervals() -> None:
     assert concurrency([]) is None and busy_share([]) is None
 
 
+@pytest.mark.promise("load-cannot-read-unsupported")
 def test_what_bounds_an_operator_is_measured_and_not_read_off_its_name() -> None:
     """Both are of kind Conv; one computes near the device's rate, the other moves bytes near its."""
     rates = Rates(flop_per_s=1e11, bytes_per_s=1e9)

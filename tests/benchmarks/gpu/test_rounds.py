@@ -73,6 +73,7 @@ def test_a_window_gives_the_time_of_a_unit_back_to_back_and_of_a_run_alone() -> 
     assert len(rounds.samples[0].alone_us) == 10  # 0.4 of the window
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 def test_a_variant_that_raises_is_told_once_and_the_others_go_on() -> None:
     device, ran, told = Fake(), list[str](), list[str]()
 

@@ -71,6 +71,7 @@ def test_all_parts_run_on_the_host_and_no_row_fails(tmp_path: Path) -> None:
     assert "== goal ==" in readable(rows, {"gpu": "none"})
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 def test_a_row_that_fails_says_why_and_the_rest_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     results = Results(path, clock=lambda: 1.0)
@@ -137,6 +138,7 @@ def test_after_the_time_for_building_nothing_is_built_and_the_rows_say_so(tmp_pa
     assert {row["skipped"] for row in results.report.rows} == {"the time was up"}
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 def test_of_a_lost_device_everything_that_was_measured_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_of_a_lost_device_everything_that_was_measured_is_told(
     assert said["machine"]["gpu"].startswith("lost: RuntimeError: CUDA error")
 
 
+@pytest.mark.promise("benchmark-s-rate-depends")
 def test_a_variant_that_is_wrong_is_not_measured(tmp_path: Path) -> None:
     settings = replace(
         quick_settings("cpu", "null"), models=("squeezenet",), mix_instances=(), instances=(), batches=()

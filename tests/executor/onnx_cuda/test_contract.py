@@ -19,6 +19,7 @@ def _agrees(case: Case, repeats: int, seed: int = 0) -> None:
         executor.close()
 
 
+@pytest.mark.promise("sessions-several-streams-give")
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [

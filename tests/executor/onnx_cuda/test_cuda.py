@@ -44,6 +44,7 @@ def _unmade(runtime: Any) -> CudaSessionDevice:
     return device
 
 
+@pytest.mark.promise("nothing-takes-place-onnxruntime")
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_takes_its_arguments_and_says_why_it_fails(call: str, runtime: Any) -> None:
     with pytest.raises(ExecutorError, match=f"{call} failed: cudaErrorInsufficientDriver"):

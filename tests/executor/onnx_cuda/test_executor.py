@@ -69,6 +69,7 @@ def answers(executor: OnnxCudaExecutor, steps: StepMaker, model: Artifact, count
 # Order
 
 
+@pytest.mark.promise("sessions-several-streams-give")
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.full)])
 def test_answers_are_right_whatever_order_the_device_chooses(seed: int, model: Artifact) -> None:
     executor = simulated(seed)
@@ -78,6 +79,7 @@ def test_answers_are_right_whatever_order_the_device_chooses(seed: int, model: A
     executor.close()
 
 
+@pytest.mark.promise("sessions-several-streams-give")
 def test_a_wait_between_streams_that_is_left_out_is_caught(model: Artifact) -> None:
     """The simulation is not blind: without every third wait answers are wrong."""
     caught = 0
@@ -116,10 +118,12 @@ def test_steps_of_two_lanes_are_ordered_by_events_alone(model: Artifact) -> None
     assert all(_across_lanes(model, seed) for seed in range(2))
 
 
+@pytest.mark.promise("sessions-several-streams-give")
 def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> None:
     assert not all(_across_lanes(model, seed, ignore_waits=2) for seed in range(2))
 
 
+@pytest.mark.promise("host-waits-device-once")
 def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
     executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +150,7 @@ def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
     assert waited == [threading.get_ident()] * 2
 
 
+@pytest.mark.promise("host-waits-device-once")
 def test_all_steps_are_launched_on_one_thread(executor: OnnxCudaExecutor, model: Artifact) -> None:
     """A session whose runs come from ever new threads takes ever more memory (onnxruntime issue 29351)."""
     steps = StepMaker(KEY, load(executor, streamed_plan(model), [model]))
@@ -198,6 +203,7 @@ def test_an_operator_keeps_its_stream_under_every_mask() -> None:
         assert all(home[key.artifact, key.ops[0]] == key.stream for key in keys)
 
 
+@pytest.mark.promise("host-waits-device-once")
 def test_what_shares_the_arena_is_used_up_before_the_other_begins(model: Artifact) -> None:
     (recipe,) = _recipes(model).full
     before = launches_before(recipe.items, [1] * len(recipe.items))
@@ -295,6 +301,7 @@ def test_a_session_that_cannot_be_made_leaves_no_memory_behind(
 # Nothing else takes the device's place
 
 
+@pytest.mark.promise("nothing-takes-place-onnxruntime")
 def test_a_session_that_landed_on_the_processor_is_refused(
     executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +334,7 @@ def test_operators_that_only_the_processor_can_run_are_refused(
     executor.close()
 
 
+@pytest.mark.promise("nothing-takes-place-onnxruntime")
 def test_where_onnxruntime_has_no_cuda_the_executor_names_cause_and_remedy() -> None:
     import onnxruntime
 

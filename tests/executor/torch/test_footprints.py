@@ -100,6 +100,7 @@ def _measured_order(seed: int, needs: Any) -> tuple[list[float], TorchCudaExecut
     return order, executor
 
 
+@pytest.mark.promise("launches-ordered-measured-demands")
 def test_measured_demands_decide_in_which_order_launches_are_issued() -> None:
     """The same plan on the same device, but every kernel's needs drawn anew: another order, all right."""
     orders = []

@@ -74,6 +74,7 @@ def test_p1_answers_are_right_whatever_order_the_device_chooses(seed: int, model
     executor.close()
 
 
+@pytest.mark.promise("memory-shared-where-waits")
 def test_a_wait_that_is_left_out_inside_a_graph_is_caught(model: Artifact) -> None:
     """The simulation is not blind: without every fifth wait answers are wrong, or a capture does not join."""
     caught = 0
@@ -117,6 +118,7 @@ def test_steps_of_two_lanes_are_ordered_by_events_alone(model: Artifact) -> None
     assert all(_across_lanes(SimulatedGraphDevice(seed), model) for seed in range(2))
 
 
+@pytest.mark.promise("memory-shared-where-waits")
 def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> None:
     assert not all(_across_lanes(SimulatedGraphDevice(seed, ignore_waits=2), model) for seed in range(2))
 
@@ -207,6 +209,7 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
     executor.close()
 
 
+@pytest.mark.promise("device-refuses-costs-plan")
 def test_a_program_whose_pool_lost_its_last_graph_is_captured_again_in_another(model: Artifact) -> None:
     """With two lanes each combined block has a pool of its own; torch captures into none without a graph."""
     executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
@@ -220,6 +223,7 @@ def test_a_program_whose_pool_lost_its_last_graph_is_captured_again_in_another(m
     executor.close()
 
 
+@pytest.mark.promise("device-refuses-costs-plan")
 def test_after_a_capture_that_failed_the_next_one_has_another_pool(
     executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +247,7 @@ def test_after_a_capture_that_failed_the_next_one_has_another_pool(
     assert answer(executor, steps, model, 1)
 
 
+@pytest.mark.promise("device-refuses-costs-plan")
 def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> None:
     """Three models whose inputs are of one size, two steps of all of them in flight."""
     executor = simulated()

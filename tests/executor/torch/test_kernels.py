@@ -60,6 +60,7 @@ def test_the_alternative_with_the_lowest_median_is_chosen(
     assert f"chosen={choice.name}" in caplog.text and "'other'" in caplog.text
 
 
+@pytest.mark.promise("device-refuses-costs-plan")
 def test_an_alternative_that_cannot_run_is_left_out_but_the_plain_one_must(lowering: ModelLowering) -> None:
     def refuses(*arguments: object) -> None:
         raise RuntimeError("FIND was unable to find an engine to execute this computation")
@@ -98,6 +99,7 @@ def test_an_operator_that_computes_little_for_its_bytes_is_memory_bound(lowering
     assert not all(is_memory_bound(full, 8, unit, 20.0) for unit in full.at_batch(8).units)
 
 
+@pytest.mark.promise("launches-ordered-measured-demands")
 def test_what_bounds_an_operator_is_the_larger_of_the_shares_that_it_reaches(
     lowering: ModelLowering,
 ) -> None:

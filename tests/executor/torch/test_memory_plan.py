@@ -112,6 +112,7 @@ def test_a_wait_for_an_earlier_item_of_a_stream_says_nothing_of_its_later_ones()
     assert plan_memory(pieces, launches_before(items, [1, 1, 1])).nbytes == 2 * K
 
 
+@pytest.mark.promise("memory-shared-where-waits")
 @pytest.mark.parametrize("seed", range(40))
 def test_a_broken_plan_is_caught(seed: int) -> None:
     """Move one piece onto another that may be alive at the same time; the checker must name the pair."""
@@ -136,6 +137,7 @@ def test_a_broken_plan_is_caught(seed: int) -> None:
     assert shared_wrongly(MemoryPlan(tuple(offsets), plan.nbytes), pieces, before) is not None
 
 
+@pytest.mark.promise("memory-shared-where-waits")
 def test_a_dropped_wait_makes_a_plan_wrong() -> None:
     items = [Item(0, (0, 1), 0, (), 0), Item(0, (2, 3), 1, (0,), 1)]
     pieces = [Lifetime(K, 0b0011), Lifetime(K, 0b1100)]

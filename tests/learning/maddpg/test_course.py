@@ -46,6 +46,7 @@ def test_rivals_plans_are_judged_first_and_the_best_is_where_the_actors_start() 
     assert combine_blocks(PROBLEM.space, said[2:]).combined == wanted
 
 
+@pytest.mark.promise("known-optimum-learned-blocks")
 def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
     course = TrainingCourse(PROBLEM, SMALL, seed=3)
     works = followed(course, 1000)
@@ -64,6 +65,7 @@ def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
     assert min(fresh) >= FRESH_SEED > max(other) and min(other) >= VALIDATION_SEED > max(training)
 
 
+@pytest.mark.promise("interrupted-training-goes-bit")
 def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
     """The state is taken in the middle: between two episodes, and again with a validation waiting."""
     whole = TrainingCourse(PROBLEM, SMALL, seed=0)
@@ -92,6 +94,7 @@ def test_work_in_flight_is_handed_out_again_after_a_restart() -> None:
     assert again.done and again.transitions == SMALL.transitions
 
 
+@pytest.mark.promise("interrupted-training-goes-bit")
 def test_a_killed_workers_episode_is_collected_by_another_and_a_late_result_counts_once() -> None:
     course = TrainingCourse(PROBLEM, SMALL, seed=0)
     followed(course, len(course.seeds) + 1)

@@ -99,6 +99,7 @@ def test_targets_follow_slowly() -> None:
         assert torch.allclose(slow, 0.25 * fast.detach())
 
 
+@pytest.mark.promise("policy-refuses-was-trained")
 def test_the_forward_pass_without_torch_says_what_torch_says() -> None:
     made = learner()
     made.update(20)
@@ -155,6 +156,7 @@ def test_equal_seeds_give_equal_learners_and_others_do_not() -> None:
     assert any((weights[0][name] != weights[2][name]).any() for name in weights[0])
 
 
+@pytest.mark.promise("interrupted-training-goes-bit")
 def test_a_restored_learner_goes_on_bit_by_bit() -> None:
     """Networks, targets, optimisers, replay past its wrap, random numbers, z-scores."""
     made = learner()

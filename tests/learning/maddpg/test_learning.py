@@ -43,6 +43,7 @@ def bandit(count: int, best: Floats, random: np.random.Generator) -> Transitions
     return Transitions(states, actions, figures, np.zeros(count), np.ones(count, np.bool_), states)
 
 
+@pytest.mark.promise("known-optimum-learned-blocks")
 def test_a_bandits_known_optimum_is_learned() -> None:
     best = np.array([0.3, 0.7, 0.25, 0.8, 0.6], np.float32)
     learner = Learner(space(2, 1), BANDIT, seed=0)
@@ -53,6 +54,7 @@ def test_a_bandits_known_optimum_is_learned() -> None:
     assert np.abs(found - best).max() < 0.12
 
 
+@pytest.mark.promise("known-optimum-learned-blocks")
 @pytest.mark.parametrize(("factor", "members"), [(0.6, 2), (1.6, 1)])
 def test_blocks_are_combined_where_that_pays_and_only_there(factor: float, members: int) -> None:
     """Both the best plan and the policy itself; 1.2 device seconds a second are asked of the device."""

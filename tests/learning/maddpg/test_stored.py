@@ -41,6 +41,7 @@ def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_pro
     assert isinstance(found.problem.make_device, TwinDevices)
 
 
+@pytest.mark.promise("counted-arrivals-keep-bursts")
 def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None:
     """Nothing for four seconds, then 60 tasks a second for two: each seed meets them, at another time."""
     home.profile(0.001)

@@ -30,6 +30,7 @@ def one() -> Iterator[ProcessPool]:
     pool.close()
 
 
+@pytest.mark.promise("worker-trains-this-process")
 def test_one_worker_trains_the_policy_that_this_process_would_train(one: ProcessPool) -> None:
     """And it takes along the schedules that the worker needed, of which this process was never asked."""
     here = train(PROBLEM, QUICK, 4, clock=lambda: 0.0)
@@ -44,6 +45,7 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
     assert len(decode(there.checkpoint).book.schedules) > len(there.plan.combined)
 
 
+@pytest.mark.promise("worker-trains-this-process")
 @pytest.mark.parametrize(
     "kinds", [(EPISODE,), pytest.param((EPISODE, VALIDATION, FRESH), marks=pytest.mark.full)]
 )

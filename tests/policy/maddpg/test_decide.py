@@ -73,6 +73,7 @@ def _other(number: int, **changes: object) -> Callable[[Plan], Plan]:
     return changed
 
 
+@pytest.mark.promise("policy-refuses-was-trained")
 @pytest.mark.parametrize(
     ("change", "device_class", "why"),
     [

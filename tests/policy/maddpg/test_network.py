@@ -52,6 +52,7 @@ def test_each_actor_is_two_hidden_layers_and_a_sigmoid_over_the_whole_state() ->
     assert found.tolist() == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.promise("sure-actor-says-0")
 def test_an_actor_that_is_sure_says_0_or_1_without_overflow() -> None:
     where = space(1, 1)
     numbers = {name: np.zeros_like(values) for name, values in arrays(where).items()}

@@ -72,6 +72,7 @@ def test_machine_code_is_kept_apart_for_every_text_of_the_kernels(
     assert cache_folder().is_relative_to(tmp_path / "user")
 
 
+@pytest.mark.promise("both-twins-judge-plan")
 def test_what_is_compiled_ahead_is_what_a_twin_runs() -> None:
     """A size of memory once compiled, a twin that needs no more room meets no type that was not."""
     compile_kernels(1)
@@ -100,6 +101,7 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
     assert is_compiled() and compiled == list(SCALES)
 
 
+@pytest.mark.promise("planner-starts-without-compiler")
 def test_the_planner_starts_without_the_compiler() -> None:
     program = (
         "import sys, stageloom.planner.cli, stageloom.planner.service\n"

@@ -107,6 +107,7 @@ def compare_endings(reference: TracedTwin, twin: CompiledTwin) -> None:
         raise Differ(f"endings differ: {found[:3]}... is not {expected[:3]}...")
 
 
+@pytest.mark.promise("twin-decides-agent-s")
 @pytest.mark.parametrize("seed", [7, 11, 12, 26, 35, 67, 483])
 def test_every_step_and_ending_is_that_of_the_engine_core(seed: int) -> None:
     """The kernels' text, uncompiled."""
@@ -117,6 +118,7 @@ def test_every_step_is_that_of_the_engine_core_where_all_programs_are_ready() ->
     play(random_world(7), PlainTwin, prepared=True)
 
 
+@pytest.mark.promise("both-twins-judge-plan")
 def test_a_sum_that_makes_up_for_rounding_changes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's does from 3.12 on, machine code never does: what both add up, both must add up alike.
 
@@ -156,6 +158,7 @@ def test_every_step_is_that_of_the_engine_core_in_many_worlds(first: int) -> Non
     assert sum(play(random_world(seed), PlainTwin) for seed in range(first, first + 20)) > 50
 
 
+@pytest.mark.promise("twin-decides-agent-s")
 @pytest.mark.timeout(900)  # the first time it compiles, on however loaded a machine
 def test_machine_code_does_what_the_engine_core_does() -> None:
     assert sum(play(random_world(seed), CompiledTwin) for seed in range(24)) > 1000
@@ -248,6 +251,7 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
 }
 
 
+@pytest.mark.promise("twin-decides-agent-s")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_caught(name: str) -> None:
     seed, kernel, before, after = DEFECTS[name]
