@@ -54,7 +54,7 @@ spell: setup
 	$(BIN)/codespell
 
 house: setup ## Counts of the product; names that occur twice, import circles
-	$(BIN)/python tools/house.py
+	$(BIN)/python tools/house.py --check
 
 check: lint types imports spell house ## Format, types, import contracts, spelling, the house
 
