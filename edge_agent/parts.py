@@ -24,8 +24,8 @@ from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 
-LinkFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
-"""Makes the link, and says what was wrong with the state it found."""
+LifecycleFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
+"""Makes the lifecycle over the plan manager; also returns what was wrong with the state it found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Parts:
     config: AgentConfig
     loop: Loop
     engine: EngineClient
-    link: LifecycleHost
+    lifecycle: LifecycleHost
     journal: Journal
     artifacts: ArtifactStore
     fallback: FallbackFile
@@ -51,32 +51,32 @@ class Parts:
 
 
 def make_parts(
-    config: AgentConfig, loop: Loop, make_link: LinkFactory, on_report: Callable[[Report], None]
+    config: AgentConfig, loop: Loop, make_lifecycle: LifecycleFactory, on_report: Callable[[Report], None]
 ) -> Parts:
-    """Start the engine process, then make the link: the two take their time side by side.
+    """Start the engine process, then make the lifecycle: the two take their time side by side.
 
     Raises:
-        StageloomError: the link cannot be made; nothing is left running.
+        StageloomError: the lifecycle cannot be made; nothing is left running.
     """
     artifacts = ArtifactStore(config.home_path / "artifacts")
     fallback = FallbackFile(config.home_path / "fallback")
     before_good, problem = fallback.load()
     supervisor, waiting = Supervisor(Random()), WaitingLog()
-    plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, coin=Random())
+    plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, rng=Random())
     engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
     engine.start()
     try:
-        link, problems = make_link(plans)
+        lifecycle, problems = make_lifecycle(plans)
     except BaseException:
         engine.shut_down()
         raise
-    journal, machine = Journal(link.record), MachineWatch(this_machine())
+    journal, machine = Journal(lifecycle.record), MachineWatch(this_machine())
     background, checker = Background(loop), PlanChecker(artifacts)
     return Parts(
         config=config,
         loop=loop,
         engine=engine,
-        link=link,
+        lifecycle=lifecycle,
         journal=journal,
         artifacts=artifacts,
         fallback=fallback,
@@ -89,7 +89,7 @@ def make_parts(
         local=LocalPlanner(
             background,
             PolicyRunner(checker.graph, machine.environment),
-            link.handle,
+            lifecycle.handle,
             journal.note,
             Path(config.policy) if config.policy else None,
         ),
@@ -97,7 +97,7 @@ def make_parts(
             engine.send,
             artifacts.path,
             journal.record,
-            link.handle,
+            lifecycle.handle,
             environment=machine.environment,
             clocks=machine.clocks,
             executor=config.executor,

@@ -16,7 +16,7 @@ from stageloom.edge_agent.config import AgentConfig, decode_config
 from stageloom.edge_agent.lifecycle.host import LifecycleHost, alone
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.loop import READ
-from stageloom.edge_agent.parts import LinkFactory
+from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.store import ArtifactStore, HomeLock
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
@@ -58,7 +58,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
-    agent = Agent(config, _link_maker(config))
+    agent = Agent(config, _lifecycle_maker(config))
     with _signals(agent):
         _log.info("agent %s runs in %s; Ctrl-C stops it", __version__, config.home_path.absolute())
         agent.run()
@@ -66,7 +66,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
     return ExitCode.OK
 
 
-def _link_maker(config: AgentConfig) -> LinkFactory:
+def _lifecycle_maker(config: AgentConfig) -> LifecycleFactory:
     if config.models:
         from stageloom.edge_agent.lifecycle.alone import plan_alone
 

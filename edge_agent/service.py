@@ -19,7 +19,7 @@ from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.events import TimePassed
 from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
-from stageloom.edge_agent.parts import LinkFactory, make_parts
+from stageloom.edge_agent.parts import LifecycleFactory, make_parts
 from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.reporting.status import (
     AgentStatus,
@@ -96,7 +96,7 @@ _LINK_TICK_S = 0.1
 class Agent:
     """Wires the parts together; `run` returns when `request_stop` was called and the last task has ended."""
 
-    def __init__(self, config: AgentConfig, make_link: LinkFactory) -> None:
+    def __init__(self, config: AgentConfig, make_lifecycle: LifecycleFactory) -> None:
         """Start the engine process and make the link.
 
         Raises:
@@ -105,8 +105,8 @@ class Agent:
         self._config = config
         self.loop = Loop()
         self._started_s = self._counted_s = self.loop.now()
-        self._parts = parts = make_parts(config, self.loop, make_link, self._on_report)
-        self._engine, self._plans, self._link = parts.engine, parts.plans, parts.link
+        self._parts = parts = make_parts(config, self.loop, make_lifecycle, self._on_report)
+        self._engine, self._plans, self._lifecycle = parts.engine, parts.plans, parts.lifecycle
         self._journal, self._profiles = parts.journal, parts.profiles
         self._shell = PlanShell(parts)
         self._load = LoadWatch(parts)
@@ -130,8 +130,8 @@ class Agent:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._config.home_path))
         self._watchdog.up()
-        self.loop.watch(self._link.link.fileno(), READ, lambda _: self._link.take())
-        self.loop.call_every(_LINK_TICK_S, lambda: self._link.handle(TimePassed()))
+        self.loop.watch(self._lifecycle.link.fileno(), READ, lambda _: self._lifecycle.take())
+        self.loop.call_every(_LINK_TICK_S, lambda: self._lifecycle.handle(TimePassed()))
         self._shell.start()
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self._config.stats_interval_s, self._count)
@@ -148,7 +148,7 @@ class Agent:
             self._endpoint.close("the agent was stopped")
             self._engine.shut_down()
             self._parts.background.close()
-            self._link.stop()
+            self._lifecycle.stop()
             self.loop.close()
             self._watchdog.close()
 
@@ -178,7 +178,7 @@ class Agent:
         """One line for `systemctl status`."""
         reason, active = self.not_ready(), self._plans.active
         plan = f", plan {active.ref.digest[:12]} for {', '.join(self._plans.models)}" if active else ""
-        return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._link.status().state}"
+        return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._lifecycle.status().state}"
 
     def _count(self) -> None:
         now_s = self.loop.now()
@@ -237,7 +237,7 @@ class Agent:
             trial=trial_status(self._plans, self.loop.now()),
             policy=self._parts.local.status,
             last_pause_ms=None if pause_s is None else round(pause_s * 1e3, 1),
-            link=self._link.status(),
+            link=self._lifecycle.status(),
             queues=queue_status(self._load.stats, self._plans.models) if self._load.stats else (),
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,

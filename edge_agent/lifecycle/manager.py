@@ -48,13 +48,13 @@ class PlanManager(Pursuit):
         fallback: RunnablePlan | None = None,
         *,
         waiting: WaitingLog | None = None,
-        coin: Random | None = None,
+        rng: Random | None = None,
     ) -> None:
-        """`waiting` is filled by the owner; `coin` tosses the order of a trial's windows."""
+        """`waiting` is filled by the owner; `rng` draws the order of a trial's windows."""
         super().__init__(supervisor, fallback, waiting or WaitingLog())
         self.last_pause_s: float | None = None  # of the last exchange
         self._config = config or ManagerConfig()
-        self._coin = coin or Random(0)
+        self._rng = rng or Random(0)
         self._windows = itertools.count(1)
         self._decided: TrialDecided | None = None  # the last trial's, until the next attempt
         self._restoring: Restoring | None = None  # while last-known-good does not load
@@ -165,7 +165,7 @@ class PlanManager(Pursuit):
             attempt,
             plans,
             lambda: self.outcomes.trial_begins(attempt, record),
-            self._coin,
+            self._rng,
             self._windows,
             config.trial,
             config.timing_s,

@@ -30,11 +30,11 @@ class PlanShell:
 
     def start(self) -> None:
         """Begin to carry out actions; the first restore last-known-good."""
-        self._parts.link.start(self._carry_out)
+        self._parts.lifecycle.start(self._carry_out)
 
     def do(self, actions: Sequence[ev.Action]) -> None:
         """Carry out what the plan manager decided, and what follows from it."""
-        self._parts.link.do(actions)
+        self._parts.lifecycle.do(actions)
 
     def shut_down(self) -> None:
         """The agent stops: no engine process is started any more."""
@@ -48,7 +48,7 @@ class PlanShell:
         parts = self._parts
         keep = self._plans.needed() | parts.profiles.needed() | parts.local.needed()
         for digest in parts.artifacts.collect(keep, downloads=downloads):
-            parts.link.handle(ev.ArtifactGone(digest))
+            parts.lifecycle.handle(ev.ArtifactGone(digest))
 
     def _carry_out(self, action: ev.Action) -> None:
         parts = self._parts

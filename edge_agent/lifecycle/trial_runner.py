@@ -69,7 +69,7 @@ class TrialRunner:
         attempt: Attempt,
         plans: TrialPlans,
         begins: Callable[[], list[Action]],
-        coin: Rng,
+        rng: Rng,
         numbers: Iterator[int],
         config: TrialConfig,
         timing_s: float,
@@ -84,7 +84,7 @@ class TrialRunner:
         self.draining = False
         self.decided: TrialDecided | None = None
         self._begins = begins
-        self._coin = coin
+        self._rng = rng
         self._numbers = numbers
         self._config = config
         self._timing_s = timing_s
@@ -212,7 +212,7 @@ class TrialRunner:
             oldest_age_s=self._oldest_age_s,
         )
         self._stage = _Stage.TRIAL
-        self._core = TrialCore(setup, self._coin, self._config)
+        self._core = TrialCore(setup, self._rng, self._config)
         return self._do(self._core.begin(now))
 
     def _figures(self, seen: WindowMeasured) -> WindowFigures:

@@ -79,11 +79,11 @@ class LoadWatch:
         machine = self._parts.machine
         if machine.power_mode != self._mode:
             self._mode = machine.power_mode
-            self._parts.link.handle(EnvironmentChanged(machine.environment()))
+            self._parts.lifecycle.handle(EnvironmentChanged(machine.environment()))
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:
         parts, firing = self._parts, fired.firing
-        parts.link.handle(alarm_raised(fired, running, round(time.time() * 1e6)))
+        parts.lifecycle.handle(alarm_raised(fired, running, round(time.time() * 1e6)))
         parts.local.fired(fired, running)
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         parts.journal.note(

@@ -119,7 +119,7 @@ class World:
             Supervisor(Random(self.rng.random())),
             ManagerConfig(probation=ProbationConfig(length_s=5.0), trial=self.trial),
             self.fallback,
-            coin=self.rng,
+            rng=self.rng,
         )
         config = LinkConfig(boot=self.rng.getrandbits(60) | 1)
         self.core = Lifecycle(self.disk, config=config, plans=self.manager)

@@ -123,7 +123,7 @@ class Agent:
             _CONFIG,
             self._load_fallback(),
             waiting=self.waiting,
-            coin=Random(rng.random()),
+            rng=Random(rng.random()),
         )
         self.core = Lifecycle(state, config=LinkConfig(boot=boot, wall_s=wall_s), plans=self.manager)
         self.batch_sent_s = float("-inf")
