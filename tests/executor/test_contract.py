@@ -241,11 +241,15 @@ def test_a_dropped_edge_is_found(which: int, executor: Executor, monkeypatch: py
     sound = replace(whole, combined=(replace(whole.combined[0], graph=graph),))
     monkeypatch.setattr("benchmarks.contract.cases.Delays", lambda rng: SlowCaller())
     assert compare(executor, sound, [one], repeats=3).agrees
+    assert any(not _agrees(executor, whole, one) for _ in range(5))
+
+
+def _agrees(executor: Executor, bound: BoundPlan, one: Subject) -> bool:
+    """A busy machine may start the operator after what it should have waited for; not five times in a row."""
     try:
-        found = compare(executor, whole, [one], repeats=3)
+        return compare(executor, bound, [one], repeats=3).agrees
     except ExecutorError:
-        return  # there was nothing to read
-    assert not found.agrees
+        return False  # there was nothing to read
 
 
 @pytest.mark.parametrize("block", [0, 2])
