@@ -22,7 +22,7 @@ _NO_TRIAL = {
     "guard": "no trial: only launch intervals changed",
 }
 _SHOWN = 8
-"""Plans that are listed for their predicted cost; a contest looks at two dozen."""
+"""Plans that are listed for their predicted cost; a tournament looks at two dozen."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 

@@ -132,7 +132,7 @@ class EvaluationVerdict(str, Enum):
     """What became of a plan that was evaluated."""
 
     FOUND = "found"  # an operator's search: the operator decides
-    LED = "led"  # the best so far of a contest, until another one was
+    LED = "led"  # the best so far of a tournament, until another one was
     LOST = "lost"  # in a contest, to the best so far
     TAKEN = "taken"
     BEHIND = "behind"  # another one is predicted to cost less
