@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 setup: $(VENV)/.installed ## Build .venv with everything that demo and tests need
 
 demo: setup ## Planner, agent and three clients on this machine; the report lands in var/demo/
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m examples.demo
 
 test: setup ## The test suite, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not full and not gpu'

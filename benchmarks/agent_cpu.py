@@ -1,4 +1,4 @@
-"""The agent on a CPU: ingest, what the agent weighs, and the saturated engine against onnxruntime itself.
+"""The agent on a CPU: ingest, and what the agent weighs.
 
     python -m benchmarks.agent_cpu [--quick] [--json]
 
@@ -7,9 +7,7 @@ clock that all processes share; copying the tensor (3x224x224 float32) into shar
 application is this process, the agent two others. The executor is `null`, so that nothing else uses the
 processor; tasks come one at a time (each waits for the one before), and in a second series at fixed pace.
 
-`ratio.MODEL` is the engine's tasks per second over those of the best onnxruntime setting (threads inside an
-operator, callers, sessions), both from memory; see `benchmarks.ratios`. `ratio_blocks` is one session per
-block of the papers' partition, `ratio_greedy` the greedy schedule's parallel groups, on the same terms.
+`agent_rss_mib` is what both processes of a joined agent take before a backend loads.
 """
 
 import argparse
@@ -18,14 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.ratios import BLOCKS, GREEDY, WHOLE, compare_all
 from benchmarks.runner import Report, percentile, progress, pss_mib, run
 from stageloom import Client
 from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
@@ -39,7 +36,6 @@ from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import write_keys
 from stageloom.shared.token import Endpoints
 
-MODELS = ("squeezenet", "resnet50", "inception_v3")
 SHAPE = (1, 3, 224, 224)
 _START_S = 60.0
 _PACE_S = 0.005
@@ -48,10 +44,11 @@ _PACE_S = 0.005
 def ingest_us(tasks: int, *, pace_s: float = 0.0) -> list[float]:
     """Microseconds from `submit` to the queue of an agent on the null executor, of tasks `pace_s` apart."""
     array = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    model = probe_model([helper.make_node("GlobalAveragePool", ["input"], ["output"])], ["output"])
     taken_us: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
-        serving(Path(folder), _probe(), executor="null") as socket,
+        serving(Path(folder), model, executor="null") as socket,
         Client(socket) as client,
     ):
         for index in range(tasks + tasks // 10):
@@ -90,12 +87,14 @@ def _pretend_joined(home: Path) -> None:
     )
 
 
-def _probe() -> onnx.ModelProto:
+def probe_model(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> onnx.ModelProto:
+    """A model of one image, `input`, that makes numbers per channel."""
+    pooled = (1, SHAPE[1], 1, 1)
     graph = helper.make_graph(
-        [helper.make_node("GlobalAveragePool", ["input"], ["output"])],
+        nodes,
         "probe",
         [helper.make_tensor_value_info("input", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, (1, 3, 1, 1))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, pooled) for name in outputs],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -145,9 +144,9 @@ def _wait(
     raise RuntimeError(f"the agent was not ready in {_START_S:g} s")
 
 
-def ingest(report: Report, quick: bool) -> None:
-    """`ingest_*_us` and `agent_rss_mib`, with the rows behind them."""
-    tasks = 300 if quick else 3000
+def measure(report: Report, options: argparse.Namespace) -> None:
+    sys.setswitchinterval(WorkerConfig().switch_interval_s)
+    tasks = 300 if options.quick else 3000
     figures: dict[str, float] = {}
     rows: list[dict[str, object]] = []
     for name, series, count, pace_s in (
@@ -164,12 +163,5 @@ def ingest(report: Report, quick: bool) -> None:
     report.add({**figures, "agent_rss_mib": sum(weights.values())}, rows)
 
 
-def measure(report: Report, options: argparse.Namespace) -> None:
-    sys.setswitchinterval(WorkerConfig().switch_interval_s)
-    ingest(report, options.quick)
-    kinds = {"ratio": WHOLE, "ratio_blocks": BLOCKS, "ratio_greedy": GREEDY}
-    compare_all(report, MODELS, kinds, quick=options.quick)
-
-
 if __name__ == "__main__":
-    sys.exit(run(measure, ("onnxruntime", "numpy", "msgspec", "msgpack")))
+    sys.exit(run(measure, ("numpy", "msgspec", "msgpack")))

@@ -1,4 +1,4 @@
-"""The engine on a CPU: what a step costs, how much of onnxruntime's speed is left, swaps, memory.
+"""The engine on a CPU: what a step costs, how much of onnxruntime's speed is left, memory.
 
     python -m benchmarks.engine_cpu [--quick] [--json] [--only PART]...
 
@@ -14,9 +14,6 @@
   side by side: a stage of two groups, the second one on a helper thread. The figure is what that costs
   beyond the longer of the two: from the end of the pooling to the end of the step, less the longer
   group's own time. It is taken from a trace of the running engine.
-- `swaps`: `swap_lost_tasks`, `swap_stall_p50_ms`, `_p99_ms`. Swaps between plans with other blocks while
-  tasks come at an even pace. The stall of a swap is the longest time without a completion within a
-  quarter of a second around it, less the median time between completions there.
 - `ratios`: `ratio.WORKLOAD` is the saturated engine with whole models over the best onnxruntime setting;
   `ratio_blocks` cuts at the papers' borders, `ratio_staged` runs the best of the schedules with groups
   side by side (`benchmarks.ratios`).
@@ -27,18 +24,17 @@ import gc
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
-from benchmarks.agent_cpu import SHAPE, serving
-from benchmarks.ratios import BLOCKS, STAGED, WHOLE, Workload, compare_all, workloads
+from benchmarks.agent_cpu import SHAPE, probe_model, serving
+from benchmarks.ratios import BLOCKS, STAGED, WHOLE, Workload, compare_all, plan_of, workloads
 from benchmarks.runner import Report, percentile, progress, rss_mib, run
 from benchmarks.zoo import noise_for
 from stageloom import Client
@@ -49,14 +45,14 @@ from stageloom.edge_agent.trace.command import record
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone, WorkerConfig
 from stageloom.edge_agent.worker.recorder import Recorder, StepEntry
-from stageloom.shared.artifact import Artifact, open_artifact
-from stageloom.shared.engine.steps import Outcome, Step
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.engine.steps import Step
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.compose import Combination
 
 MODELS = ("squeezenet", "resnet50", "googlenet", "inception_v3")
 SMALL_WIDTH = 0.25
-PARTS = ("steps", "memory", "groups", "swaps", "ratios")
+PARTS = ("steps", "memory", "groups", "ratios")
 
 PER_MODEL = 2
 WARM_UP = 2_000
@@ -64,10 +60,6 @@ CHUNK = 4_000
 
 AT_A_TIME = 2
 RAMP_UP_S = 0.5
-
-PACE_S = 0.01
-BETWEEN_S = 0.3
-AROUND_S = 0.125
 
 
 # Steps and memory
@@ -77,19 +69,10 @@ class Loop:
     """A closed loop of tasks on one engine; when each step began."""
 
     def __init__(
-        self,
-        executor: Executor,
-        workload: Workload,
-        *,
-        combination: Combination = Combination.ALONE,
-        partition: str = "paper",
-        scheduler: str = "sequential",
+        self, executor: Executor, workload: Workload, *, partition: str = "paper", **how: Any
     ) -> None:
-        choices = [
-            ModelChoice(name=name, artifact=artifact.digest, graph=artifact.graph, partition=partition)
-            for name, artifact in workload.items()
-        ]
-        plan = compose(choices, scheduler=scheduler, combination=combination, members_max=len(choices))
+        """`how` is for the plan: see `plan_of`."""
+        plan = plan_of(workload, partition, members_max=len(workload), **how)
         self._began_s: list[float] = []
         self._left = 0
         self._open = threading.Semaphore(0)
@@ -185,18 +168,12 @@ def growth(report: Report, workload: Workload, tiny: Workload, quick: bool) -> N
 
 def two_group_model() -> onnx.ModelProto:
     """Pooling, then two tiny operators side by side."""
-    pooled = (1, SHAPE[1], 1, 1)
-    graph = helper.make_graph(
-        [
-            helper.make_node("GlobalAveragePool", ["input"], ["pooled"]),
-            helper.make_node("Sigmoid", ["pooled"], ["left"]),
-            helper.make_node("Tanh", ["pooled"], ["right"]),
-        ],
-        "probe",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, pooled) for name in ("left", "right")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["input"], ["pooled"]),
+        helper.make_node("Sigmoid", ["pooled"], ["left"]),
+        helper.make_node("Tanh", ["pooled"], ["right"]),
+    ]
+    return probe_model(nodes, ("left", "right"))
 
 
 def two_groups(report: Report, quick: bool) -> None:
@@ -243,90 +220,6 @@ def two_groups_us(step: StepEntry) -> tuple[float, float]:
     return span_us, span_us - 1e6 * max(ended_s - began_s for _, _, began_s, ended_s in groups)
 
 
-# Swaps
-
-
-class _Stream:
-    """Tasks at an even pace from a thread of its own, and when each ended."""
-
-    def __init__(self, shell: InProcessEngine, name: str, artifact: Artifact) -> None:
-        self.ended_s: list[float] = []
-        self.submitted = 0
-        self.lost = 0
-        self._shell, self._name, self._inputs = shell, name, noise_for(artifact)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        next_s = time.monotonic()
-        while not self._stop.wait(max(next_s - time.monotonic(), 0.0)):
-            next_s += PACE_S
-            self.submitted += 1
-            self._shell.submit(self._name, self._inputs, on_end=self._end)
-
-    def _end(self, end: TaskDone) -> None:
-        if end.outcome is Outcome.COMPLETED:
-            self.ended_s.append(end.ended_s)
-        else:
-            self.lost += 1
-
-    def close(self) -> None:
-        """Submit no more and wait for the last end."""
-        self._stop.set()
-        self._thread.join()
-        give_up_s = time.monotonic() + 30.0
-        while len(self.ended_s) + self.lost < self.submitted and time.monotonic() < give_up_s:
-            time.sleep(0.01)
-        self.lost = self.submitted - len(self.ended_s)
-
-    def stall_ms(self, at_s: float) -> float:
-        """Of a swap at this instant."""
-        gaps = [
-            after - before
-            for before, after in pairwise(self.ended_s)
-            if before < at_s + AROUND_S and after > at_s - AROUND_S
-        ]
-        return 1e3 * (max(gaps) - median(gaps)) if gaps else float("inf")
-
-
-def swaps(report: Report, small: Workload, quick: bool) -> None:
-    count = 10 if quick else 100
-    progress(f"{count} swaps between plans with other blocks")
-    ((name, artifact),) = small.items()
-    plans = []
-    for partition, scheduler in (("whole", "sequential"), ("paper", "greedy")):
-        choice = ModelChoice(
-            name=name, artifact=artifact.digest, graph=artifact.graph, partition=partition, replicas=2
-        )
-        plans.append(compose([choice], scheduler=scheduler, lanes=2))
-    with InProcessEngine(OnnxExecutor()) as shell:
-        artifacts = {artifact.digest: artifact}
-        shell.activate(shell.load(plans[0], artifacts))
-        stream = _Stream(shell, name, artifact)
-        at_s = []
-        for number in range(count):
-            time.sleep(BETWEEN_S)
-            key = shell.load(plans[(number + 1) % len(plans)], artifacts)
-            at_s.append(time.monotonic())
-            shell.activate(key)
-        time.sleep(BETWEEN_S)
-        stream.close()
-    stalls_ms = [stream.stall_ms(at) for at in at_s]
-    calm_ms = [stream.stall_ms(at - BETWEEN_S / 2) for at in at_s[1:]]
-    figures = {
-        "swap_lost_tasks": float(stream.lost),
-        "swap_stall_p50_ms": percentile(stalls_ms, 50),
-        "swap_stall_p99_ms": percentile(stalls_ms, 99),
-    }
-    row = {
-        "swaps": count,
-        "tasks": stream.submitted,
-        "stall_between_swaps_p99_ms": percentile(calm_ms, 99),
-    }
-    report.add(figures, [row])
-
-
 def measure(report: Report, options: argparse.Namespace) -> None:
     sys.setswitchinterval(WorkerConfig().switch_interval_s)
     parts, quick = options.only or PARTS, options.quick
@@ -342,8 +235,6 @@ def measure(report: Report, options: argparse.Namespace) -> None:
             growth(report, small["mix"], tiny, quick)
         if "groups" in parts:
             two_groups(report, quick)
-        if "swaps" in parts:
-            swaps(report, small["squeezenet"], quick)
     if "ratios" in parts:
         kinds = {"ratio": WHOLE, "ratio_blocks": BLOCKS, "ratio_staged": STAGED}
         compare_all(report, MODELS, kinds, quick=quick)

@@ -11,19 +11,18 @@ The environments lie in the system's temporary folder and are removed. Ends with
 pip needs a package index, so this does not run in CI.
 """
 
+import argparse
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.runner import Report, arguments, emit, progress
+from benchmarks.runner import Report, progress, run
 
 ROOT: Final = Path(__file__).parents[1]
 LIMITS_MB: Final = {"planner-lite": 180.0, "edge,onnx": 260.0, "planner": 700.0}
@@ -76,61 +75,39 @@ class Installation:
 
     def by_package(self) -> dict[str, float]:
         """MB of each distribution's files in site-packages, the largest first."""
-        sizes = {
-            str(package.metadata["Name"]): sum(self._sizes(package)) / 1e6
-            for package in metadata.distributions(path=[str(self.site)])
-        }
+        sizes: dict[str, float] = {}
+        for package in metadata.distributions(path=[str(self.site)]):
+            files = [Path(str(package.locate_file(file))).resolve() for file in package.files or ()]
+            own = [file for file in files if file.is_relative_to(self.site.resolve()) and file.is_file()]
+            sizes[str(package.metadata["Name"])] = sum(file.lstat().st_size for file in own) / 1e6
         return dict(sorted(sizes.items(), key=lambda item: -item[1]))
-
-    def _sizes(self, package: metadata.Distribution) -> Iterator[int]:
-        for file in package.files or ():
-            path = Path(str(package.locate_file(file)))
-            if path.is_relative_to(self.site) and ".." not in file.parts and path.is_file():
-                yield path.lstat().st_size
-
-
-@contextmanager
-def _planner(programs: Path, home: Path) -> Iterator[None]:
-    """A running planner with its data in `home`."""
-    command = [
-        str(programs / "stageloom"),
-        "up",
-        "--json",
-        "--listen",
-        "127.0.0.1:0",
-        "--data-dir",
-        str(home),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise SystemExit("the planner does not start")
-            yield
-        finally:
-            process.terminate()
 
 
 def search_without_ray(installation: Installation, folder: Path) -> str:
     """`up`, `model add` and `plan create --scheduler ios`; the scheduler that made the plan."""
     installation.install("onnx")
-    programs, model, home = installation.programs, folder / "fork.onnx", folder / "home"
+    programs, model, home = installation.programs, folder / "fork.onnx", str(folder / "home")
     subprocess.run([str(programs / "python"), "-c", _MODEL, str(model)], check=True)
-    with _planner(programs, home):
 
-        def stageloom(*words: str) -> Any:
-            command = [str(programs / "stageloom"), *words, "--data-dir", str(home), "--json"]
-            return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    def command(*words: str) -> list[str]:
+        return [str(programs / "stageloom"), *words, "--data-dir", home, "--json"]
 
-        stageloom("model", "add", str(model))
-        made = stageloom("plan", "create", "--model", "fork", "--scheduler", "ios")
+    up = command("up", "--listen", "127.0.0.1:0")
+    with subprocess.Popen(up, stdout=subprocess.PIPE, text=True) as planner:
+        assert planner.stdout is not None
+        try:
+            if not planner.stdout.readline():
+                raise SystemExit("the planner does not start")
+            subprocess.run(command("model", "add", str(model)), check=True, stdout=subprocess.DEVNULL)
+            create = command("plan", "create", "--model", "fork", "--scheduler", "ios")
+            made = json.loads(subprocess.run(create, check=True, stdout=subprocess.PIPE).stdout)
+        finally:
+            planner.terminate()
     return str(made["scheduler"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    options = arguments("Size of an installation, by extra and package").parse_args(argv)
-    report = Report("installs")
+def measure(report: Report, options: argparse.Namespace) -> int:
+    """1 if an installation is larger than promised, or does not work."""
     over = []
     with tempfile.TemporaryDirectory(prefix="stageloom-installs-") as scratch:
         wheel = build_wheel(Path(scratch))
@@ -155,11 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if search_without_ray(installation, Path(scratch)) != "ios":
                     over.append("planner-lite searched with another scheduler than the one named")
             shutil.rmtree(folder)
-    emit(report, as_json=options.json, packages=())
     for line in over:
         progress(line)
-    return 1 if over else 0
+    return int(bool(over))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run(measure))

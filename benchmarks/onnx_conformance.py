@@ -29,7 +29,7 @@ from onnx.backend.test.runner import Runner
 
 from benchmarks.runner import Report, progress, run
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.whole import WholeModel, lower_whole
+from stageloom.edge_agent.lowering.whole import lower_whole
 
 _REASON_CHARS = 200
 _QUICK_STEP = 8
@@ -89,7 +89,9 @@ def run_test(test: TestCase) -> Outcome:
             inputs, expected = _arrays(stored_inputs), _arrays(stored_outputs)
             lowered = lower_whole(model, inputs)
             pinned |= bool(lowered.pinned)
-            found = _run(lowered, inputs)
+            names = [value.name for value in lowered.model.graph.input]
+            with torch.inference_mode():
+                found = lowered.run(dict(zip(names, inputs, strict=False)))
             if test.name in UNDECIDED:
                 _require_near(expected, found)
             else:
@@ -115,12 +117,6 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
     return [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values]
 
 
-def _run(lowered: WholeModel, inputs: Sequence[Any]) -> list[Any]:
-    names = [value.name for value in lowered.model.graph.input]
-    with torch.inference_mode():
-        return lowered.run(dict(zip(names, inputs, strict=False)))
-
-
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:_REASON_CHARS]
 
@@ -139,12 +135,10 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
     """Failures first, then what is undecided, then what is not supported, by count."""
-    for outcome in outcomes:
-        if outcome.verdict is Verdict.FAILED:
-            yield {"failed": outcome.name, "reason": outcome.reason}
-    for outcome in outcomes:
-        if outcome.verdict is Verdict.UNDECIDED:
-            yield {"undecided": outcome.name, "reason": outcome.reason}
+    for verdict in (Verdict.FAILED, Verdict.UNDECIDED):
+        for outcome in outcomes:
+            if outcome.verdict is verdict:
+                yield {verdict.value: outcome.name, "reason": outcome.reason}
     reasons = Counter(o.reason for o in outcomes if o.verdict is Verdict.UNSUPPORTED)
     for reason, tests in reasons.most_common():
         yield {"unsupported": reason, "tests": tests}

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -122,25 +121,19 @@ def _end_with_the_parent() -> None:
 
 
 class Lines:
-    """The newest JSON object that a process printed, read by a thread so that its pipe never fills."""
+    """The newest JSON object that a process printed, or None; a thread reads, so its pipe never fills."""
 
-    def __init__(self, stream: IO[str], keep: int = 1) -> None:
-        self.kept: deque[Any] = deque(maxlen=keep)
-        self.thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
-        self.thread.start()
+    def __init__(self, stream: IO[str]) -> None:
+        self.latest: Any = None
+        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
     def _read(self, stream: IO[str]) -> None:
         try:
             for line in stream:
                 if line.startswith("{"):
-                    self.kept.append(json.loads(line))
+                    self.latest = json.loads(line)
         except ValueError:
             return  # the pipe was closed while stopping
-
-    @property
-    def latest(self) -> Any:
-        """The newest object, or None."""
-        return self.kept[-1] if self.kept else None
 
 
 class System:

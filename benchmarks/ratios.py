@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -36,7 +36,7 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 
 RAMP_UP = 0.15
@@ -94,17 +94,6 @@ class Clocked:
         return measured(self._spans, self._begin_s, self._end_s, cpu_s)
 
 
-class Contestant(Protocol):
-    """Something that runs the workload."""
-
-    name: str
-
-    def window(self, seconds: float) -> Window:
-        """Run for `seconds`, longer for less than MIN_TASKS; nothing runs before or after."""
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Setting:
     """How onnxruntime is used directly."""
@@ -138,6 +127,7 @@ class Direct:
         sessions[index].run(self._outputs[index], self._inputs[index])
 
     def window(self, seconds: float) -> Window:
+        """Run for `seconds`, longer for less than MIN_TASKS; nothing runs before or after."""
         turns = count()
         clocked = Clocked(seconds, self._callers)
 
@@ -211,6 +201,23 @@ class Engine:
         self._shell.close()
 
 
+Workload = Mapping[str, Artifact]
+"""Models by name; their tasks come in turn."""
+
+
+def plan_of(workload: Workload, partition: str, *, replicas: int = 1, **how: Any) -> Plan:
+    """A plan of all models of a workload; `how` is for `compose`."""
+    fields: dict[str, Any] = {"partition": partition, "replicas": replicas}
+    choices = [
+        ModelChoice(name=name, artifact=artifact.digest, graph=artifact.graph, **fields)
+        for name, artifact in workload.items()
+    ]
+    return compose(choices, **how)
+
+
+Contestant = Direct | Engine
+
+
 @dataclass(frozen=True)
 class EnginePlan:
     """How the engine is used: every block is a combined block of its own."""
@@ -225,35 +232,15 @@ class EnginePlan:
     def name(self) -> str:
         return f"{self.partition} {self.scheduler}, {self.replicas} replicas, {self.lanes} lanes"
 
-    def plan(self, workload: Mapping[str, Artifact]) -> Plan:
+    def plan(self, workload: Workload) -> Plan:
         """The plan for a workload of models by name."""
-        choices = [
-            ModelChoice(
-                name=name,
-                artifact=artifact.digest,
-                graph=artifact.graph,
-                partition=self.partition,
-                replicas=self.replicas,
-            )
-            for name, artifact in workload.items()
-        ]
-        plan = compose(
-            choices,
-            scheduler=self.scheduler,
-            combination=Combination.ALONE,
-            lanes=self.lanes,
-            costs=CostTable(rates=DeviceRates(contention=self.contention)),
-        )
-        return replace(plan, run_ahead=1)
+        costs = CostTable(rates=DeviceRates(contention=self.contention))
+        how = {"scheduler": self.scheduler, "lanes": self.lanes, "costs": costs}
+        return replace(plan_of(workload, self.partition, replicas=self.replicas, **how), run_ahead=1)
 
 
-SETTINGS = (
-    Setting(1, 1, 1),
-    Setting(1, 2, 1),
-    Setting(1, 2, 2),
-    Setting(1, 3, 1),
-    Setting(2, 1, 1),
-    Setting(2, 2, 1),
+SETTINGS = tuple(
+    Setting(*numbers) for numbers in ((1, 1, 1), (1, 2, 1), (1, 2, 2), (1, 3, 1), (2, 1, 1), (2, 2, 1))
 )
 
 WHOLE = (
@@ -261,15 +248,11 @@ WHOLE = (
     EnginePlan(partition="whole", scheduler="sequential", replicas=3, lanes=3),
 )
 BLOCKS = (EnginePlan(partition="paper", scheduler="sequential", replicas=2, lanes=2),)
-GREEDY = (EnginePlan(partition="paper", scheduler="greedy", replicas=1, lanes=1),)
 STAGED = (
-    *GREEDY,
+    EnginePlan(partition="paper", scheduler="greedy", replicas=1, lanes=1),
     EnginePlan(partition="paper", scheduler="ios", replicas=1, lanes=1, contention=0.5),
     EnginePlan(partition="paper", scheduler="ios", replicas=2, lanes=2, contention=0.5),
 )
-
-Workload = Mapping[str, Artifact]
-"""Models by name; their tasks come in turn."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,7 +89,7 @@ class Stream:
         """The longest gap between completions within a second around a moment, less the median gap."""
         gaps = [
             (after - before) / 1e3
-            for before, after in zip(self.ended_us, self.ended_us[1:], strict=False)
+            for before, after in pairwise(self.ended_us)
             if abs(after - around_us) < 1_000_000
         ]
         return max(gaps) - median(gaps) if gaps else 0.0

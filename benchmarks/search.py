@@ -11,8 +11,7 @@ once.
 
 Without --measure operators cost their roofline estimate and groups what the given contention says, on a
 device of 10 TFLOP/s, 600 GB/s, 3 us a launch and 2 us a barrier: this ranks searches, not devices. With
---measure operators and stages are measured on this machine first, the search uses that, and every schedule
-runs in the engine here: see `benchmarks.search`. --plot needs the extra `plot`.
+--measure:
 
 1. Every operator is timed alone, and the stages of `greedy`'s schedule, which puts side by side whatever may
    be. The costs that searches read are these, with an interference model fitted to those stages: what
@@ -23,21 +22,19 @@ runs in the engine here: see `benchmarks.search`. --plot needs the extra `plot`.
    tells it. In each round every plan gets one run to warm up and two that count, in an order drawn anew, so
    that what else happens on the machine meets all of them.
 
-Seconds say what this machine did; `over_sequential` is the median over rounds of a schedule's seconds over
-those of `sequential` in the same round.
-
---plot needs the extra `plot`. --tables FILE prints the tables of docs/schedulers/README.md from what a
-run with --json printed; a test holds the page to the run that it names.
+`over_sequential` is the median over rounds of a schedule's seconds over those of `sequential` in the same
+round. --plot needs the extra `plot`. The tables of docs/schedulers/README.md are of kept runs:
+`tools/scheduler_tables.py` prints them.
 """
 
 import argparse
-import json
 import random
 import sys
 import tempfile
 import time
 from atexit import register
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -149,7 +146,7 @@ def measured_on_this_machine(
         measured_s={key: s for name in names for key, s in _operators_s(name, width).items()}
     )
     stages = _stages(networks, artifacts, operators, budget, effort)
-    known = replace(operators, stages=tuple(stages))
+    known = replace(operators, stages=stages)
     taught = samples(known, {one.digest: one.graph for one in artifacts.values()})
     rates, interference = fitted(taught, known.rates)
     costs = replace(known, rates=rates, interference=interference)
@@ -238,31 +235,27 @@ def _stages(
     operators: CostTable,
     budget: Budget,
     effort: Effort,
-) -> list[MeasuredStage]:
+) -> tuple[MeasuredStage, ...]:
     """The stages of `greedy`, each combined block run alone."""
     of = side_by_side(networks, operators, budget)
-    plan = plan_of(networks, standing(of, "greedy", LIMITS, budget, time.perf_counter).schedules)
     progress(f"{of.name}: the stages of greedy")
-    bound = bind(plan, {one.digest: one.graph for one in artifacts.values()})
-    executor = OnnxExecutor()
-    try:
-        moments = IdleTime(lambda: True, own_s=effort.limit_s, wall_s=2.0 * effort.limit_s)
-        held = {one.digest: one for one in artifacts.values()}
+    plan = plan_of(networks, standing(of, "greedy", LIMITS, budget, time.perf_counter).schedules)
+    held = {artifact.digest: artifact for artifact in artifacts.values()}
+    bound = bind(plan, {digest: artifact.graph for digest, artifact in held.items()})
+    moments = IdleTime(lambda: True, own_s=effort.limit_s, wall_s=2.0 * effort.limit_s)
+    with closing(OnnxExecutor()) as executor:
         times = profile_stages(bound, held, executor, OwnExecutor(executor), moments, effort.stage_repeats)
-    finally:
-        executor.close()
-    known = list(networks.values())
     found = []
-    for row, block, taken in zip(rows_of(known), plan.combined, times, strict=True):
-        assert isinstance(block.schedule, StageSchedule)
-        members = tuple(
-            (known[at].artifact, known[at].blocks[one].start, known[at].blocks[one].stop) for at, one in row
-        )
+    for combined, taken in zip(bound.combined, times, strict=True):
+        schedule = combined.plan.schedule
+        assert isinstance(schedule, StageSchedule)
+        blocks = [(bound.models[m.model], m.block) for m in combined.members]
+        members = tuple((m.plan.artifact, m.blocks[b].start, m.blocks[b].stop) for m, b in blocks)
         for first, seconds in taken.stage_s.items():
-            stage = joint_stage(block.schedule.stages[first : first + taken.stages.get(first, 1)])
+            stage = joint_stage(schedule.stages[first : first + taken.stages.get(first, 1)])
             if stage is not None:
                 found.append(MeasuredStage(members, 1, stage.groups, median(seconds)))
-    return found
+    return tuple(found)
 
 
 def every_standing(subject: Subject, budget: Budget) -> list[Standing]:
@@ -288,91 +281,9 @@ def _operators_s(name: str, width: float) -> Mapping[tuple[Digest, OpId], float]
     """Seconds of every operator alone; one that the time limit left out keeps its estimate."""
     artifact = _artifact(name, width)
     progress(f"time the operators of {name}")
-    executor = OnnxExecutor()
-    try:
+    with closing(OnnxExecutor()) as executor:
         timed = executor.time_operators(artifact, TimingRequest(), lambda: True)
-    finally:
-        executor.close()
     return {(artifact.digest, OpId(op)): one.median_us / 1e6 for op, one in enumerate(timed) if one.runs}
-
-
-ORDER = (
-    *("sequential", "greedy", "wavefront", "nimble", "opara"),
-    *("ios", "ios_parallel", "ios_merge", "ios_rooted", "beam", "gpg", "brute"),
-)
-SMALL = {
-    "squeezenet_bypass": "SqueezeNet with bypass",
-    "googlenet": "GoogLeNet",
-    "inception_v3_299": "Inception V3 (299 pixels)",
-    "resnet50": "ResNet-50",
-}
-SEVERAL = {"+".join(MIX[:n]): name for n, name in ((2, "two members"), (3, "three"), (4, "four"))}
-LARGE = {
-    "randwire": "RandWire",
-    "nasnet_large": "NASNet-A Large",
-    **SEVERAL,
-}
-
-MEASURED = {
-    "squeezenet_bypass": "SqueezeNet with bypass",
-    "googlenet": "GoogLeNet",
-    "inception_v3": "Inception V3",
-    "resnet50": "ResNet-50",
-    **SEVERAL,
-}
-
-Row = Mapping[str, Any]
-
-
-def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """Markdown: per group of networks a table of seconds and gaps and one of shapes; or what was measured."""
-    found = {(row["network"], row["scheduler"]): row for row in rows}
-    if all("measured_over_sequential" in row for row in rows):
-        first = {name: found[name, ORDER[0]] for name in MEASURED}
-        yield _table(MEASURED, found, lambda row: _measured(row, first[row["network"]]))
-        yield _errors(rows)
-        return
-    for networks in (SMALL, LARGE):
-        for cell in (_seconds, _shape):
-            yield _table(networks, found, cell)
-
-
-def _table(
-    networks: Mapping[str, str], found: Mapping[tuple[str, str], Row], cell: Callable[[Row], str]
-) -> str:
-    lines = [
-        f"| scheduler | {' | '.join(networks.values())} |",
-        f"| --- |{' --- |' * len(networks)}",
-        *(
-            f"| {scheduler} | {' | '.join(cell(found[name, scheduler]) for name in networks)} |"
-            for scheduler in ORDER
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def _measured(row: Row, sequential: Row) -> str:
-    predicted = row["predicted_ms"] / sequential["predicted_ms"]
-    return f"{predicted:.2f}, {row['measured_over_sequential']:.2f}"
-
-
-def _errors(rows: Sequence[Row]) -> str:
-    off = [abs(row["predicted_ms"] / row["measured_ms"] - 1.0) for row in rows]
-    return (
-        f"A prediction is off by {100 * median(off):.1f} % in the median, by {100 * max(off):.0f} % at worst"
-    )
-
-
-def _seconds(row: Row) -> str:
-    gaps = [row["over_bound"], row["over_optimum"]]
-    shown = [f"{100.0 * gap:.1f} %" for gap in gaps if gap is not None]
-    return ", ".join([f"{row['predicted_ms']:.3f}", *shown])
-
-
-def _shape(row: Row) -> str:
-    if row["stages"] is None:
-        return f"{row['streams_max']} streams"
-    return f"{row['stages']} stages, {row['groups_max']} groups"
 
 
 QUICK_MODELS = ("googlenet", "inception_v3", "squeezenet_bypass")
@@ -422,9 +333,6 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def measure(report: Report, options: argparse.Namespace) -> None:
-    if options.tables is not None:
-        print("\n\n".join(tables(json.loads(options.tables.read_text(encoding="utf-8"))["rows"])))
-        return
     rates = DeviceRates(
         flop_per_s=1e13, bytes_per_s=6e11, launch_s=3e-6, barrier_s=2e-6, contention=options.contention
     )
@@ -450,10 +358,5 @@ if __name__ == "__main__":
         "--contention": {"type": float, "default": 0.3, "help": "0: none, 1: as if in turn"},
         "--measure": {"action": "store_true", "help": "run every schedule in the engine, here"},
         "--plot": {"type": Path, "metavar": "FILE", "help": "draw it, as .svg, .png or .pdf"},
-        "--tables": {
-            "type": Path,
-            "metavar": "FILE",
-            "help": "print the page's tables of a run; run nothing",
-        },
     }
     sys.exit(run(measure, ("onnx", "onnxruntime", "numpy"), options=own))

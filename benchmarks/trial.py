@@ -19,12 +19,10 @@ from statistics import median
 
 from benchmarks.runner import Report, progress, run
 from stageloom.shared.engine.trial import (
-    Activate,
     Decide,
     Drain,
     MeasureSide,
     SaveRecord,
-    TrialAction,
     TrialConfig,
     TrialCore,
     TrialRecord,
@@ -114,46 +112,31 @@ def try_plan(
         action, *todo = todo
         if isinstance(action, Decide):
             return action.result
-        now = _after(action, now)
-        todo += _report(core, action, now, ratio, speeds, chance)
+        if isinstance(action, MeasureSide):
+            now = action.to_s
+            speed = math.exp(next(speeds)) * (ratio if action.side is Side.CANDIDATE else 1.0)
+            todo += core.window_ended(action.window, _figures(action, speed, chance), now)
+        elif isinstance(action, SaveRecord):
+            now += _DISK_S
+            todo += core.recorded(now)
+        elif isinstance(action, Drain):
+            now += _DRAIN_S
+            todo += core.drained(now)
+        else:
+            now += _SWAP_S
+            todo += core.activated(now)
 
 
-def _after(action: TrialAction, now: float) -> float:
-    match action:
-        case SaveRecord():
-            return now + _DISK_S
-        case Drain():
-            return now + _DRAIN_S
-        case MeasureSide(to_s=to_s):
-            return to_s
-        case _:
-            return now + _SWAP_S
-
-
-def _report(
-    core: TrialCore, action: TrialAction, now: float, ratio: float, speeds: Iterator[float], chance: Random
-) -> list[TrialAction]:
-    match action:
-        case SaveRecord():
-            return core.recorded(now)
-        case Drain():
-            return core.drained(now)
-        case Activate():
-            return core.activated(now)
-        case MeasureSide(window=window, side=side, from_s=from_s, to_s=to_s):
-            speed = math.exp(next(speeds)) * (ratio if side is Side.CANDIDATE else 1.0)
-            figures = WindowFigures(
-                completed=(_TASKS,),
-                failed=0,
-                measured_s=to_s - from_s,
-                busy_s=_TASKS * _SERVICE_S / speed,
-                saturated=False,
-                p99_s=2 * _SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
-                oldest_age_s=_SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
-            )
-            return core.window_ended(window, figures, now)
-        case Decide():
-            raise AssertionError("a decision has no outcome to report")
+def _figures(action: MeasureSide, speed: float, chance: Random) -> WindowFigures:
+    return WindowFigures(
+        completed=(_TASKS,),
+        failed=0,
+        measured_s=action.to_s - action.from_s,
+        busy_s=_TASKS * _SERVICE_S / speed,
+        saturated=False,
+        p99_s=2 * _SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
+        oldest_age_s=_SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
+    )
 
 
 def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, float]:

@@ -5,7 +5,8 @@
 The product is `planner`, `edge_agent`, `shared` and `migrations`. Lines are physical lines of Python. A value
 type is a dataclass, a msgspec Struct, a NamedTuple, a TypedDict or an enumeration. Two product modules that
 define one public class name at their top level make a duplicate. A circle is a set of modules that import
-each other, at any depth of the code; imports for type checkers alone do not count.
+each other, at any depth of the code; imports for type checkers alone do not count. Beside the product the
+lines of `benchmarks` are counted, without those that attack the planner or download models.
 
 `--check` ends with 1 on a duplicate, a circle, or a count above its ceiling in pyproject.toml
 (`[tool.house]`). `--docstrings` prints N docstrings drawn by the seed with their signatures, for a person to
@@ -28,6 +29,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = ("planner", "edge_agent", "shared", "migrations")
+NOT_COUNTED: Final = ("stageloom.benchmarks.adversary", "stageloom.benchmarks.real_models")
 _VALUE_BASES: Final = {"Struct", "NamedTuple", "TypedDict", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _SMALL_WORDS: Final = frozenset(
     "a an and are as at by for from in into is it its of on or that the to".split()
@@ -73,6 +75,7 @@ class Counts:
     value_types: int
     duplicate_class_names: dict[str, list[str]]
     import_circles: list[list[str]]
+    benchmark_lines: int = 0
 
 
 def modules_of(folder: str) -> list[Module]:
@@ -86,8 +89,8 @@ def modules_of(folder: str) -> list[Module]:
     return modules
 
 
-def counts_of(modules: Sequence[Module]) -> Counts:
-    """The counts over some modules."""
+def counts_of(modules: Sequence[Module], benchmarks: Sequence[Module] = ()) -> Counts:
+    """The counts over the product's modules and, of their lines alone, over those of the benchmarks."""
     return Counts(
         modules=len(modules),
         lines=sum(module.lines for module in modules),
@@ -99,6 +102,7 @@ def counts_of(modules: Sequence[Module]) -> Counts:
         ),
         duplicate_class_names=duplicate_class_names(modules),
         import_circles=circles(imports_between(modules)),
+        benchmark_lines=sum(module.lines for module in benchmarks if not module.name.startswith(NOT_COUNTED)),
     )
 
 
@@ -243,7 +247,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     given = parser.parse_args()
     modules = [module for folder in PRODUCT for module in modules_of(folder)]
-    counts = counts_of(modules)
+    counts = counts_of(modules, modules_of("benchmarks"))
     print(json.dumps(asdict(counts), indent=1) if given.json else text_of(counts))
     if given.docstrings:
         print("\n" + drawn_text(docstrings_of(modules), given.docstrings, given.seed))

@@ -21,13 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from sqlalchemy import func, select
 
-from benchmarks.control_plane import __main__
 from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen
 from benchmarks.control_plane.planner import (
     PLAN,
@@ -81,7 +81,7 @@ def connect(clients: Clients, devices: int) -> Figures:
     return {"connected_s": welcomed_s - began_s, "measuring_s": time.monotonic() - began_s}
 
 
-def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) -> tuple[Figures, Seen]:
+def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) -> Figures:
     """Acknowledgements per second under an offered load, and what they cost."""
     clients.tell(pace)
     time.sleep(2.0)
@@ -103,7 +103,7 @@ def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) 
         "planner_cpu_us_per_heartbeat": (library_s + python_s) / max(acknowledged, 1) * 1e6,
         "client_cpu_us_per_heartbeat": (after.cpu_s - before.cpu_s) / max(acknowledged, 1) * 1e6,
         "refused": float(after.tally.refused - before.tally.refused),
-    }, after
+    }
 
 
 def push(planner: PlannerProcess, clients: Clients, pace: Pace, fleet: Sequence[Enrolled]) -> Figures:
@@ -131,22 +131,19 @@ def push(planner: PlannerProcess, clients: Clients, pace: Pace, fleet: Sequence[
 
 def dead(clients: Clients, data_dir: Path) -> Figures:
     """Devices that hang while their connections stand, until the planner has noted each as offline."""
-    store = ReadStore.open(data_dir)
-    try:
-        clients.tell(Freeze(_FROZEN))
-        frozen = clients.look(books=True)
-        offset_s = time.time() - time.monotonic()
-        last_s = {one.device: one.last_heartbeat_s for one in frozen.books[:_FROZEN]}
-        deadline_s = time.monotonic() + 30.0
-        noticed_s: dict[str, float] = {}
+    clients.tell(Freeze(_FROZEN))
+    frozen = clients.look(books=True)
+    offset_s = time.time() - time.monotonic()
+    last_s = {one.device: one.last_heartbeat_s for one in frozen.books[:_FROZEN]}
+    deadline_s = time.monotonic() + 30.0
+    noticed_s: dict[str, float] = {}
+    with closing(ReadStore.open(data_dir)) as store:
         while len(noticed_s) < len(last_s) and time.monotonic() < deadline_s:
             time.sleep(0.2)
             for at_us, device, code, _ in store.read(newest_events, limit=10 * _FROZEN):
                 began_s = last_s.get(DeviceId(device))
                 if code == "offline" and began_s is not None and at_us / 1e6 - offset_s > began_s:
                     noticed_s.setdefault(device, at_us / 1e6 - offset_s - began_s)
-    finally:
-        store.close()
     clients.tell(Freeze(0))
     if len(noticed_s) < len(last_s):
         raise RuntimeError(f"only {len(noticed_s)} of {len(last_s)} dead devices were noticed")
@@ -188,23 +185,11 @@ def kill(
 
 def lost(data_dir: Path, seen: Seen) -> tuple[int, int]:
     """(rows and reports that were acknowledged and are not in the store, rows acknowledged)."""
-    store = ReadStore.open(data_dir)
-    try:
-        with store.database.read() as session:
-            stored = {
-                (device, boot): (count, last)
-                for device, boot, count, last in session.execute(
-                    select(
-                        TelemetryRow.device,
-                        TelemetryRow.boot,
-                        func.count(),
-                        func.max(TelemetryRow.sequence),
-                    ).group_by(TelemetryRow.device, TelemetryRow.boot)
-                )
-            }
-            revisions = dict(session.execute(select(ReportedRow.device, ReportedRow.revision)).all())
-    finally:
-        store.close()
+    by_boot = (TelemetryRow.device, TelemetryRow.boot)
+    rows = select(*by_boot, func.count(), func.max(TelemetryRow.sequence)).group_by(*by_boot)
+    with closing(ReadStore.open(data_dir)) as store, store.database.read() as session:
+        stored = {(device, boot): (count, last) for device, boot, count, last in session.execute(rows)}
+        revisions = dict(session.execute(select(ReportedRow.device, ReportedRow.revision)).all())
     missing = acknowledged = 0
     for one in seen.books:
         acknowledged += one.rows_acknowledged
@@ -219,7 +204,7 @@ DEVICES = 1_000
 _HEARTBEAT_INTERVAL_S = 0.1
 
 
-def measure(devices: int, seconds: float) -> tuple[__main__.Figures, list[dict[str, Any]]]:
+def measure(devices: int, seconds: float) -> tuple[Figures, list[dict[str, Any]]]:
     """All phases on a planner and a fleet of their own."""
     with tempfile.TemporaryDirectory(prefix="stageloom-") as folder:
         data_dir, port = Path(folder) / "planner", free_ports()
@@ -246,41 +231,38 @@ def _phases(
     fleet: Sequence[Enrolled],
     start: Callable[[], PlannerProcess],
     seconds: float,
-) -> tuple[__main__.Figures, list[dict[str, Any]]]:
+) -> tuple[Figures, list[dict[str, Any]]]:
     data_dir, scale = planner.data_dir, len(fleet) / DEVICES
-    figures: __main__.Figures = {"devices": float(len(fleet)), **__main__.connect(clients, len(fleet))}
+    figures: Figures = {"devices": float(len(fleet)), **connect(clients, len(fleet))}
     rows: list[dict[str, Any]] = [{"phase": "connect", "planner_startup_s": planner.startup_s}]
     progress("heartbeats alone")
-    alone, _ = __main__.load(planner, clients, Pace(__main__.HEARTBEATS_PER_S * scale, 0.0), seconds / 2)
+    alone = load(planner, clients, Pace(HEARTBEATS_PER_S * scale, 0.0), seconds / 2)
     rows.append({"phase": "heartbeats alone", **alone})
     progress("heartbeats and telemetry")
-    offered = Pace(__main__.HEARTBEATS_PER_S * scale, __main__.ROWS_PER_S * scale)
-    mixed, _ = __main__.load(planner, clients, offered, seconds)
+    offered = Pace(HEARTBEATS_PER_S * scale, ROWS_PER_S * scale)
+    mixed = load(planner, clients, offered, seconds)
     rows.append({"phase": "heartbeats and telemetry", **mixed})
     figures |= mixed
     for name in ("planner_cpu_us_per_heartbeat", "client_cpu_us_per_heartbeat"):
         figures[name] = alone[name]
-    figures["planner_cpu_us_per_row"] = _us_per_row(alone, mixed)
+    # What heartbeats beside rows cost more than heartbeats alone.
+    more_us = mixed["planner_cpu_us_per_heartbeat"] - alone["planner_cpu_us_per_heartbeat"]
+    more_us *= mixed["heartbeats_per_s"] / max(mixed["rows_committed_per_s"], 1.0)
+    figures["planner_cpu_us_per_row"] = more_us
     figures["client_cpu_share"] = mixed["client_cores"] / (mixed["client_cores"] + mixed["planner_cores"])
     progress("a plan for everyone, beside all that")
-    beside = __main__.push(planner, clients, offered, fleet)
+    beside = push(planner, clients, offered, fleet)
     rows.append({"phase": "push beside heartbeats and telemetry", **beside})
     figures["push_beside_load_p99_ms"] = beside["push_p99_ms"]
     progress("a plan for everyone, at an ordinary pace")
-    ordinary = Pace(__main__.ORDINARY_HEARTBEATS_PER_S * scale, __main__.ORDINARY_ROWS_PER_S * scale)
-    figures |= __main__.push(planner, clients, ordinary, fleet)
+    ordinary = Pace(ORDINARY_HEARTBEATS_PER_S * scale, ORDINARY_ROWS_PER_S * scale)
+    figures |= push(planner, clients, ordinary, fleet)
     progress("devices that hang")
-    figures |= __main__.dead(clients, data_dir)
+    figures |= dead(clients, data_dir)
     progress("the planner is killed")
-    killed, planner = __main__.kill(planner, clients, fleet, start)
+    killed, planner = kill(planner, clients, fleet, start)
     planner.stop()
     return figures | killed, rows
-
-
-def _us_per_row(alone: __main__.Figures, mixed: __main__.Figures) -> float:
-    """The planner's CPU for a row: what heartbeats beside rows cost more than heartbeats alone."""
-    more_us = mixed["planner_cpu_us_per_heartbeat"] - alone["planner_cpu_us_per_heartbeat"]
-    return more_us * mixed["heartbeats_per_s"] / max(mixed["rows_committed_per_s"], 1.0)
 
 
 def run_all(report: Report, options: argparse.Namespace) -> None:

@@ -11,9 +11,10 @@ import resource
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from random import Random
 from typing import Any, Final
@@ -95,9 +96,8 @@ class SimulatedDevice(Books):
         self._greeted_at_s: float | None = None  # the first hello of this connection
         self._report = control.Report()
         self._heartbeat = b""
-        self._beats_at_s: deque[float] = (
-            deque()
-        )  # of this connection's, not acknowledged: answers come in order
+        # Of this connection's that are not acknowledged: answers come in order.
+        self._beats_at_s: deque[float] = deque()
         self._batch: telemetry.TelemetryBatch | None = None
         self._batch_at_s = 0.0
         self.connected = self.welcomed = self.frozen = False
@@ -160,7 +160,7 @@ class SimulatedDevice(Books):
             self._beats_at_s.append(now_s)
             self.last_heartbeat_s = now_s
             self._tally.heartbeats += 1
-        self._take_in(0, now_s)  # sending may have taken in the signal that something came
+        self.drain(0, now_s)  # sending may have taken in the signal that something came
 
     def measure(self, now_s: float, *, new_rows: bool) -> None:
         """Send the next rows, unless a batch is on its way; that one again, if it has been for long."""
@@ -172,17 +172,14 @@ class SimulatedDevice(Books):
             self._batch, self._batch_at_s = self.next_batch(now_s), float("-inf")
         if self._send(1, telemetry.TO_PLANNER.encode(self._batch)):
             self._batch_at_s = now_s
-        self._take_in(1, now_s)
-
-    def drain(self, lane: int, now_s: float) -> None:
-        """Take in whatever has come on one of the sockets that `connect` returned."""
-        self._take_in(lane, now_s)
+        self.drain(1, now_s)
 
     def idle(self) -> bool:
         """Whether no telemetry is on its way."""
         return self._batch is None
 
-    def _take_in(self, lane: int, now_s: float) -> None:
+    def drain(self, lane: int, now_s: float) -> None:
+        """Take in whatever has come on one of the sockets that `connect` returned."""
         # Asked first: an empty socket answers `recv` with an exception, which costs more than a message.
         while self.connected and self._sockets[lane].get(_EVENTS) & _POLLIN:  # type: ignore[operator]
             frame = self._sockets[lane].recv(_NOBLOCK)
@@ -384,6 +381,21 @@ def _run(pipe: Connection, fleet: Sequence[Enrolled], planner_key: str, endpoint
     _Loop(pipe, fleet, planner_key, endpoints).run()
 
 
+class _Rota:
+    """Devices in turn, as many as are due; never more than all of them at once."""
+
+    def __init__(self, devices: Sequence[SimulatedDevice]) -> None:
+        self._devices, self._most = cycle(devices), float(len(devices))
+        self.due = 0.0
+
+    def take(self, more: float) -> Iterator[SimulatedDevice]:
+        """Those whose turn it is now that so many more are due."""
+        self.due = min(self.due + more, self._most)
+        while self.due >= 1.0:
+            self.due -= 1.0
+            yield next(self._devices)
+
+
 class _Loop:
     def __init__(
         self, pipe: Connection, fleet: Sequence[Enrolled], planner_key: str, endpoints: Endpoints
@@ -393,24 +405,17 @@ class _Loop:
         self._context.set(zmq.MAX_SOCKETS, 4 * len(fleet) + 64)
         self._tally = Tally()
         rng = Random(1)
+        rngs = [Random(rng.random()) for _ in fleet]
         self._devices = [
-            SimulatedDevice(
-                self._context,
-                one.device,
-                one.keys,
-                planner_key,
-                endpoints,
-                self._tally,
-                Random(rng.random()),
-            )
-            for one in fleet
+            SimulatedDevice(self._context, one.device, one.keys, planner_key, endpoints, self._tally, own)
+            for one, own in zip(fleet, rngs, strict=True)
         ]
         self._epoll = select.epoll()
         self._epoll.register(pipe.fileno(), select.EPOLLIN)
         self._watched: dict[int, tuple[SimulatedDevice, int]] = {}  # by file: whose, and which lane
         self._pace = Pace(1.0 * len(self._devices), 0.0)
-        self._beats_due = self._batches_due = 0.0
-        self._beat_next = self._batch_next = self._check_next = 0
+        self._beats, self._batches = _Rota(self._devices), _Rota(self._devices)
+        self._checked = cycle(self._devices)
 
     def run(self) -> None:
         """Until the pipe is closed."""
@@ -431,28 +436,16 @@ class _Loop:
                 last_s = now_s
 
     def _turns(self, now_s: float, passed_s: float) -> None:
-        count = len(self._devices)
-        self._beats_due = min(self._beats_due + self._pace.heartbeats_per_s * passed_s, 1.0 * count)
-        self._batches_due += self._pace.rows_per_s * passed_s / ROWS_PER_BATCH
-        self._batches_due = min(self._batches_due, 1.0 * count)
-        while self._beats_due >= 1.0:
-            self._beats_due -= 1.0
-            device = self._devices[self._beat_next]
-            self._beat_next = (self._beat_next + 1) % count
+        for device in self._beats.take(self._pace.heartbeats_per_s * passed_s):
             device.beat(now_s)
-        while self._batches_due >= 1.0:
-            self._batches_due -= 1.0
-            device = self._devices[self._batch_next]
-            self._batch_next = (self._batch_next + 1) % count
+        for device in self._batches.take(self._pace.rows_per_s * passed_s / ROWS_PER_BATCH):
             device.measure(now_s, new_rows=self._pace.new_rows)
         self._check(now_s)
 
     def _check(self, now_s: float) -> None:
         """A part of the fleet at a time: who has to connect, who has waited long enough."""
         connected = 0
-        for _ in range(min(len(self._devices), 100)):
-            device = self._devices[self._check_next]
-            self._check_next = (self._check_next + 1) % len(self._devices)
+        for device in islice(self._checked, min(len(self._devices), 100)):
             if device.silent(now_s):
                 self._disconnect(device, now_s)
             elif connected < _CONNECT_PER_SLICE and device.wants_connection(now_s):
@@ -474,7 +467,7 @@ class _Loop:
             return False
         if isinstance(order, Pace):
             self._pace = order
-            self._beats_due = self._batches_due = 0.0
+            self._beats.due = self._batches.due = 0.0
         elif isinstance(order, Freeze):
             for at, device in enumerate(self._devices):
                 if device.frozen and at >= order.devices:

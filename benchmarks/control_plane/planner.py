@@ -6,10 +6,7 @@ second in, on purpose, which would take minutes here.
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +16,8 @@ from typing import Any
 import zmq
 from sqlalchemy.orm import Session
 
+from benchmarks.lanes.chains import chain_graph
+from benchmarks.processes import PLANNER, Processes
 from stageloom.planner.admin.client import socket_path
 from stageloom.planner.dispatch.ports import EnrolAttempt
 from stageloom.planner.store.desired import Push, push_wanted
@@ -27,8 +26,7 @@ from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.graph import Graph, Operator, Tensor
-from stageloom.shared.ids import DeviceId, Digest, TensorId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import admin
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -42,22 +40,14 @@ class PlannerProcess:
 
     def __init__(self, data_dir: Path, port: int, *, heartbeat_interval_s: float) -> None:
         self.data_dir = data_dir
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("STAGELOOM_")}
-        self._log = (data_dir.parent / "planner.log").open("a")
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", "from stageloom.planner.cli import main; main()", "up", "--json"),
-                *("--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**kept, "STAGELOOM_PLANNER_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s)},
-        )
+        interval = {"STAGELOOM_PLANNER_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s)}
+        self._processes = Processes(data_dir.parent, interval)
+        listen = ("--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir))
+        self._process = self._processes.start("planner", PLANNER, "up", "--json", *listen)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the planner did not start: " + (data_dir.parent / "planner.log").read_text())
+            raise RuntimeError(f"the planner did not start: {self._processes.tail('planner')}")
         ready: dict[str, Any] = json.loads(line)
         self.startup_s = float(ready["startup_s"])
         self.public_key = str(ready["public_key"])
@@ -72,19 +62,11 @@ class PlannerProcess:
     def kill(self) -> float:
         """SIGKILL, and wait until it is gone; returns when it was sent, on the monotonic clock."""
         at_s = time.monotonic()
-        self._process.send_signal(signal.SIGKILL)
-        self._end()
+        self._processes.kill("planner")
         return at_s
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait(60.0)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._log.close()
+        self._processes.stop("planner")
 
     def cpu_s(self) -> tuple[float, float]:
         """CPU seconds so far: of ZeroMQ's own threads (CURVE, TCP), and of all others."""
@@ -198,25 +180,10 @@ def _enrol(session: Session, one: Enrolled) -> None:
 
 
 def _add_plan(store: Store, folder: Path) -> None:
-    digest, blob = pack_artifact(_chain(), b"no file: nothing here runs it")
+    graph = chain_graph(_OPERATORS)
+    digest, blob = pack_artifact(graph, b"no file: nothing here runs it")
     file = folder / "relu.artifact"
     file.write_bytes(blob)
     store.add_model(MODEL, file, digest)
-    store.write(
-        add_plan, PLAN, compose([ModelChoice(name=MODEL, artifact=Digest(digest), graph=_chain())]), "bench"
-    )
-
-
-def _chain() -> Graph:
-    return Graph(
-        name=MODEL,
-        tensors=tuple(Tensor(f"t{at}", "float32", (1, 4)) for at in range(_OPERATORS + 1)),
-        operators=tuple(
-            Operator("Relu", f"relu{at}", (at,), (TensorId(at),), (TensorId(at + 1),), 4, 0, at)
-            for at in range(_OPERATORS)
-        ),
-        inputs=(TensorId(0),),
-        outputs=(TensorId(_OPERATORS),),
-        base_cuts=(_OPERATORS // 2,),
-        partitions=(("whole", ()), ("base", (_OPERATORS // 2,))),
-    )
+    choice = ModelChoice(name=MODEL, artifact=Digest(digest), graph=graph, partition=())
+    store.write(add_plan, PLAN, compose([choice]), "bench")

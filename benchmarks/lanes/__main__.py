@@ -13,22 +13,19 @@ could begin something is worked out from what was issued and what ended, by none
 - `most_skips_over_bound`: how often a combined block was passed over, at most, less max_skips + C - 1
 - `lane_more_min`: the least throughput with one lane more over that without it
 
-Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas, run-ahead 1 and 2; then random plans of up to
-three models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes
-minutes. The rows are the worst of each figure.
+Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas of up to three models, run-ahead 1 and 2. Takes
+minutes. The rows are the worst of each figure. Random plans with skips, combined blocks, deadlines and every
+rule are tried by `tests/engine/test_lanes.py`.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
-from typing import Any
 
-from benchmarks.lanes.cases import sweep
-from benchmarks.lanes.rows import chain_row, figures_of, random_row, worst_of
+from benchmarks.lanes.chains import chain_row, figures_of, sweep, worst_of
 from benchmarks.runner import Report, progress, run
 
 
@@ -38,26 +35,21 @@ class Grid:
     replicas: Sequence[int] = (1, 2, 3, 4)
     blocks: Sequence[int] = tuple(range(1, 13))
     several_blocks: Sequence[int] = (1, 2, 5, 12)  # of plans of two and of three models
-    random_plans: int = 1200
 
 
 FULL = Grid()
-QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5), several_blocks=(3,), random_plans=100)
+QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5), several_blocks=(3,))
 
 
-def swept(grid: Grid, mapped: Callable[..., Iterable[Any]] = map) -> list[dict[str, Any]]:
-    """The rows of all cases; `mapped` is `map`, or that of a pool of processes."""
+def measure(report: Report, options: argparse.Namespace) -> None:
+    grid = QUICK if options.quick else FULL
     cases = [
         *sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=(1,)),
         *sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.several_blocks, models=(2, 3)),
     ]
-    progress(f"{len(cases)} cases of chains, {grid.random_plans} random plans")
-    return [*mapped(chain_row, cases), *mapped(random_row, range(grid.random_plans))]
-
-
-def measure(report: Report, options: argparse.Namespace) -> None:
+    progress(f"{len(cases)} cases of chains")
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        rows = swept(QUICK if options.quick else FULL, partial(pool.map, chunksize=8))
+        rows = list(pool.map(chain_row, cases, chunksize=8))
     report.add(figures_of(rows), worst_of(rows))
 
 

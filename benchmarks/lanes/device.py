@@ -167,7 +167,6 @@ class LaneUse:
     busy: float  # share of all lane time; W x rate / lanes, if a task is W seconds of steps
     could_idle: float  # share of all lane time in which a lane was idle though something could begin there
     beyond_bound: int  # the most times that a combined block was passed over, less max_skips + C - 1
-    most_skips: int
 
 
 class VirtualDevice:
@@ -227,7 +226,6 @@ class VirtualDevice:
             busy=self._busy_s / lane_s,
             could_idle=self._could_idle_s / lane_s,
             beyond_bound=most - allowed,
-            most_skips=most,
         )
 
     def _launched(self, model: int, replica: int) -> bool:

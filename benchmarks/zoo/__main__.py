@@ -22,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for name in options.model or ZOO:
         path = options.out_dir / f"{name}.onnx"
-        model = write(name, path, width=options.width, size=options.size, seed=options.seed)
-        rows.append({"model": name, "path": str(path), "parameters": parameters(model),
-                     "size_bytes": path.stat().st_size})  # fmt: skip
+        weights = parameters(write(name, path, width=options.width, size=options.size, seed=options.seed))
+        rows.append(
+            {"model": name, "path": str(path), "parameters": weights, "size_bytes": path.stat().st_size}
+        )
         if not options.json:
-            print(f"{name:18} {parameters(model) / 1e6:7.2f} M parameters  {path}")
+            print(f"{name:18} {weights / 1e6:7.2f} M parameters  {path}")
     if options.json:
         print(json.dumps({"rows": rows}))
     return 0

@@ -158,6 +158,13 @@ class Net:
     def concat(self, *sources: str) -> str:
         return self._node("Concat", sources, sum(self.channels[s] for s in sources), axis=1)
 
+    def _pool(
+        self, op_type: str, source: str, kernel: int, stride: int, pads: Sequence[int], **attributes: int
+    ) -> str:
+        """`pads` are top, left, bottom, right."""
+        sizes = {"kernel_shape": [kernel, kernel], "strides": [stride, stride], "pads": list(pads)}
+        return self._node(op_type, [source], self.channels[source], **sizes, **attributes)
+
     def max_pool(
         self,
         source: str,
@@ -168,16 +175,7 @@ class Net:
         pads: Sequence[int] | None = None,
         ceil: bool = False,
     ) -> str:
-        """`pads`, if given, are top, left, bottom, right."""
-        return self._node(
-            "MaxPool",
-            [source],
-            self.channels[source],
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            pads=list(pads or [pad] * 4),
-            ceil_mode=int(ceil),
-        )
+        return self._pool("MaxPool", source, kernel, stride, pads or [pad] * 4, ceil_mode=int(ceil))
 
     def average_pool(
         self,
@@ -188,16 +186,9 @@ class Net:
         pads: Sequence[int] | None = None,
         count_pads: bool = True,
     ) -> str:
-        """`pads` are top, left, bottom, right; by default those that keep the side at stride 1."""
-        return self._node(
-            "AveragePool",
-            [source],
-            self.channels[source],
-            kernel_shape=[kernel, kernel],
-            strides=[stride, stride],
-            pads=list(pads or [kernel // 2] * 4),
-            count_include_pad=int(count_pads),
-        )
+        """By default with the pads that keep the side at stride 1."""
+        chosen = pads or [kernel // 2] * 4
+        return self._pool("AveragePool", source, kernel, stride, chosen, count_include_pad=int(count_pads))
 
     def global_pool(self, source: str) -> str:
         return self._node("GlobalAveragePool", [source], self.channels[source])

@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from benchmarks.lanes.cases import members_of
 from stageloom.edge_agent.config import GuardSettings, TrialSettings
 from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, ProbationVerdict, WaitingLog
@@ -12,7 +11,7 @@ from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ModelPlan
-from tests.engine.generate import chain, digest, plan_of
+from tests.engine.generate import chain, digest, members_of, plan_of
 
 
 def filled(

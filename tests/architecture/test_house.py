@@ -20,6 +20,12 @@ def test_value_types_of_every_kind_are_counted() -> None:
     assert (counts.modules, counts.lines, counts.value_types) == (1, 9, 6)
 
 
+def test_lines_of_benchmarks_are_counted_but_for_attacks_and_downloads() -> None:
+    names = ("runner", "gpu.run", "adversary.floods", "real_models.serving")
+    benchmarks = [module(f"benchmarks.{name}", "x = 1\n" * 10) for name in names]
+    assert counts_of([], benchmarks).benchmark_lines == 20
+
+
 def test_a_public_class_name_of_two_modules_is_a_duplicate() -> None:
     found = counts_of(
         [module("a", "class A: ...\nclass _B: ..."), module("b", "class A: ...\nclass _B: ...")]

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from benchmarks.search import ORDER, tables
 from stageloom.shared.search.registry import schedulers
 from tests.architecture.sources import ROOT
+from tools.scheduler_tables import ORDER, tables
 
 PAGES = ROOT / "docs" / "schedulers"
 OVERVIEW = (PAGES / "README.md").read_text(encoding="utf-8")

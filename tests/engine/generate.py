@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.lanes.cases import members_of, random_groups
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
@@ -73,6 +72,24 @@ def random_graph(random: Random, name: str) -> Graph:
     made = range(inputs, inputs + count)
     outputs = [tensor for tensor in made if tensor not in read or random.random() < 0.1]
     return graph_of(name, reads, outputs, inputs)
+
+
+def members_of(models: Sequence[ModelPlan]) -> list[Member]:
+    """All sub-blocks of a plan."""
+    return [
+        Member(index, replica, block)
+        for index, model in enumerate(models)
+        for replica in range(model.replicas)
+        for block in range(model.num_blocks)
+    ]
+
+
+def random_groups(random: Random, members: Sequence[Member]) -> list[list[Member]]:
+    """Each member in one group, none of them empty."""
+    groups: list[list[Member]] = [[] for _ in range(random.randint(1, len(members)))]
+    for member in random.sample(members, k=len(members)):
+        random.choice(groups).append(member)
+    return [group for group in groups if group]
 
 
 def sequential(size: int) -> StageSchedule:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.lanes.cases import members_of
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Member, ModelPlan
-from tests.engine.generate import chain, digest, plan_of
+from tests.engine.generate import chain, digest, members_of, plan_of
 
 
 def models_of(blocks: Sequence[int], **fields: object) -> list[ModelPlan]:

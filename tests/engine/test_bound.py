@@ -6,14 +6,13 @@ from random import Random
 
 import pytest
 
-from benchmarks.lanes.cases import members_of
 from stageloom.shared.blocks import slot_readers, slot_reads, split
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 from stageloom.shared.schedule import StageSchedule
-from tests.engine.generate import chain, digest, graph_of, random_graph, sequential
+from tests.engine.generate import chain, digest, graph_of, members_of, random_graph, sequential
 from tests.engine.plans import chains, models_of, with_models
 
 PAIR = [[(0, 0, 0), (1, 0, 0)], [(0, 0, 1), (1, 0, 1)]]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lanes.cases import Chains, random_plan, random_seconds
+from benchmarks.lanes.chains import Chains, chain_row
 from benchmarks.lanes.device import VirtualDevice
-from benchmarks.lanes.rows import chain_row, random_row
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.plan import StepChoice
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
+from tests.engine.random_lanes import random_plan, random_seconds, random_use
 
 _COMPLETIONS = 80
 
@@ -173,13 +173,25 @@ def test_no_lane_idles_while_something_could_begin_in_chains(case: Chains) -> No
         assert row["busy"] >= 0.98
 
 
+def require_no_idling(seed: int, completions: int) -> None:
+    random = random_use(seed, completions)
+    assert random.use.could_idle <= (0.001 if random.plan.run_ahead == 1 else 0.02)
+    assert random.use.beyond_bound <= 0
+
+
 @pytest.mark.promise("lane-idles-while-set")
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_lane_idles_while_something_could_begin_in_random_plans(seed: int) -> None:
-    row = random_row(seed, _COMPLETIONS)
-    assert row["could_idle"] <= (0.001 if row["run_ahead"] == 1 else 0.02)
-    assert row["most_skips_over_bound"] <= 0
+    require_no_idling(seed, _COMPLETIONS)
+
+
+@pytest.mark.promise("lane-idles-while-set")
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_no_lane_idles_while_something_could_begin_in_many_random_plans() -> None:
+    for seed in range(1200):
+        require_no_idling(seed, 150)
 
 
 @pytest.mark.promise("lane-idles-while-set")

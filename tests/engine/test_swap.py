@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lanes.cases import members_of
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.plan import ExecutorOptions, Member, ModelPlan, QueuePlan, QueueRule, Wait
 from tests.engine.driver import Driver
-from tests.engine.generate import chain, digest, graph_of, plan_of
+from tests.engine.generate import chain, digest, graph_of, members_of, plan_of
 from tests.engine.plans import chains, models_of, with_models
 
 GRAPHS = {digest(0): chain("a", 6), digest(1): chain("b", 6)}

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.contract.schedules import bound_of
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey, Step
 from stageloom.shared.plan import Plan
+from tests.executor.contract.schedules import bound_of
 
 KEY = PlanKey(1)
 

@@ -1,12 +1,15 @@
 """The contract of all executors that compute: whatever the schedule, the results are the whole model's.
 
-See `benchmarks.contract`, which runs all of it at full size: every tensor that crosses a block border within
-1e-4 of the whole model in onnxruntime, equal bits in every repeat whatever the delays, on inputs that matter,
-and broken schedules are found. Here are models of a quarter of their width, and ten repeats; with the marker
-`full` all models under all schedules, and a hundred.
+Every tensor that crosses a block border is within 1e-4 of the whole model's in onnxruntime, with equal bits
+in every repeat whatever the delays, on inputs that matter; and broken schedules are found. Here are models of
+a quarter of their width, and ten repeats; with the marker `full` all models under all schedules, a hundred.
+At full width, with the largest models too, in hours:
+
+    STAGELOOM_CONTRACT_WIDTH=1 python -m pytest -m full tests/executor/test_contract.py
 """
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,22 +20,6 @@ import numpy as np
 import pytest
 
 from benchmarks import zoo
-from benchmarks.contract import cases
-from benchmarks.contract.cases import (
-    LARGE,
-    LIGHT,
-    SCHEDULES,
-    Case,
-    Outcome,
-    Subject,
-    Wave,
-    artifact_subject,
-    compare,
-    loaded,
-    onnx_subject,
-    zoo_subject,
-)
-from benchmarks.contract.schedules import bound_of, plan_of
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
@@ -46,14 +33,36 @@ from stageloom.shared.schedule import Launch, StageSchedule, StreamSchedule
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.search.job import SearchJob, run_search
 from stageloom.shared.search.rivals import policies, policy
+from tests.executor.contract import cases
+from tests.executor.contract.cases import (
+    LARGE,
+    LIGHT,
+    SCHEDULES,
+    Case,
+    Outcome,
+    Subject,
+    Wave,
+    artifact_subject,
+    compare,
+    loaded,
+    onnx_subject,
+    zoo_subject,
+)
+from tests.executor.contract.schedules import bound_of, plan_of
 from tests.scratch import scratch
 from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 
 COMPUTING = [name for name in EXECUTORS if name not in ("null", "onnx_cuda", "torch_cuda")]
 """Executors that compute on any machine."""
 
+WIDTH = float(os.environ.get("STAGELOOM_CONTRACT_WIDTH", "0.25"))
+"""Of the zoo's models; from 1 on the large light models are compared, too."""
+
+SLOW = [pytest.mark.full, pytest.mark.timeout(1200 if WIDTH < 1.0 else 7200)]
 ZOO = tuple(zoo.ZOO)
-LIGHT_MODELS = tuple(path.stem for path in sorted(LIGHT.glob("light_*.onnx")) if path.stem not in LARGE)
+LIGHT_MODELS = tuple(
+    path.stem for path in sorted(LIGHT.glob("light_*.onnx")) if WIDTH >= 1.0 or path.stem not in LARGE
+)
 QUICK: dict[str, tuple[str, ...]] = {
     "squeezenet_bypass": ("sequential", "merged", "random_streams"),
     "googlenet": SCHEDULES,
@@ -63,7 +72,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 }
 """Which schedules of which models run in every test run; the rest is `full`."""
 
-FEW, MANY = 10, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(1200)])
+FEW, MANY = 10, pytest.param(100, marks=SLOW)
 
 
 @cache
@@ -71,7 +80,7 @@ def subject(name: str) -> Subject:
     """One model, made once per test process."""
     folder = scratch() / name
     if name in zoo.ZOO:
-        return zoo_subject(name, folder, width=0.25, side=75)
+        return zoo_subject(name, folder, width=WIDTH, side=75 if WIDTH < 1.0 else None)
     return onnx_subject(name, LIGHT / f"{name}.onnx", folder)
 
 
@@ -95,12 +104,11 @@ def agrees(executor: Executor, case: Case, repeats: int) -> Outcome:
 
 def alone() -> Iterator[object]:
     """Every model under every schedule, on every executor."""
-    full = [pytest.mark.full, pytest.mark.timeout(1200)]
     for computing, name, schedule in itertools.product(COMPUTING, (*ZOO, *LIGHT_MODELS), SCHEDULES):
         quick = schedule in QUICK.get(name, ()) and (computing == "onnx" or name == "googlenet")
         values, label = (computing, name, schedule), f"{computing}-{name}-{schedule}"
-        yield pytest.param(*values, FEW, id=label, marks=[] if quick else full)
-        yield pytest.param(*values, 100, id=f"{label}-100", marks=full)
+        yield pytest.param(*values, FEW, id=label, marks=[] if quick else SLOW)
+        yield pytest.param(*values, 100, id=f"{label}-100", marks=SLOW)
 
 
 @pytest.mark.promise("contract-suite-block-border")
@@ -150,12 +158,7 @@ TRIO = ("squeezenet_bypass", "googlenet", "squeezenet")
 @pytest.mark.parametrize("barrier", Barrier)
 @pytest.mark.parametrize(
     "schedule",
-    [
-        name
-        if name in ("ios", "random_streams")
-        else pytest.param(name, marks=[pytest.mark.full, pytest.mark.timeout(1200)])
-        for name in SCHEDULES
-    ],
+    [name if name in ("ios", "random_streams") else pytest.param(name, marks=SLOW) for name in SCHEDULES],
 )
 def test_combined_blocks_of_several_models_equal_the_whole_models(
     schedule: str, barrier: Barrier, repeats: int, executor: Executor
@@ -239,7 +242,7 @@ def test_a_dropped_edge_is_found(which: int, executor: Executor, monkeypatch: py
     schedule = StreamSchedule(tuple(Launch(op, int(op == lone)) for op in range(graph.size)))
     whole = broken(bound, schedule, before, lone)
     sound = replace(whole, combined=(replace(whole.combined[0], graph=graph),))
-    monkeypatch.setattr("benchmarks.contract.cases.Delays", lambda rng: SlowCaller())
+    monkeypatch.setattr("tests.executor.contract.cases.Delays", lambda rng: SlowCaller())
     assert compare(executor, sound, [one], repeats=3).agrees
     assert any(not _agrees(executor, whole, one) for _ in range(5))
 

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.contract.schedules import (
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
+from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.errors import ExecutorError, PlanError
+from stageloom.shared.plan import Member
+from tests.executor.contract.schedules import (
     StepMaker,
     bound_of,
     graph_of,
@@ -14,11 +19,6 @@ from benchmarks.contract.schedules import (
     random_stages,
     random_streams,
 )
-from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
-from stageloom.shared.engine.steps import InstanceId
-from stageloom.shared.errors import ExecutorError, PlanError
-from stageloom.shared.plan import Member
 from tests.executor.drive import KEY, halves, load, run
 from tests.executor.models import artifact_of, random_inputs
 

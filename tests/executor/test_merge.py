@@ -10,7 +10,6 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
 from stageloom.edge_agent.executor.onnx_sessions import SessionKey, open_session, weight_bytes
@@ -23,6 +22,7 @@ from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.merge import may_merge, merged, padding
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import Stage, StageSchedule
+from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 
 KEY = PlanKey(1)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, plan_of
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.plan import Member
+from tests.executor.contract.schedules import StepMaker, plan_of
 from tests.executor.drive import KEY, halves, load
 from tests.executor.models import artifact_of, random_inputs
 

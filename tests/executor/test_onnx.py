@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
 from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_parts import ModelParts
@@ -24,6 +23,7 @@ from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.plan import ExecutorOptions, Member, Plan
+from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.importer.classes import CLASSES

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of, random_stages, random_streams
 from stageloom.edge_agent.executor.onnx_program import CombinedPrograms
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
@@ -14,6 +13,14 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import Schedule
+from tests.executor.contract.schedules import (
+    bound_of,
+    graph_of,
+    merged,
+    plan_of,
+    random_stages,
+    random_streams,
+)
 from tests.executor.models import artifact_of
 
 NAMES = ("squeezenet_bypass", "googlenet", "squeezenet")

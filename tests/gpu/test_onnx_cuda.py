@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
 from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
@@ -16,6 +15,7 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions
+from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
 

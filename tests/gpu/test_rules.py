@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.cuda.device import MOVING, PREPARING, PROFILING, streams_from
 from stageloom.edge_agent.executor.cuda.recipe import issue_program
@@ -26,6 +25,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member
+from tests.executor.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from tests.executor.models import artifact_of, difference, random_inputs
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
 

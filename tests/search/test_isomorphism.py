@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.endings import NASNET
+from benchmarks.algorithms import networks
 from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.legality import violations
@@ -132,7 +132,7 @@ def test_members_are_not_exchanged() -> None:
 
 def test_nasnet_has_seven_blocks_up_to_numbering() -> None:
     keys = set()
-    for block in NASNET:
+    for block in networks()["nasnet"]:
         graph = union(block)
         for order in (shuffled(graph, min), shuffled(graph, max)):
             keys.add(form(*renumbered(graph, StageCosts((1.0,) * graph.size), order)).key)

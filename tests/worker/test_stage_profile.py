@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
@@ -25,6 +24,7 @@ from stageloom.shared.plan import ExecutorOptions, Member
 from stageloom.shared.schedule import StageSchedule, stage_schedule
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.stage_times import stage_spans
+from tests.executor.contract.schedules import bound_of, graph_of, merged, plan_of
 from tests.executor.models import artifact_of
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from benchmarks.contract import cases
-from benchmarks.contract.cases import SCHEDULES, Case
+from tests.executor.contract import cases
+from tests.executor.contract.cases import SCHEDULES, Case
 from tests.executor.onnx_cuda.simulated import simulated
-from tests.executor.test_contract import QUICK, TRIO, ZOO, agrees, subject
+from tests.executor.test_contract import QUICK, SLOW, TRIO, ZOO, agrees, subject
 
-_FULL = [pytest.mark.full, pytest.mark.timeout(1200)]
 _OFTEN = {("googlenet", "ios"), ("googlenet", "random_streams"), ("squeezenet_bypass", "merged")}
 
 
@@ -23,7 +22,7 @@ def _agrees(case: Case, repeats: int, seed: int = 0) -> None:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        pytest.param(name, schedule, marks=[] if (name, schedule) in _OFTEN else _FULL)
+        pytest.param(name, schedule, marks=[] if (name, schedule) in _OFTEN else SLOW)
         for name in sorted({*ZOO, *QUICK})
         for schedule in SCHEDULES
     ],

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.cuda.memory_plan import launches_before
 from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BufferRole, MemberTensor
 from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS
@@ -21,6 +20,7 @@ from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member, Plan
+from tests.executor.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.onnx_cuda.simulated import SimulatedSessionDevice, device_of, simulated
 from tests.executor.simulated_streams import SimulatedEvent

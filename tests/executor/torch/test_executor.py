@@ -10,14 +10,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from benchmarks.contract.schedules import (
-    StepMaker,
-    bound_of,
-    graph_of,
-    plan_of,
-    random_stages,
-    random_streams,
-)
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
 from stageloom.shared.blocks import CombinedGraph
@@ -26,6 +18,14 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member
 from stageloom.shared.schedule import Schedule
+from tests.executor.contract.schedules import (
+    StepMaker,
+    bound_of,
+    graph_of,
+    plan_of,
+    random_stages,
+    random_streams,
+)
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.executor.torch.conftest import TorchExecutor
 from tests.executor.torch.steps import (

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
 from stageloom.edge_agent.executor.torch.builder import Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import block_needs
@@ -15,6 +14,7 @@ from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Ker
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier
+from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK
 from tests.executor.torch.simulated import SimulatedGraphDevice

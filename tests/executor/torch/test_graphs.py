@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices
@@ -20,6 +19,7 @@ from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions, Member
+from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
 from tests.executor.torch.simulated import SimulatedGraphDevice

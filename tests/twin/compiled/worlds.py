@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from benchmarks.lanes.cases import members_of
 from stageloom.planner.twin.arrivals import Periodic, Poisson, Process
 from stageloom.planner.twin.device_file import DeviceFile, load_device
 from stageloom.planner.twin.reference import Twin
@@ -16,7 +15,7 @@ from stageloom.shared.engine.steps import Action, FinishTask, PrepareProgram, Pr
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Member, ModelPlan, QueuePlan, QueueRule, StepChoice, Wait
-from tests.engine.generate import digest, plan_of, random_graph
+from tests.engine.generate import digest, members_of, plan_of, random_graph
 
 _TICKS_PER_S = 1 << 14
 _LARGEST = 4  # members of a combined block: its times are a dense table
