@@ -6,37 +6,34 @@ whole; its figures mean nothing. Nothing here changes a clock or a setting of a 
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
-from stageloom.edge_agent.executor.torch.cuda import first_graph
+from benchmarks.gpu.results import Skip
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.machine.utilisation import open_nvml
 
 STREAMS: Final = 16
-"""Taken once and reused: torch hands out 32 in turn, and the 33rd is the first again."""
+_WARM: Final = 3  # runs before a capture
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 _cuda: Any = torch.cuda  # much of it is untyped
 _cudnn: Any = torch.backends.cudnn
 
 
-class Graph:
-    """Captured work, with the tensors that only it holds; `replay` issues it on the current stream."""
+@dataclass(frozen=True)
+class Held:
+    """A run with what it needs and nothing else keeps: the tensors of a graph or of a binding."""
 
-    def __init__(self, work: Work, graph: Any = None) -> None:
-        self.graph = graph
-        self._work = work
+    run: Work
+    held: Any
 
-    def replay(self) -> None:
-        if self.graph is None:
-            self._work()
-        else:
-            self.graph.replay()
+    def __call__(self) -> None:
+        self.run()
 
 
 class HostEvent:
@@ -80,10 +77,10 @@ class Device:
     def synchronize(self) -> None:
         """Until everything that was issued has ended."""
 
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
-        """The work as a graph, its first replay done. `keep`: its nodes can be put into another graph."""
+    def capture(self, work: Work, *, stream: Any = None) -> Held:
+        """The work as a graph that was replayed once."""
         work()
-        return Graph(work)
+        return Held(work, work)
 
     def sm_clock_mhz(self) -> float | None:
         """Of the multiprocessors, now."""
@@ -95,20 +92,18 @@ class Device:
 
 
 class Cuda(Device):
-    """CUDA through torch, device 0."""
+    """CUDA through torch, device 0, with the executor's streams and its way to capture."""
 
     kind = "cuda"
 
     def __init__(self) -> None:
         """
         Raises:
-            RuntimeError: torch finds no CUDA device.
+            ExecutorError: torch finds no CUDA device.
         """
-        os.environ.setdefault(CONNECTIONS, "32")  # read when CUDA starts; the probe measures 8 as well
-        self.torch = torch.device("cuda", 0)
-        torch.cuda.set_device(self.torch)
-        self.streams = [_cuda.Stream() for _ in range(STREAMS)]
-        first_graph()  # ours are captured in inference mode, torch.compile's are not
+        self._graphs = CudaGraphDevice()
+        self.torch = self._graphs.torch_device
+        self.streams = [self._graphs.stream(number) for number in range(STREAMS)]
         uuid = getattr(torch.cuda.get_device_properties(self.torch), "uuid", None)
         self._nvml = (open_nvml(uuid=f"GPU-{uuid}") if uuid else None) or open_nvml()
 
@@ -128,28 +123,25 @@ class Cuda(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
-        """
-        Warm-up and capture use the same thread, since cudnn keeps what it found per thread. cuBLAS's
-        workspace must be the graph's own: it is forgotten before, so that the capture takes one from its
-        pool, and after, so that nothing else finds that one. Graphs that run side by side share nothing.
+    def capture(self, work: Work, *, stream: Any = None) -> Held:
+        """Warm-up and capture use the same thread, since cudnn keeps what it found per thread.
+
+        Every graph has a pool of its own: those that run side by side share nothing.
         """
         side = stream if stream is not None else self.streams[0]
         side.wait_stream(torch.cuda.current_stream())
         with _cuda.stream(side):
-            for _ in range(warm):
+            for _ in range(_WARM):
                 work()
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+
+        def body() -> None:
             work()
-        torch._C._cuda_clearCublasWorkspaces()
-        if keep:
-            graph.instantiate()
+
+        graph = self._graphs.capture(self._graphs.new_pool(), [side], body)
         graph.replay()
         torch.cuda.synchronize()
-        return Graph(work, graph)
+        return Held(graph.replay, work)
 
     def sm_clock_mhz(self) -> float | None:
         return None if self._nvml is None else self._nvml.sm_clock_mhz()
@@ -173,6 +165,15 @@ class Cuda(Device):
 def make_device(kind: str) -> Device:
     """`cuda` or `cpu`."""
     return Cuda() if kind == "cuda" else Device()
+
+
+def require_cuda(device: Device) -> None:
+    """
+    Raises:
+        Skip: it is the host.
+    """
+    if device.kind != "cuda":
+        raise Skip("needs CUDA")
 
 
 def fork(device: Device, streams: Sequence[Any]) -> None:
