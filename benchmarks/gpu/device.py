@@ -1,8 +1,8 @@
-"""What the benchmark needs of a device: streams, events, captured graphs, a clock.
+"""What the benchmark needs of a device: streams, captured graphs, a clock.
 
-`Device` itself is the host: it walks through the same code without a GPU. A stream is a name, an event a
-reading of the host's clock, a captured graph a function that is called again. It shows that the code is
-whole; its figures mean nothing. Nothing here changes a clock or a setting of a device.
+`Device` itself is the host: it walks through the same code without a GPU. A stream orders nothing, a captured
+graph is a function that is called again. It shows that the code is whole; its figures mean nothing. Nothing
+here changes a clock or a setting of a device.
 """
 
 import contextlib
@@ -36,16 +36,10 @@ class Held:
         self.run()
 
 
-class HostEvent:
-    """An instant of the host's clock; everything before it has ended."""
+class HostStream:
+    """What it is given has ended when the call returns."""
 
-    at_s = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """The host did it."""
+    def wait_stream(self, other: Any) -> None: ...
 
 
 class Device:
@@ -56,7 +50,7 @@ class Device:
     def __init__(self) -> None:
         torch.set_num_threads(1)  # tiny models: a second thread only waits
         self.torch = torch.device("cpu")
-        self.streams: Sequence[Any] = [f"stream {index}" for index in range(STREAMS)]
+        self.streams: Sequence[Any] = [HostStream() for _ in range(STREAMS)]
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
         """Work in the block goes to the stream."""
@@ -66,13 +60,11 @@ class Device:
         """The stream that work goes to."""
         return self.streams[0]
 
-    def event(self, *, timing: bool = False) -> Any:
-        """With `record(stream)` and `wait(stream)`; `timing` ones compare by `elapsed_s`."""
-        return HostEvent()
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        """Between two recorded events with `timing`, after `synchronize`."""
-        return max(float(ended.at_s - began.at_s), 1e-9)
+    def timed_s(self, work: Work) -> float:
+        """Seconds from when the device begins with what `work` issues until it has ended."""
+        began_s = time.perf_counter()
+        work()
+        return max(time.perf_counter() - began_s, 1e-9)
 
     def synchronize(self) -> None:
         """Until everything that was issued has ended."""
@@ -114,11 +106,13 @@ class Cuda(Device):
     def current(self) -> Any:
         return torch.cuda.current_stream()
 
-    def event(self, *, timing: bool = False) -> Any:
-        return _cuda.Event(enable_timing=timing)
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        return float(began.elapsed_time(ended)) * 1e-3
+    def timed_s(self, work: Work) -> float:
+        first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        self.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -178,33 +172,28 @@ def require_cuda(device: Device) -> None:
 
 def fork(device: Device, streams: Sequence[Any]) -> None:
     """The streams go on after what the current one holds."""
-    event = device.event()
-    event.record(device.current())
     for stream in streams:
-        event.wait(stream)
+        stream.wait_stream(device.current())
 
 
 def join(device: Device, streams: Sequence[Any]) -> None:
     """The current stream goes on after what the others hold."""
     for stream in streams:
-        event = device.event()
-        event.record(stream)
-        event.wait(device.current())
+        device.current().wait_stream(stream)
 
 
-def per_run_s(device: Device, work: Work, *, seconds: float, least: int = 5) -> float:
-    """Device seconds of one run, back to back for about `seconds`, after one that warms up."""
-    work()
-    device.synchronize()
-    began_s = time.perf_counter()
-    work()
-    device.synchronize()
-    once_s = max(time.perf_counter() - began_s, 1e-7)
-    runs = max(least, min(round(seconds / once_s), 100_000))
-    first, last = device.event(timing=True), device.event(timing=True)
-    first.record(device.current())
-    for _ in range(runs):
+def per_run_s(device: Device, work: Work, *, seconds: float) -> float:
+    """Device seconds of one run, back to back for about `seconds`, after some that warm up."""
+    for _ in range(2):
+        device.synchronize()
+        began_s = time.perf_counter()
         work()
-    last.record(device.current())
-    device.synchronize()
-    return device.elapsed_s(first, last) / runs
+        device.synchronize()
+        once_s = max(time.perf_counter() - began_s, 1e-7)
+    runs = max(5, min(round(seconds / once_s), 100_000))
+    return device.timed_s(lambda: repeat(work, runs)) / runs
+
+
+def repeat(work: Work, times: int) -> None:
+    for _ in range(times):
+        work()

@@ -8,9 +8,10 @@ stand beside it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from benchmarks.gpu.device import require_cuda
+from benchmarks.gpu.device import repeat, require_cuda
 from benchmarks.gpu.kernel_intervals import busy_share, concurrency, kernels_of, trace_of, union_us
 from benchmarks.gpu.plans import SEQUENTIAL
 from benchmarks.gpu.probes import Ceilings
@@ -114,13 +115,8 @@ def add_concurrency(results: Results, table: Table) -> None:
         best = table.best(variant.subject)
         if variant.name not in (GRAPH, best):
             continue
-
-        def work(run: Any = variant.run) -> None:
-            for _ in range(_TRACED_RUNS):
-                run()
-
         with results.attempt("concurrency", f"{variant.subject}, {variant.name}"):
-            kernels = kernels_of(trace_of(table.device, work))
+            kernels = kernels_of(trace_of(table.device, partial(repeat, variant.run, _TRACED_RUNS)))
             at_once = concurrency(kernels)
             results.add(
                 {f"concurrency.{variant.subject}.{'ours' if variant.name == best else 'torch'}": at_once},

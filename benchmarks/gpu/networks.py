@@ -93,7 +93,6 @@ class Network(nn.Module):
         """
         super().__init__()
         weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
-        self.name = model.graph.name
         self.image = model.graph.input[0].name
         self.logits = model.graph.output[0].name
         self.nodes = nn.ModuleList(_module(node, weights) for node in model.graph.node)

@@ -83,12 +83,10 @@ class Knowledge:
         ]
         return [OperatorProfile(threads=own.demand, memory_intensive=own.memory_bound) for own in natures]
 
-    def plan(
-        self, subjects: Sequence[Subject], schedule: Schedule, *, replicas: int = 1, batch: int = 1
-    ) -> Plan:
+    def plan(self, subjects: Sequence[Subject], schedule: Schedule, *, replicas: int = 1) -> Plan:
         """Whole models, all replicas in one combined block."""
         models = tuple(
-            ModelPlan(name=subject.name, artifact=subject.artifact.digest, replicas=replicas, batch=batch)
+            ModelPlan(name=subject.name, artifact=subject.artifact.digest, replicas=replicas)
             for subject in subjects
         )
         members = tuple(
@@ -138,11 +136,10 @@ def on_own_streams(graph: CombinedGraph, streams: int = GROUP_STREAMS) -> Stream
     return StreamSchedule(tuple(queues[member][index] for _, member, index in order))
 
 
-def within(schedule: StreamSchedule, streams: int = GROUP_STREAMS) -> StreamSchedule:
-    """The same on at most so many streams (P3)."""
-    return replace(
-        schedule, launches=tuple(replace(one, stream=one.stream % streams) for one in schedule.launches)
-    )
+def within(schedule: StreamSchedule) -> StreamSchedule:
+    """The same on at most `GROUP_STREAMS` streams (P3)."""
+    launches = (replace(launch, stream=launch.stream % GROUP_STREAMS) for launch in schedule.launches)
+    return replace(schedule, launches=tuple(launches))
 
 
 def sequential_candidate(subject: Subject, known: Knowledge) -> Candidate:

@@ -12,7 +12,7 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.gpu.device import Device, Work
+from benchmarks.gpu.device import Device, Work, repeat
 from benchmarks.runner import percentile
 
 CLOCK_TOLERANCE: Final = 0.03
@@ -116,14 +116,9 @@ class Rounds:
     def _window(self, variant: Variant, number: int, window_s: float, once_s: float) -> Sample:
         device = self.device
         runs = max(2, round(_BACK_TO_BACK * window_s / once_s))
-        first, last = device.event(timing=True), device.event(timing=True)
         self._alone_s(variant)  # the caches are this variant's again
         began_s = self.clock()
-        first.record(device.current())
-        for _ in range(runs):
-            variant.run()
-        last.record(device.current())
-        device.synchronize()
+        device_s = device.timed_s(lambda: repeat(variant.run, runs))
         host_s = self.clock() - began_s
         sm_mhz = device.sm_clock_mhz()  # right after the work, before the clock falls
         alone = max(2, round((1 - _BACK_TO_BACK) * window_s / once_s))
@@ -132,7 +127,7 @@ class Rounds:
             variant.subject,
             variant.name,
             number,
-            device.elapsed_s(first, last) * per_unit,
+            device_s * per_unit,
             host_s * per_unit,
             tuple(self._alone_s(variant) * 1e6 for _ in range(alone)),
             sm_mhz,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.gpu.device import Device
+from benchmarks.gpu.device import Device, Work
 from benchmarks.gpu.rounds import (
     Rounds,
     Sample,
@@ -30,17 +30,10 @@ class Fake(Device):
         super().__init__()
         self.now_s = 0.0
 
-    def event(self, *, timing: bool = False) -> "Event":
-        return Event(self)
-
-
-class Event:
-    def __init__(self, device: Fake) -> None:
-        self._device = device
-        self.at_s = 0.0
-
-    def record(self, stream: object = None) -> None:
-        self.at_s = self._device.now_s
+    def timed_s(self, work: Work) -> float:
+        began_s = self.now_s
+        work()
+        return self.now_s - began_s
 
 
 def working(device: Fake, ran: list[str], name: str, seconds: float) -> Callable[[], None]:
