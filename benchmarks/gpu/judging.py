@@ -6,7 +6,7 @@ by its median; its 16th and 84th percentile over the rounds and the spread of th
 stand beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ from benchmarks.gpu.rounds import Ratio
 from benchmarks.gpu.table import Table
 from stageloom.shared.bitmask import bits
 from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
 
 _TRACED_RUNS: Final = 5
 
@@ -31,7 +32,7 @@ class ModelWork:
 
     flop: int
     weight_bytes: int
-    activation_bytes: int  # every tensor written once
+    activation_bytes: int  # what every fused unit reads and writes
     units: int  # fused
     critical_units: int  # on the longest path
 
@@ -49,14 +50,25 @@ class ModelWork:
 def work_of(graph: Graph, precision: str) -> ModelWork:
     """Of one model at batch 1."""
     scale = 2 if precision == "fp16" else 1  # the graph counts float32
-    made = {tensor for operator in graph.operators for tensor in operator.outputs}
+    units: dict[int, list[int]] = {}
+    for op, operator in enumerate(graph.operators):
+        units.setdefault(operator.fused_unit, []).append(op)
     return ModelWork(
         sum(operator.flop for operator in graph.operators),
         sum(operator.weight_bytes for operator in graph.operators) // scale,
-        sum(graph.tensors[tensor].nbytes for tensor in made) // scale,
-        len({operator.fused_unit for operator in graph.operators}),
+        sum(graph.tensors[tensor].nbytes for ops in units.values() for tensor in _crossing(graph, ops))
+        // scale,
+        len(units),
         _critical_units(graph),
     )
+
+
+def _crossing(graph: Graph, ops: Sequence[int]) -> set[TensorId]:
+    """What a fused unit reads and what it leaves to others."""
+    read = {tensor for op in ops for tensor in graph.operators[op].inputs}
+    made = {tensor for op in ops for tensor in graph.operators[op].outputs}
+    inside = {tensor for tensor in made & read if set(graph.consumers[tensor]) <= set(ops)}
+    return (read | made) - inside
 
 
 def _critical_units(graph: Graph) -> int:
