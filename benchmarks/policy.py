@@ -5,8 +5,7 @@
 MADDPG's actors (500-128, ReLU) for three models with TOP's block counts: Inception V3 13, ResNet-50 5,
 SqueezeNet 12; n = 10 samples. `forward_*`: samples to actions, numpy on one thread; `decide_*`: on to
 combined blocks and launch intervals, superblocks split. Times do not depend on what the weights are, so they
-are drawn; every call sees other samples. Before anything is timed, the actions are compared with the same
-network written out layer by layer in double precision (`largest_difference`).
+are drawn; every call sees other samples.
 """
 
 import argparse
@@ -68,39 +67,20 @@ def samples(where: Space, random: Random) -> tuple[PolicySample, ...]:
     )
 
 
-def written_out(network: MaddpgNetwork, state: Floats) -> Floats:
-    """The same actors one after another, in double precision."""
-    rows = []
-    for agent in range(len(network.agents)):
-        hidden = state.astype(np.float64)
-        for layer in range(3):
-            weight = network.arrays[f"actor.{agent}.{layer}.weight"].astype(np.float64)
-            hidden = weight @ hidden + network.arrays[f"actor.{agent}.{layer}.bias"]
-            if layer < 2:
-                hidden = np.maximum(hidden, 0.0)
-        rows.append(1.0 / (1.0 + np.exp(-hidden)))
-    return np.concatenate(rows).astype(np.float32)
-
-
 def measure(report: Report, options: argparse.Namespace) -> None:
     if any(os.environ.get(name) != "1" for name in ONE_THREAD):
         # What numpy computes with reads these when it is loaded, so this process starts over with them.
         command = [sys.executable, "-m", "benchmarks.policy", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
-    compare_and_time(report, 500 if options.quick else 5000)
+    time_forward(report, 500 if options.quick else 5000)
 
 
-def compare_and_time(report: Report, repeats: int) -> None:
+def time_forward(report: Report, repeats: int) -> None:
     where = space()
     network = drawn(where, np.random.default_rng(0))
     random = Random(0)
     seen = [samples(where, random) for _ in range(64)]
-    progress("comparing")
-    differences = [
-        float(np.abs(network.actions(state) - written_out(network, state)).max())
-        for state in (state_of(where, ring) for ring in seen)
-    ]
-    figures: dict[str, float] = {"largest_difference": max(differences)}
+    figures: dict[str, float] = {}
     progress("timing")
     works = (
         lambda ring: network.actions(state_of(where, ring)),

@@ -1,45 +1,51 @@
-"""Child processes of the benchmark: `python -m benchmarks.gpu.child PART`. Not called by hand."""
+"""A process beside this one: for what takes too long to wait for, or needs CUDA started anew."""
 
-import argparse
-import sys
-import tempfile
-from pathlib import Path
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
 
-from benchmarks.gpu.device import make_device
-from benchmarks.gpu.networks import make_subject
-from benchmarks.gpu.probes import connections_child, operators_child
-from benchmarks.gpu.rivals import compile_child, slice_child, use_precision
-
-
-def main() -> int:
-    """Run one part; what it prints on stdout is its answer."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("compile", "connections", "operators", "slice"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--model", default="squeezenet")
-    parser.add_argument("--mode", default="default")
-    parser.add_argument("--precision", default="fp16")
-    parser.add_argument("--width", type=float, default=1.0)
-    parser.add_argument("--size", type=int, default=None)
-    parser.add_argument("--flop-per-s", type=float, default=1e12)
-    parser.add_argument("--bytes-per-s", type=float, default=1e11)
-    given = parser.parse_args()
-    device = make_device(given.device)
-    if given.part == "connections":
-        connections_child(device)
-        return 0
-    use_precision(given.precision)
-    with tempfile.TemporaryDirectory() as folder:
-        subject = make_subject(given.model, Path(folder), width=given.width, size=given.size)
-        match given.part:
-            case "compile":
-                compile_child(device, subject, given.mode, given.precision)
-            case "operators":
-                operators_child(device, subject, given.precision, given.flop_per_s, given.bytes_per_s)
-            case _:
-                slice_child(device, subject, given.precision)
-    return 0
+from benchmarks.gpu.results import why
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def in_child(work: Callable[..., Any], *arguments: Any, limit_s: float, **environment: str) -> Any:
+    """What `work` returns in a fresh process, which then ends, with all that it started.
+
+    Raises:
+        TimeoutError: it took longer. RuntimeError: it ended, or `work` raised.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(theirs, environment, work, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit_s):
+            raise TimeoutError(f"not done in {limit_s:.0f} s")
+        answer = ours.recv()
+    except EOFError:
+        raise RuntimeError("the process ended without an answer") from None
+    finally:
+        assert process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _run(
+    pipe: Connection, environment: dict[str, str], work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.setsid()  # so that compilers it starts end with it
+    os.dup2(2, 1)  # the parent's stdout is one JSON object
+    os.environ.update(environment)
+    try:
+        pipe.send(work(*arguments))
+    except Exception as error:  # told to the parent, whatever it is
+        pipe.send(RuntimeError(why(error)))

@@ -1,54 +1,45 @@
-"""What the benchmark needs of a device: streams, events, captured graphs, a clock.
+"""What the benchmark needs of a device: streams, captured graphs, a clock.
 
-`Device` itself is the host: it walks through the same code without a GPU. A stream is a name, an event a
-reading of the host's clock, a captured graph a function that is called again. It shows that the code is
-whole; its figures mean nothing. Nothing here changes a clock or a setting of a device.
+`Device` itself is the host: it walks through the same code without a GPU. A stream orders nothing, a captured
+graph is a function that is called again. It shows that the code is whole; its figures mean nothing. Nothing
+here changes a clock or a setting of a device.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
-from stageloom.edge_agent.executor.torch.cuda import first_graph
+from benchmarks.gpu.results import Skip
+from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.machine.utilisation import open_nvml
 
 STREAMS: Final = 16
-"""Taken once and reused: torch hands out 32 in turn, and the 33rd is the first again."""
+_WARM: Final = 3  # runs before a capture
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 _cuda: Any = torch.cuda  # much of it is untyped
 _cudnn: Any = torch.backends.cudnn
 
 
-class Graph:
-    """Captured work, with the tensors that only it holds; `replay` issues it on the current stream."""
+@dataclass(frozen=True)
+class Held:
+    """A run with what it needs and nothing else keeps: the tensors of a graph or of a binding."""
 
-    def __init__(self, work: Work, graph: Any = None) -> None:
-        self.graph = graph
-        self._work = work
+    run: Work
+    held: Any
 
-    def replay(self) -> None:
-        if self.graph is None:
-            self._work()
-        else:
-            self.graph.replay()
+    def __call__(self) -> None:
+        self.run()
 
 
-class HostEvent:
-    """An instant of the host's clock; everything before it has ended."""
+class HostStream:
+    """What it is given has ended when the call returns."""
 
-    at_s = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """The host did it."""
+    def wait_stream(self, other: Any) -> None: ...
 
 
 class Device:
@@ -59,7 +50,7 @@ class Device:
     def __init__(self) -> None:
         torch.set_num_threads(1)  # tiny models: a second thread only waits
         self.torch = torch.device("cpu")
-        self.streams: Sequence[Any] = [f"stream {index}" for index in range(STREAMS)]
+        self.streams: Sequence[Any] = [HostStream() for _ in range(STREAMS)]
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[None]:
         """Work in the block goes to the stream."""
@@ -69,21 +60,19 @@ class Device:
         """The stream that work goes to."""
         return self.streams[0]
 
-    def event(self, *, timing: bool = False) -> Any:
-        """With `record(stream)` and `wait(stream)`; `timing` ones compare by `elapsed_s`."""
-        return HostEvent()
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        """Between two recorded events with `timing`, after `synchronize`."""
-        return max(float(ended.at_s - began.at_s), 1e-9)
+    def timed_s(self, work: Work) -> float:
+        """Seconds from when the device begins with what `work` issues until it has ended."""
+        began_s = time.perf_counter()
+        work()
+        return max(time.perf_counter() - began_s, 1e-9)
 
     def synchronize(self) -> None:
         """Until everything that was issued has ended."""
 
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
-        """The work as a graph, its first replay done. `keep`: its nodes can be put into another graph."""
+    def capture(self, work: Work, *, stream: Any = None) -> Held:
+        """The work as a graph that was replayed once."""
         work()
-        return Graph(work)
+        return Held(work, work)
 
     def sm_clock_mhz(self) -> float | None:
         """Of the multiprocessors, now."""
@@ -95,20 +84,18 @@ class Device:
 
 
 class Cuda(Device):
-    """CUDA through torch, device 0."""
+    """CUDA through torch, device 0, with the executor's streams and its way to capture."""
 
     kind = "cuda"
 
     def __init__(self) -> None:
         """
         Raises:
-            RuntimeError: torch finds no CUDA device.
+            ExecutorError: torch finds no CUDA device.
         """
-        os.environ.setdefault(CONNECTIONS, "32")  # read when CUDA starts; the probe measures 8 as well
-        self.torch = torch.device("cuda", 0)
-        torch.cuda.set_device(self.torch)
-        self.streams = [_cuda.Stream() for _ in range(STREAMS)]
-        first_graph()  # ours are captured in inference mode, torch.compile's are not
+        self._graphs = CudaGraphDevice()
+        self.torch = self._graphs.torch_device
+        self.streams = [self._graphs.stream(number) for number in range(STREAMS)]
         uuid = getattr(torch.cuda.get_device_properties(self.torch), "uuid", None)
         self._nvml = (open_nvml(uuid=f"GPU-{uuid}") if uuid else None) or open_nvml()
 
@@ -119,37 +106,36 @@ class Cuda(Device):
     def current(self) -> Any:
         return torch.cuda.current_stream()
 
-    def event(self, *, timing: bool = False) -> Any:
-        return _cuda.Event(enable_timing=timing)
-
-    def elapsed_s(self, began: Any, ended: Any) -> float:
-        return float(began.elapsed_time(ended)) * 1e-3
+    def timed_s(self, work: Work) -> float:
+        first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        self.synchronize()
+        return float(first.elapsed_time(last)) * 1e-3
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> Graph:
-        """
-        Warm-up and capture use the same thread, since cudnn keeps what it found per thread. cuBLAS's
-        workspace must be the graph's own: it is forgotten before, so that the capture takes one from its
-        pool, and after, so that nothing else finds that one. Graphs that run side by side share nothing.
+    def capture(self, work: Work, *, stream: Any = None) -> Held:
+        """Warm-up and capture use the same thread, since cudnn keeps what it found per thread.
+
+        Every graph has a pool of its own: those that run side by side share nothing.
         """
         side = stream if stream is not None else self.streams[0]
         side.wait_stream(torch.cuda.current_stream())
         with _cuda.stream(side):
-            for _ in range(warm):
+            for _ in range(_WARM):
                 work()
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+
+        def body() -> None:
             work()
-        torch._C._cuda_clearCublasWorkspaces()
-        if keep:
-            graph.instantiate()
+
+        graph = self._graphs.capture(self._graphs.new_pool(), [side], body)
         graph.replay()
         torch.cuda.synchronize()
-        return Graph(work, graph)
+        return Held(graph.replay, work)
 
     def sm_clock_mhz(self) -> float | None:
         return None if self._nvml is None else self._nvml.sm_clock_mhz()
@@ -175,35 +161,39 @@ def make_device(kind: str) -> Device:
     return Cuda() if kind == "cuda" else Device()
 
 
+def require_cuda(device: Device) -> None:
+    """
+    Raises:
+        Skip: it is the host.
+    """
+    if device.kind != "cuda":
+        raise Skip("needs CUDA")
+
+
 def fork(device: Device, streams: Sequence[Any]) -> None:
     """The streams go on after what the current one holds."""
-    event = device.event()
-    event.record(device.current())
     for stream in streams:
-        event.wait(stream)
+        stream.wait_stream(device.current())
 
 
 def join(device: Device, streams: Sequence[Any]) -> None:
     """The current stream goes on after what the others hold."""
     for stream in streams:
-        event = device.event()
-        event.record(stream)
-        event.wait(device.current())
+        device.current().wait_stream(stream)
 
 
-def per_run_s(device: Device, work: Work, *, seconds: float, least: int = 5) -> float:
-    """Device seconds of one run, back to back for about `seconds`, after one that warms up."""
-    work()
-    device.synchronize()
-    began_s = time.perf_counter()
-    work()
-    device.synchronize()
-    once_s = max(time.perf_counter() - began_s, 1e-7)
-    runs = max(least, min(round(seconds / once_s), 100_000))
-    first, last = device.event(timing=True), device.event(timing=True)
-    first.record(device.current())
-    for _ in range(runs):
+def per_run_s(device: Device, work: Work, *, seconds: float) -> float:
+    """Device seconds of one run, back to back for about `seconds`, after some that warm up."""
+    for _ in range(2):
+        device.synchronize()
+        began_s = time.perf_counter()
         work()
-    last.record(device.current())
-    device.synchronize()
-    return device.elapsed_s(first, last) / runs
+        device.synchronize()
+        once_s = max(time.perf_counter() - began_s, 1e-7)
+    runs = max(5, min(round(seconds / once_s), 100_000))
+    return device.timed_s(lambda: repeat(work, runs)) / runs
+
+
+def repeat(work: Work, times: int) -> None:
+    for _ in range(times):
+        work()

@@ -1,18 +1,12 @@
 """The zoo's networks as plain torch modules: what a user of torch would have, and the oracle.
 
-Nothing here is shared with the executor's own lowering, so that an error there cannot hide.
-
-The models of the benchmark as artifacts, with inputs and references.
-
-The artifact is made as the importer makes it, without onnxruntime: the zoo's files need no folding, and
-whether rows of a batch equal single runs is tried in torch. `tests/benchmarks` holds both ways to be one.
-
-Baseline 9: onnxruntime on the CPU says whether torch's reference is right; optional.
+Nothing here is shared with the executor's own lowering, so that an error there cannot hide. Artifacts are
+made as the importer makes them, without onnxruntime: the zoo's files need no folding, and whether rows of a
+batch equal single runs is tried in torch. `tests/benchmarks` holds both ways to be one.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,53 +37,34 @@ class _Sum(nn.Module):
         return left + right
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
-
-
-def _even_pads(given: Mapping[str, Any]) -> tuple[int, int]:
-    top, left, bottom, right = given.get("pads", [0, 0, 0, 0])
-    if (top, left) != (bottom, right):
-        raise ValueError(f"uneven pads {(top, left, bottom, right)} have no plain module")
-    return top, left
-
-
 def _module(node: onnx.NodeProto, weights: Mapping[str, np.ndarray]) -> nn.Module:
     """The module of one node.
 
     Raises:
         ValueError: the zoo's classical networks have no such node.
     """
-    given = _attributes(node)
+    given = {field.name: onnx.helper.get_attribute_value(field) for field in node.attribute}
     own = [torch.from_numpy(weights[name].copy()) for name in node.input if name in weights]
+    pads = tuple(given.get("pads", [0, 0, 0, 0]))
+    if pads[:2] != pads[2:]:
+        raise ValueError(f"uneven pads {pads} have no plain module")
     match node.op_type:
         case "Conv":
-            out, fan_in = own[0].shape[:2]
-            group = given.get("group", 1)
-            made = nn.Conv2d(
-                fan_in * group,
-                out,
-                (own[0].shape[2], own[0].shape[3]),
-                stride=tuple(given.get("strides", [1, 1])),
-                padding=_even_pads(given),
-                groups=group,
-                bias=len(own) > 1,
-            )
+            filters, fan_in, height, width = own[0].shape
+            groups = given.get("group", 1)
+            how = {"stride": tuple(given.get("strides", [1, 1])), "padding": pads[:2], "groups": groups}
+            made = nn.Conv2d(fan_in * groups, filters, (height, width), bias=len(own) > 1, **how)
             return _filled(made, own)
-        case "Gemm":
-            if not given.get("transB"):
-                raise ValueError("a Gemm with untransposed weights has no plain module")
+        case "Gemm" if given.get("transB"):
             return _filled(nn.Linear(own[0].shape[1], own[0].shape[0]), own)
         case "Relu":
             return nn.ReLU(inplace=True)
         case "MaxPool":
-            return nn.MaxPool2d(
-                given["kernel_shape"], given["strides"], _even_pads(given), ceil_mode=bool(given["ceil_mode"])
-            )
+            ceil = bool(given["ceil_mode"])
+            return nn.MaxPool2d(given["kernel_shape"], given["strides"], pads[:2], ceil_mode=ceil)
         case "AveragePool":
-            include = bool(given.get("count_include_pad", 0))
-            pads = _even_pads(given)
-            return nn.AvgPool2d(given["kernel_shape"], given["strides"], pads, count_include_pad=include)
+            padded = bool(given.get("count_include_pad", 0))
+            return nn.AvgPool2d(given["kernel_shape"], given["strides"], pads[:2], count_include_pad=padded)
         case "GlobalAveragePool":
             return nn.AdaptiveAvgPool2d(1)
         case "Flatten":
@@ -118,7 +93,6 @@ class Network(nn.Module):
         """
         super().__init__()
         weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
-        self.name = model.graph.name
         self.image = model.graph.input[0].name
         self.logits = model.graph.output[0].name
         self.nodes = nn.ModuleList(_module(node, weights) for node in model.graph.node)
@@ -136,13 +110,6 @@ class Network(nn.Module):
         for node, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
             values[makes] = node(*[values[name] for name in reads])
         return values[self.logits]
-
-    def every_value(self, image: Tensor) -> dict[str, Tensor]:
-        """All tensors by name, each in memory of its own."""
-        values = {self.image: image}
-        for node, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
-            values[makes] = node(*[values[name].clone() for name in reads])
-        return values
 
 
 @dataclass(frozen=True)
@@ -225,18 +192,3 @@ def _rows_are_single_runs(model: onnx.ModelProto, image: np.ndarray) -> bool:
         together = network(torch.from_numpy(both)).numpy()
         single = np.concatenate([network(torch.from_numpy(one[None].copy())).numpy() for one in both])
     return bool(np.linalg.norm(together - single) <= _BATCH_TOLERANCE * np.linalg.norm(single))
-
-
-def onnxruntime_error(subject: Subject) -> tuple[float, str]:
-    """Relative difference of onnxruntime's logits from the reference, or why there is none."""
-    if find_spec("onnxruntime") is None:
-        return 0.0, "onnxruntime is not installed"
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        subject.artifact.onnx_bytes(), options, providers=["CPUExecutionProvider"]
-    )
-    (logits,) = session.run(None, {session.get_inputs()[0].name: subject.image})
-    return subject.error_of(logits), ""

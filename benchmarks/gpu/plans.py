@@ -4,15 +4,14 @@ A model is one block here, so that it is one graph on the device. Stage searches
 and their schedules are put one after another: that is IOS's own way, and keeps the search small.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from benchmarks.gpu.networks import Subject
-from benchmarks.gpu.profiled_kernels import OperatorResources, opara_profile
 from benchmarks.gpu.rivals import MIX
-from stageloom.edge_agent.executor.cuda.device import Multiprocessor
+from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.shared.blocks import Block, CombinedGraph, combine, split
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
@@ -23,6 +22,7 @@ from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Scheduler
 from stageloom.shared.search.ios import ios
 from stageloom.shared.search.isomorphism import Shared
+from stageloom.shared.search.stage_costs import StageCosts
 from stageloom.shared.search.stages import Strategy
 from stageloom.shared.search.streams import OperatorProfile, nimble, opara
 
@@ -45,45 +45,49 @@ class Candidate:
     plan: Plan
     units: int = 1
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.subject, self.name
+
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What was measured of the operators of each subject; estimates where nothing was."""
+    """What our executor measured of the operators of each subject; estimates where nothing was."""
 
     executor: str
     precision: str = "fp16"
-    resources: Mapping[str, Sequence[OperatorResources]] = field(default_factory=dict)  # by subject
-    multiprocessor: Multiprocessor = field(default_factory=Multiprocessor)
+    natures: Mapping[str, Mapping[OpId, Nature]] = field(default_factory=dict)  # by subject
 
-    def costs(self, subjects: Sequence[Subject], contention: float) -> CostTable:
-        measured: dict[tuple[Digest, OpId], float] = {}
-        for subject in subjects:
-            for op, one in enumerate(self.resources.get(subject.name, ())):
-                if one.device_us:
-                    measured[subject.artifact.digest, OpId(op)] = one.device_us * 1e-6 + _LAUNCH_S
+    def costs(self, subjects: Sequence[Subject], contention: float = 1.0) -> CostTable:
+        measured = {
+            (subject.artifact.digest, op): nature.seconds + _LAUNCH_S
+            for subject in subjects
+            for op, nature in self.natures.get(subject.name, {}).items()
+        }
         rates = DeviceRates(
-            flop_per_s=1e14,
-            bytes_per_s=1e12,
-            launch_s=_LAUNCH_S,
-            barrier_s=_BARRIER_S,
-            contention=contention,
+            flop_per_s=1e14, bytes_per_s=1e12, launch_s=_LAUNCH_S, barrier_s=_BARRIER_S, contention=contention
         )
         return CostTable(measured_s=measured, rates=rates)
 
     def profiles(self, subjects: Sequence[Subject]) -> list[OperatorProfile] | None:
-        """Opara's profiles of the subjects' operators side by side; None where one was not measured."""
-        known = [self.resources.get(subject.name, ()) for subject in subjects]
-        if not all(known):
-            return None
-        return [opara_profile(one, self.multiprocessor) for own in known for one in own]
+        """What Opara's order reads of the subjects' operators side by side; None where nothing was measured.
 
-    def plan(
-        self, subjects: Sequence[Subject], schedule: Schedule, *, replicas: int = 1, batch: int = 1
-    ) -> Plan:
+        An operator that runs as part of another one's kernel asks for nothing.
+        """
+        if not all(self.natures.get(subject.name) for subject in subjects):
+            return None
+        natures = [
+            self.natures[subject.name].get(OpId(op), Nature())
+            for subject in subjects
+            for op in range(len(subject.artifact.graph.operators))
+        ]
+        return [OperatorProfile(threads=own.demand, memory_intensive=own.memory_bound) for own in natures]
+
+    def plan(self, subjects: Sequence[Subject], schedule: Schedule, *, replicas: int = 1) -> Plan:
         """Whole models, all replicas in one combined block."""
         models = tuple(
-            ModelPlan(name=one.name, artifact=one.artifact.digest, replicas=replicas, batch=batch)
-            for one in subjects
+            ModelPlan(name=subject.name, artifact=subject.artifact.digest, replicas=replicas)
+            for subject in subjects
         )
         members = tuple(
             Member(model, replica, 0) for replica in range(replicas) for model in range(len(subjects))
@@ -132,59 +136,69 @@ def on_own_streams(graph: CombinedGraph, streams: int = GROUP_STREAMS) -> Stream
     return StreamSchedule(tuple(queues[member][index] for _, member, index in order))
 
 
-def within(schedule: StreamSchedule, streams: int = GROUP_STREAMS) -> StreamSchedule:
-    """The same on at most so many streams (P3)."""
-    return replace(
-        schedule, launches=tuple(replace(one, stream=one.stream % streams) for one in schedule.launches)
-    )
+def within(schedule: StreamSchedule) -> StreamSchedule:
+    """The same on at most `GROUP_STREAMS` streams (P3)."""
+    launches = (replace(launch, stream=launch.stream % GROUP_STREAMS) for launch in schedule.launches)
+    return replace(schedule, launches=tuple(launches))
+
+
+def sequential_candidate(subject: Subject, known: Knowledge) -> Candidate:
+    """One operator after another; loading it first measures them."""
+    graph, costs = _side_by_side([subject], known)
+    schedule = sequential(graph, costs, TOP_LIMITS, _BUDGET)
+    return Candidate(subject.name, SEQUENTIAL, known.plan([subject], schedule))
 
 
 def model_candidates(subject: Subject, known: Knowledge) -> list[Candidate]:
     """Every policy on one model; equal schedules appear once, under the first name."""
-    graph = whole([subject])
-    base = known.costs([subject], 1.0)
-    costs = base.for_members([(subject.artifact.digest, subject.artifact.graph, _only_block(subject))])
+    graph, costs = _side_by_side([subject], known)
     profiles = known.profiles([subject])
-    made: list[tuple[str, Callable[[], Schedule]]] = [
-        (SEQUENTIAL, lambda: sequential(graph, costs, TOP_LIMITS, _BUDGET)),
-        ("ours nimble", lambda: within(nimble(graph, costs, TOP_LIMITS, _BUDGET))),
-        ("ours opara", lambda: within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles))),
-        ("ours ios greedy", lambda: by_blocks(subject, greedy, base)),
-    ]
+    schedules: dict[str, Schedule] = {
+        "ours nimble": within(nimble(graph, costs, TOP_LIMITS, _BUDGET)),
+        "ours opara": within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles)),
+        "ours ios greedy": by_blocks(subject, greedy, known.costs([subject])),
+    }
     for strategy, name in ((Strategy.PARALLEL, "parallel"), (Strategy.BOTH, "with merge")):
         for contention in CONTENTIONS:
             search = Shared(partial(ios, strategy=strategy))
             table = known.costs([subject], contention)
-            made.append((f"ours ios {name}, c={contention}", partial(by_blocks, subject, search, table)))
+            schedules[f"ours ios {name}, c={contention}"] = by_blocks(subject, search, table)
     merges = Shared(partial(ios, strategy=Strategy.MERGE))
-    made.append(("ours ios merge only", partial(by_blocks, subject, merges, known.costs([subject], 1.0))))
-    return _unlike([Candidate(subject.name, name, known.plan([subject], make())) for name, make in made])
+    schedules["ours ios merge only"] = by_blocks(subject, merges, known.costs([subject]))
+    plans = {name: known.plan([subject], schedule) for name, schedule in schedules.items()}
+    candidates = [Candidate(subject.name, name, plan) for name, plan in plans.items()]
+    return _unlike([sequential_candidate(subject, known), *candidates])
 
 
 def mix_candidates(
     subjects: Sequence[Subject], known: Knowledge, chosen: Mapping[str, Schedule]
 ) -> list[Candidate]:
     """All models in one combined block; `chosen` is per subject the schedule that was fastest alone."""
-    found = []
+    candidates = []
     for replicas in (1, 2, 4):
         members = [*subjects] * replicas
-        graph = whole(members)
-        schedule = on_own_streams(graph)
+        plan = known.plan(subjects, on_own_streams(whole(members)), replicas=replicas)
         name = f"ours, {len(members)} members on {min(len(members), GROUP_STREAMS)} streams"
-        found.append(Candidate(MIX, name, known.plan(subjects, schedule, replicas=replicas), replicas))
-    graph = whole(subjects)
-    costs = known.costs(subjects, 0.5).for_members(
-        [(one.artifact.digest, one.artifact.graph, _only_block(one)) for one in subjects]
-    )
-    profiles = known.profiles(subjects)
+        candidates.append(Candidate(MIX, name, plan, replicas))
+    graph, costs = _side_by_side(subjects, known, 0.5)
     in_order = sequential(graph, costs, TOP_LIMITS, _BUDGET)
-    interleaved = within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles))
-    found.append(Candidate(MIX, SEQUENTIAL, known.plan(subjects, in_order)))
-    found.append(Candidate(MIX, "ours opara, joint", known.plan(subjects, interleaved)))
-    beside = stages_beside([chosen[one.name] for one in subjects if one.name in chosen], graph)
+    joint = within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=known.profiles(subjects)))
+    candidates.append(Candidate(MIX, SEQUENTIAL, known.plan(subjects, in_order)))
+    candidates.append(Candidate(MIX, "ours opara, joint", known.plan(subjects, joint)))
+    beside = stages_beside([chosen[subject.name] for subject in subjects if subject.name in chosen], graph)
     if beside is not None:
-        found.append(Candidate(MIX, "ours ios, stages beside", known.plan(subjects, beside)))
-    return _unlike(found)
+        candidates.append(Candidate(MIX, "ours ios, stages beside", known.plan(subjects, beside)))
+    return _unlike(candidates)
+
+
+def _side_by_side(
+    subjects: Sequence[Subject], known: Knowledge, contention: float = 1.0
+) -> tuple[CombinedGraph, StageCosts]:
+    members = [
+        (subject.artifact.digest, subject.artifact.graph, split(subject.artifact.graph, ())[0])
+        for subject in subjects
+    ]
+    return whole(subjects), known.costs(subjects, contention).for_members(members)
 
 
 def stages_beside(schedules: Sequence[Schedule], graph: CombinedGraph) -> StageSchedule | None:
@@ -208,10 +222,6 @@ def stages_beside(schedules: Sequence[Schedule], graph: CombinedGraph) -> StageS
         if together:
             stages.append(Stage(tuple(sorted(together))))
     return StageSchedule(tuple(stages))
-
-
-def _only_block(subject: Subject) -> Block:
-    return split(subject.artifact.graph, ())[0]
 
 
 def _unlike(candidates: Sequence[Candidate]) -> list[Candidate]:

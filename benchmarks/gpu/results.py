@@ -5,41 +5,29 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runner import Report, progress
 
-PARTS = ("correctness", "probes", "table", "tf32", "serving", "switching", "concurrency")
+PARTS = ("correctness", "probes", "table", "serving", "switching", "concurrency")
 """In the order in which they run; what they build on is always made."""
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 """Of torch.compile."""
 
 
-@dataclass(frozen=True)
-class Zoo:
-    """How the models are made, the same way in every process."""
-
-    width: float = 1.0
-    size: int | None = None
-
-    @property
-    def arguments(self) -> list[str]:
-        """For a child's command line."""
-        return ["--width", str(self.width), *(["--size", str(self.size)] if self.size else [])]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run. Times in seconds; the shares are of what is left when the part begins."""
+    """One run. Times in seconds."""
 
     device: str = "cuda"
     executor: str = "torch_cuda"
     precision: str = "fp16"
     models: tuple[str, ...] = ("inception_v3", "resnet50", "squeezenet")
-    zoo: Zoo = field(default_factory=Zoo)
+    width: float = 1.0  # of the models' channels
+    size: int | None = None  # side of the image; None: the network's own
     quick: bool = False
     limit_s: float = 460.0
     compile_s: float = 110.0
@@ -50,11 +38,10 @@ class Settings:
     batches: tuple[int, ...] = (8, 16, 64)
     instances: tuple[int, ...] = (2, 4, 8, 16)
     mix_instances: tuple[int, ...] = (1, 2, 4)
-    repeats: int = 100  # of the bit-stability check
 
-    def wants(self, part: str) -> bool:
-        """Whether a part is to run."""
-        return not self.parts or part in self.parts
+    def wants(self, *parts: str) -> bool:
+        """Whether one of the parts is to run."""
+        return not self.parts or any(part in self.parts for part in parts)
 
 
 def quick_settings(device: str, executor: str) -> Settings:
@@ -64,16 +51,20 @@ def quick_settings(device: str, executor: str) -> Settings:
         executor=executor,
         precision="fp32" if device == "cpu" else "fp16",
         models=("squeezenet", "inception_v3"),
-        zoo=Zoo(width=0.125, size=75),
+        width=0.125,
+        size=75,
         quick=True,
         limit_s=600.0,
-        compile_s=30.0,
+        compile_s=60.0,
         modes=("default",),
         batches=(2,),
         instances=(2,),
         mix_instances=(1, 2),
-        repeats=3,
     )
+
+
+class Skip(Exception):
+    """Why a row is not run."""
 
 
 class Results:
@@ -89,21 +80,24 @@ class Results:
         """Figures that are known (None is left out), and a row of the table if `row` holds anything."""
         known = {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
         self.report.add(known, [row] if row else [])
-        self._write({"at_s": round(self._clock() - self._began_s, 2), "figures": known, "row": row})
+        if self._file is not None:
+            entry = {"at_s": round(self._clock() - self._began_s, 2), "figures": known, "row": row}
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
 
     def attempt(self, part: str, name: str) -> "Attempt":
-        """A context for one row: if it fails, the row says why, and the rest goes on."""
+        """A context for work on one row: what a driver, compiler or library raises is told there."""
         progress(f"[{self._clock() - self._began_s:6.1f} s] {part}: {name}")
         return Attempt(self, part, name)
+
+    def fail(self, part: str, name: str, error: Exception) -> None:
+        """A row that says what was raised."""
+        self.add({}, part=part, name=name, failed=why(error))
+        progress("".join(traceback.format_exception(error)))
 
     def skip(self, part: str, name: str, reason: str) -> None:
         """A row that was not run."""
         self.add({}, part=part, name=name, skipped=reason)
-
-    def _write(self, entry: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:
@@ -121,12 +115,12 @@ class Attempt:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Whatever a driver, a compiler or a library raises is a row; a signal that ends the run is not."""
-        if not isinstance(error, Exception):
-            return False
-        self.results.add({}, part=self.part, name=self.name, failed=why(error))
-        progress("".join(traceback.format_exception(error)))
-        return True
+        """The rest goes on, unless a signal ends the run."""
+        if isinstance(error, Skip):
+            self.results.skip(self.part, self.name, str(error))
+        elif isinstance(error, Exception):
+            self.results.fail(self.part, self.name, error)
+        return isinstance(error, Exception)
 
 
 def why(error: BaseException) -> str:
@@ -144,10 +138,10 @@ class Deadline:
     def left_s(self) -> float:
         return max(self._ends_s - self._clock(), 0.0)
 
+    @property
+    def over(self) -> bool:
+        return not self.left_s
+
     def within(self, seconds: float) -> "Deadline":
         """The same clock; it ends in so many seconds at the latest."""
         return Deadline(min(seconds, self.left_s), clock=self._clock)
-
-    def share_s(self, fraction: float, *, most: float = math.inf) -> float:
-        """A part of what is left."""
-        return min(self.left_s * fraction, most)

@@ -1,13 +1,10 @@
-"""What ours is compared with: plain torch, torch.compile, time slicing and onnxruntime.
+"""What ours is compared with: plain torch, torch.compile and onnxruntime.
 
 Plain torch: eager, one captured stream, batches, several streams, one joint graph.
 
-torch.compile takes minutes, so it is done by child processes side by side while nothing is measured, into
-Inductor's cache on disk; this process then compiles from that cache. What was not ready in time is a row
-that says so. Several children that autotune at once disturb each other's timing a little; with `--cache
-DIR` and a run before, they are found there.
-
-Time slicing: every model in a process of its own, and the driver gives each the device in turn.
+torch.compile takes minutes. Child processes do it one after another, since two that autotune at once disturb
+each other's timing, while nothing is measured, into Inductor's cache on disk; this process then compiles from
+that cache. What was not ready in time is a row that says so; with `--cache DIR` and a run before it is found.
 
 onnxruntime runs the whole model on CUDA and on TensorRT, where they are installed. Inputs and outputs are
 bound to memory on the device and stay there. A session has a stream of its own, which begins after the
@@ -17,17 +14,10 @@ converted inside. A provider that onnxruntime would quietly replace by another o
 """
 
 import ctypes
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -36,9 +26,9 @@ import onnx
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join
+from benchmarks.gpu.device import STREAMS, Device, Held, Work, fork, join, make_device
 from benchmarks.gpu.networks import Network, Subject
-from benchmarks.gpu.results import MODES, Zoo
+from benchmarks.gpu.results import Settings
 from benchmarks.gpu.rounds import Variant
 from stageloom.edge_agent.lowering.dtypes import use_tf32
 
@@ -46,8 +36,6 @@ MIX: Final = "mix"
 EAGER: Final = "torch eager"
 GRAPH: Final = "torch graph"
 AGAIN: Final = "torch graph, again"
-IN_TURN: Final = "torch graphs in turn"
-IN_TURN_AGAIN: Final = "torch graphs in turn, again"
 JOINT: Final = "torch joint graph"
 _RUNS_PER_INSTANCE: Final = 4
 _STREAMS_APART: Final = 5  # the first streams of two subjects
@@ -59,8 +47,8 @@ class Instance:
     def __init__(self, device: Device, subject: Subject, network: Network, images: Tensor) -> None:
         self.device, self.subject, self.network, self.images = device, subject, network, images
         self.stream: Any = None  # on which it was captured
+        self.replay: Work = self.run
         self._logits: Tensor | None = None
-        self._graph: Graph | None = None
 
     def run(self) -> None:
         """Eagerly, on the current stream."""
@@ -70,12 +58,8 @@ class Instance:
     def captured(self, stream: int) -> "Instance":
         """With a graph of its own memory pool, captured on the given one of the device's streams."""
         self.stream = self.device.streams[stream]
-        self._graph = self.device.capture(self.run, stream=self.stream)
+        self.replay = self.device.capture(self.run, stream=self.stream)
         return self
-
-    def replay(self) -> None:
-        assert self._graph is not None
-        self._graph.replay()
 
     @property
     def error(self) -> float:
@@ -83,7 +67,7 @@ class Instance:
         return float("inf") if self._logits is None else self.subject.error_of(self._logits)
 
 
-class Rows:
+class TorchRows:
     """Makes the variants of some subjects in one precision; networks are shared, memory pools are not.
 
     The n-th instance of a subject is captured once and takes part in every variant that needs n or more.
@@ -96,17 +80,36 @@ class Rows:
         self._networks = {subject.name: subject.network(device.torch, precision) for subject in subjects}
         self._captured: dict[str, list[Instance]] = {subject.name: [] for subject in subjects}
 
+    def all(self, settings: Settings) -> Iterator[tuple[str, str, Callable[[], Variant]]]:
+        """Baselines 1, 2, 7 and 8: subject, name and what makes the row. A mix's unit is an image of each."""
+        groups = {subject.name: ([subject], settings.instances) for subject in self.subjects}
+        groups[MIX] = ([*self.subjects], settings.mix_instances)
+        for group, (subjects, counts) in groups.items():
+            for name in (GRAPH, AGAIN):
+                yield group, name, partial(self._in_turn, group, name, subjects)
+            for count in counts:
+                name = f"torch graphs on {count * len(subjects)} streams"
+                yield group, name, partial(self._beside, group, name, subjects, count)
+        for subject in self.subjects:
+            yield subject.name, EAGER, partial(self._eager, subject)
+            for size in settings.batches:
+                yield subject.name, batch_name(size), partial(self._batch, subject, size)
+        yield MIX, JOINT, self._joint
+
     def _instance(self, subject: Subject, batch: int = 1) -> Instance:
         images = subject.images(self.device.torch, self.precision, batch)
         return Instance(self.device, subject, self._networks[subject.name], images)
 
-    def _instances(self, subject: Subject, count: int) -> list[Instance]:
+    def _instances(self, subjects: Sequence[Subject], count: int) -> list[Instance]:
         """Captured ones. Up to 16 of one subject, or up to 4 of each of three, have streams of their own."""
-        known = self._captured[subject.name]
-        shift = _STREAMS_APART * self.subjects.index(subject)
-        while len(known) < count:
-            known.append(self._instance(subject).captured((shift + len(known)) % STREAMS))
-        return known[:count]
+        instances = []
+        for subject in subjects:
+            known = self._captured[subject.name]
+            shift = _STREAMS_APART * self.subjects.index(subject)
+            while len(known) < count:
+                known.append(self._instance(subject).captured((shift + len(known)) % STREAMS))
+            instances += known[:count]
+        return instances
 
     def _variant(
         self, subject: str, name: str, run: Work, instances: Sequence[Instance], units: int = 1
@@ -116,28 +119,29 @@ class Rows:
         error = max(instance.error for instance in instances)
         return Variant(subject, name, run, units, self.precision, error)
 
-    def eager(self, subject: Subject) -> Variant:
-        """Baseline 1."""
+    def _eager(self, subject: Subject) -> Variant:
         instance = self._instance(subject)
         return self._variant(subject.name, EAGER, instance.run, [instance])
 
-    def graph(self, subject: Subject, name: str = GRAPH) -> Variant:
-        """Baseline 2: the whole network on one stream as one graph."""
-        (instance,) = self._instances(subject, 1)
-        return self._variant(subject.name, name, instance.replay, [instance])
-
-    def batch(self, subject: Subject, size: int) -> Variant:
-        """Baseline 8: `size` images at once, as a graph; time per image."""
+    def _batch(self, subject: Subject, size: int) -> Variant:
+        """`size` images at once, as a graph; time per image."""
         instance = self._instance(subject, size).captured(0)
         return self._variant(subject.name, batch_name(size), instance.replay, [instance], size)
 
-    def streams(self, subject: Subject, count: int) -> Variant:
-        """Baseline 7: `count` instances, each one graph on a stream of its own; time per image."""
-        return self._beside(subject.name, self._instances(subject, count), count)
+    def _in_turn(self, subject: str, name: str, subjects: Sequence[Subject]) -> Variant:
+        """Whole networks as graphs, one after another on one stream."""
+        instances = self._instances(subjects, 1)
 
-    def _beside(self, subject: str, instances: Sequence[Instance], count: int) -> Variant:
-        """Every graph a few times on its stream, all streams begun and ended together."""
-        device = self.device
+        def run() -> None:
+            for instance in instances:
+                instance.replay()
+
+        return self._variant(subject, name, run, instances)
+
+    def _beside(self, subject: str, name: str, subjects: Sequence[Subject], count: int) -> Variant:
+        """`count` instances of each, each a graph on a stream of its own, run a few times without any order
+        among streams, which begin and end together."""
+        device, instances = self.device, self._instances(subjects, count)
         streams = [instance.stream for instance in instances]
 
         def run() -> None:
@@ -148,27 +152,9 @@ class Rows:
                         instance.replay()
             join(device, streams)
 
-        name = streams_name(len(instances))
         return self._variant(subject, name, run, instances, count * _RUNS_PER_INSTANCE)
 
-    # The mix: one image of every subject is one unit.
-
-    def mix_in_turn(self, name: str = IN_TURN) -> Variant:
-        """Sequential graphs, one after another on one stream: what the mix is compared with."""
-        instances = [self._instances(subject, 1)[0] for subject in self.subjects]
-
-        def run() -> None:
-            for instance in instances:
-                instance.replay()
-
-        return self._variant(MIX, name, run, instances)
-
-    def mix_streams(self, count: int) -> Variant:
-        """`count` instances of every subject, each on its own stream, without any order among them."""
-        instances = [instance for subject in self.subjects for instance in self._instances(subject, count)]
-        return self._beside(MIX, instances, count)
-
-    def mix_joint(self) -> Variant:
+    def _joint(self) -> Variant:
         """One graph with a branch per subject, begun and ended together (POS)."""
         device = self.device
         instances = [self._instance(subject) for subject in self.subjects]
@@ -181,16 +167,12 @@ class Rows:
                     instance.run()
             join(device, streams)
 
-        replay = device.capture(work, stream=device.streams[0]).replay
+        replay = device.capture(work, stream=device.streams[0])
         return self._variant(MIX, JOINT, replay, instances)
 
 
 def batch_name(size: int) -> str:
     return f"torch graph, batch {size}"
-
-
-def streams_name(count: int) -> str:
-    return f"torch graphs on {count} streams"
 
 
 def use_precision(precision: str) -> None:
@@ -201,91 +183,11 @@ def use_precision(precision: str) -> None:
 
 
 CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
-_THREADS: Final = 5  # of Inductor in each child
-_POLL_S: Final = 0.2
 _compiler: Any = torch.compiler
 
 
 def row_name(mode: str) -> str:
     return f"torch.compile {mode}"
-
-
-def run_child(part: str, *arguments: str, limit_s: float, **variables: str) -> Any:
-    """What a child of this benchmark printed last, decoded.
-
-    Raises:
-        RuntimeError: it failed; its last line says why.
-        subprocess.TimeoutExpired: it took longer than `limit_s`.
-    """
-    done = subprocess.run(
-        child_command(part, *arguments),
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def child_command(part: str, *arguments: str) -> list[str]:
-    """A child of this benchmark, in this interpreter."""
-    return [sys.executable, "-m", "benchmarks.gpu.child", part, *arguments]
-
-
-class Compiling:
-    """Children that fill the cache."""
-
-    def __init__(self, models: Sequence[str], zoo: Zoo, precision: str, folder: Path) -> None:
-        self._began_s = time.monotonic()
-        self._logs: dict[tuple[str, str], Path] = {}
-        self._children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
-        self.taken_s: dict[tuple[str, str], float] = {}
-        self.failed: dict[tuple[str, str], str] = {}
-        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(_THREADS)}
-        for mode in reversed(MODES):  # the slowest first
-            for model in models:
-                log = folder / f"compile-{model}-{mode}.log"
-                command = child_command(
-                    "compile", "--model", model, "--mode", mode, "--precision", precision, *zoo.arguments
-                )
-                with log.open("wb") as out:
-                    self._children[model, mode] = subprocess.Popen(
-                        command, env=environment, stdout=out, stderr=out, start_new_session=True
-                    )
-                self._logs[model, mode] = log
-
-    def wait(self, seconds: float) -> None:
-        """Until all have ended or `seconds` since the start have gone by; what runs then is ended."""
-        while self._children:
-            for key, child in list(self._children.items()):
-                if child.poll() is not None:
-                    del self._children[key]
-                    self._ended(key, child.returncode)
-            if self._children and time.monotonic() - self._began_s >= seconds:
-                break
-            time.sleep(_POLL_S)
-        self.close(f"not compiled in {seconds:.0f} s")
-
-    def _ended(self, key: tuple[str, str], returncode: int) -> None:
-        if returncode == 0:
-            self.taken_s[key] = time.monotonic() - self._began_s
-            return
-        lines = self._logs[key].read_text(errors="replace").strip().splitlines() or ["no message"]
-        self.failed[key] = f"exit code {returncode}: {lines[-1][:200]}"
-
-    def close(self, reason: str = "not waited for") -> None:
-        """End what still runs, with its compiler processes."""
-        for key, child in self._children.items():
-            try:
-                os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            child.wait()
-            self.failed[key] = reason
-        self._children = {}
 
 
 def compiled(network: Network, mode: str) -> Any:
@@ -319,88 +221,10 @@ def compiled_variant(device: Device, subject: Subject, mode: str, precision: str
     return Variant(subject.name, row_name(mode), run, 1, precision, error)
 
 
-def compile_child(device: Device, subject: Subject, mode: str, precision: str) -> None:
-    """One model in one mode, into the cache."""
-    print(f"error {compiled_variant(device, subject, mode, precision).error:.3g}")
-
-
-SLICING: Final = "time slicing, a process per model"
-_PATIENCE_S = 60.0
-
-
-class Slices:
-    """The processes; they wait between windows and take no time on the device then."""
-
-    def __init__(self, kind: str, models: Sequence[str], zoo: Zoo, precision: str) -> None:
-        self._precision = precision
-        self._children = [
-            subprocess.Popen(
-                child_command(
-                    "slice", "--device", kind, "--model", model, "--precision", precision, *zoo.arguments
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for model in models
-        ]
-
-        self.error = float("inf")  # the worst, once they are ready
-
-    def wait_ready(self) -> None:
-        """Until every process has its graph; from then on they only wait.
-
-        Raises:
-            RuntimeError: a process ended.
-        """
-        self.error = max(float(self._answer(child)["error"]) for child in self._children)
-
-    def variant(self, runs: int) -> Variant:
-        """`runs` images of every model begun together; time per image of each."""
-
-        def run() -> None:
-            for child in self._children:
-                self._ask(child, runs)
-            for child in self._children:
-                self._answer(child)
-
-        return Variant(MIX, SLICING, run, runs, self._precision, self.error)
-
-    def _ask(self, child: "subprocess.Popen[str]", runs: int) -> None:
-        assert child.stdin is not None
-        child.stdin.write(f"{runs}\n")
-        child.stdin.flush()
-
-    def _answer(self, child: "subprocess.Popen[str]") -> dict[str, float]:
-        assert child.stdout is not None
-        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
-        if not ready:
-            raise RuntimeError(f"a time slice has not answered in {_PATIENCE_S:.0f} s")
-        line = child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a time slice ended with exit code {child.wait()}")
-        found: dict[str, float] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        for child in self._children:
-            assert child.stdin is not None and child.stdout is not None
-            child.kill()
-            child.wait()
-            child.stdin.close()
-            child.stdout.close()
-
-
-def slice_child(device: Device, subject: Subject, precision: str) -> None:
-    """One process: a graph, replayed as often as each line of the input asks for."""
-    variant = Rows(device, [subject], precision).graph(subject)
-    print(json.dumps({"error": variant.error}), flush=True)
-    for line in sys.stdin:
-        began_s = time.perf_counter()
-        for _ in range(int(line)):
-            variant.run()
-        device.synchronize()
-        print(json.dumps({"seconds": time.perf_counter() - began_s}), flush=True)
+def compile_child(kind: str, subject: Subject, mode: str, precision: str) -> float:
+    """One model in one mode, into the cache; the error of its logits."""
+    use_precision(precision)
+    return compiled_variant(make_device(kind), subject, mode, precision).error
 
 
 _CUDA: Final = "CUDAExecutionProvider"
@@ -439,19 +263,12 @@ def why_not(provider: Provider, device: Device) -> str:
         return f"onnxruntime {onnxruntime.__version__} was built without {provider.name}"
     if device.kind != "cuda":
         return "needs CUDA"
-    if (
-        provider.name == _TENSORRT and not _has_tensorrt()
-    ):  # the wheel brings the provider without the library
-        return "TensorRT is not installed"
+    if provider.name == _TENSORRT:  # the wheel brings the provider without the library
+        try:
+            ctypes.CDLL(_LIBNVINFER)
+        except OSError:
+            return "TensorRT is not installed"
     return ""
-
-
-def _has_tensorrt() -> bool:
-    try:
-        ctypes.CDLL(_LIBNVINFER)
-    except OSError:
-        return False
-    return True
 
 
 def options_of(provider: Provider, device: Device, stream: Any, precision: str) -> dict[str, str]:
@@ -515,19 +332,8 @@ def provider_variant(
     for _ in range(_WARM):
         run()
     device.synchronize()
-    bound = _Run(run, (image, logits))
+    bound = Held(run, (image, logits))
     return Variant(subject.name, provider.row, bound, 1, precision, subject.error_of(logits))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A run with the tensors that it is bound to."""
-
-    run: Work
-    tensors: tuple[Tensor, ...]
-
-    def __call__(self) -> None:
-        self.run()
 
 
 def _bind(bind: Any, name: str, device: Device, tensor: Tensor) -> None:

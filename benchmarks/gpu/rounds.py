@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.gpu.device import Device, Work
+from benchmarks.gpu.device import Device, Work, repeat
 from benchmarks.runner import percentile
 
 CLOCK_TOLERANCE: Final = 0.03
 _BACK_TO_BACK: Final = 0.6  # of a window; in the rest every run is waited for
+_ROUNDS: Final = 30
+_WINDOW_S: Final = 0.2
+_LEAST_WINDOW_S: Final = 0.02
+_BETWEEN_WINDOWS: Final = 1.25  # what a window takes with what comes before and after it
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,9 @@ class Sample:
     alone_us: tuple[float, ...]  # per run, issued and waited for, by the host's clock
     sm_mhz: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One variant over its rounds; times in microseconds."""
-
-    subject: str
-    variant: str
-    rounds: int
-    dropped: int
-    device_us: float
-    device_p95_us: float
-    host_us: float
-    alone_us: float
-    alone_p95_us: float
-    sm_mhz: float | None
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.subject, self.variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +83,7 @@ class Rounds:
         *,
         rounds: int,
         window_s: float,
-        until: Callable[[], bool],
+        until: Callable[[], bool] = lambda: False,
         on_failure: Callable[[Variant, Exception], None] | None = None,
     ) -> int:
         """Up to `rounds` rounds while `until()` is false; how many were whole.
@@ -101,14 +93,12 @@ class Rounds:
         once_s: dict[tuple[str, str], float] = {}
         running = list(variants)
         for number in range(rounds):
-            order = list(running)
-            self.rng.shuffle(order)
-            for variant in order:
+            for variant in self.rng.sample(running, len(running)):
                 if until():
                     return number
                 try:
                     if variant.key not in once_s:
-                        once_s[variant.key] = self._once_s(variant)
+                        once_s[variant.key] = median(self._alone_s(variant) for _ in range(5))
                     self.samples.append(self._window(variant, number, window_s, once_s[variant.key]))
                 except Exception as error:  # a driver's, a library's, a child process's
                     if on_failure is None:
@@ -117,36 +107,21 @@ class Rounds:
                     running.remove(variant)
         return rounds
 
-    def _once_s(self, variant: Variant) -> float:
-        taken = []
-        for _ in range(5):
-            began_s = self.clock()
-            variant.run()
-            self.device.synchronize()
-            taken.append(self.clock() - began_s)
-        return max(median(taken), 1e-7)
+    def _alone_s(self, variant: Variant) -> float:
+        began_s = self.clock()
+        variant.run()
+        self.device.synchronize()
+        return max(self.clock() - began_s, 1e-7)
 
     def _window(self, variant: Variant, number: int, window_s: float, once_s: float) -> Sample:
         device = self.device
         runs = max(2, round(_BACK_TO_BACK * window_s / once_s))
-        first, last = device.event(timing=True), device.event(timing=True)
-        variant.run()  # the caches are this variant's again
-        device.synchronize()
+        self._alone_s(variant)  # the caches are this variant's again
         began_s = self.clock()
-        first.record(device.current())
-        for _ in range(runs):
-            variant.run()
-        last.record(device.current())
-        device.synchronize()
+        device_s = device.timed_s(lambda: repeat(variant.run, runs))
         host_s = self.clock() - began_s
-        device_s = device.elapsed_s(first, last)
         sm_mhz = device.sm_clock_mhz()  # right after the work, before the clock falls
-        alone = []
-        for _ in range(max(2, round((1 - _BACK_TO_BACK) * window_s / once_s))):
-            began_s = self.clock()
-            variant.run()
-            device.synchronize()
-            alone.append((self.clock() - began_s) * 1e6)
+        alone = max(2, round((1 - _BACK_TO_BACK) * window_s / once_s))
         per_unit = 1e6 / (runs * variant.units)
         return Sample(
             variant.subject,
@@ -154,53 +129,54 @@ class Rounds:
             number,
             device_s * per_unit,
             host_s * per_unit,
-            tuple(alone),
+            tuple(self._alone_s(variant) * 1e6 for _ in range(alone)),
             sm_mhz,
         )
 
 
 def kept(samples: Iterable[Sample]) -> list[Sample]:
     """The samples at their variant's usual clock, which is the median of those known."""
-    found = list(samples)
-    usual: dict[tuple[str, str], float] = {}
-    for key in {(one.subject, one.variant) for one in found}:
-        known = [one.sm_mhz for one in found if (one.subject, one.variant) == key and one.sm_mhz]
-        if known:
-            usual[key] = median(known)
+    samples = list(samples)
+    clocks: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        if sample.sm_mhz:
+            clocks.setdefault(sample.key, []).append(sample.sm_mhz)
+    usual = {key: median(known) for key, known in clocks.items()}
+    return [
+        sample
+        for sample in samples
+        if not sample.sm_mhz or abs(sample.sm_mhz / usual[sample.key] - 1) <= CLOCK_TOLERANCE
+    ]
 
-    def fits(one: Sample) -> bool:
-        clock = usual.get((one.subject, one.variant))
-        return clock is None or not one.sm_mhz or abs(one.sm_mhz / clock - 1) <= CLOCK_TOLERANCE
 
-    return [one for one in found if fits(one)]
-
-
-def summarise(samples: Sequence[Sample], subject: str, variant: str) -> Summary | None:
-    """Over the samples that are kept; None where there are none."""
-    own = [one for one in samples if (one.subject, one.variant) == (subject, variant)]
+def summarise(samples: Sequence[Sample], subject: str, variant: str) -> dict[str, Any]:
+    """A variant's columns of the table, over the samples that are kept; empty where there are none."""
+    own = [sample for sample in samples if sample.key == (subject, variant)]
     used = kept(own)
     if not used:
-        return None
-    alone = [one_us for one in used for one_us in one.alone_us]
-    clocks = [one.sm_mhz for one in used if one.sm_mhz]
-    return Summary(
-        subject,
-        variant,
-        len(used),
-        len(own) - len(used),
-        median(one.device_us for one in used),
-        percentile([one.device_us for one in used], 95),
-        median(one.host_us for one in used),
-        median(alone),
-        percentile(alone, 95),
-        median(clocks) if clocks else None,
-    )
+        return {}
+    device_us = [sample.device_us for sample in used]
+    alone_us = [taken_us for sample in used for taken_us in sample.alone_us]
+    clocks = [sample.sm_mhz for sample in used if sample.sm_mhz]
+    return {
+        "device_us": median(device_us),
+        "device_p95_us": percentile(device_us, 95),
+        "host_us": median(sample.host_us for sample in used),
+        "alone_us": median(alone_us),
+        "alone_p95_us": percentile(alone_us, 95),
+        "rounds": len(used),
+        "dropped": len(own) - len(used),
+        "sm_mhz": median(clocks) if clocks else None,
+    }
 
 
 def faster(samples: Sequence[Sample], subject: str, than: str, variant: str) -> Ratio | None:
     """`than`'s time over `variant`'s: above 1, `variant` is faster. None without a common round."""
-    used = kept(samples)
-    times = {(one.variant, one.round): one.device_us for one in used if one.subject == subject}
+    times = {
+        (sample.variant, sample.round): sample.device_us
+        for sample in kept(samples)
+        if sample.subject == subject
+    }
     ratios = [
         times[than, number] / device_us
         for (name, number), device_us in times.items()
@@ -213,10 +189,8 @@ def faster(samples: Sequence[Sample], subject: str, than: str, variant: str) -> 
 
 def shape_of_rounds(variants: int, seconds: float) -> tuple[int, float]:
     """Rounds and their window: 30 of 200 ms if they fit, else shorter windows, then fewer rounds."""
-    wanted, window_s, least_s = 30, 0.2, 0.02
-    overhead = 1.25  # what comes between windows
-    each_s = seconds / max(variants * overhead, 1e-9)
-    window_s = min(window_s, each_s / wanted)
-    if window_s >= least_s:
-        return max(wanted, min(int(each_s / window_s), 100)), window_s
-    return max(3, int(each_s / least_s)), least_s
+    each_s = seconds / max(variants * _BETWEEN_WINDOWS, 1e-9)
+    window_s = min(_WINDOW_S, each_s / _ROUNDS)
+    if window_s >= _LEAST_WINDOW_S:
+        return max(_ROUNDS, min(int(each_s / window_s), 100)), window_s
+    return max(3, int(each_s / _LEAST_WINDOW_S)), _LEAST_WINDOW_S

@@ -10,7 +10,7 @@ and then replays the arrivals of every turn. What is compared is a plan's median
 predicted: a shared machine's speed changes by the minute. `floor_*` are the same figures of the even turns
 against the odd ones: no prediction can be much better than a plan predicts itself.
 
-`times_real_time`: simulated seconds per second, of the paper's workload (Inception V3, ResNet-50 and
+`times_real_time_*`: simulated seconds per second, of the paper's workload (Inception V3, ResNet-50 and
 SqueezeNet, 30, 60 and 120 tasks a second) on the A100's device file.
 """
 
@@ -29,11 +29,10 @@ from statistics import median
 import numpy as np
 
 from benchmarks import zoo
-from benchmarks.runner import Report, progress, rank_correlation, run, spread
+from benchmarks.runner import Report, progress, rank_correlation, run
 from benchmarks.twin.calibration import (
     Collected,
     Trial,
-    busy_per_task_s,
     calibration,
     operator_times,
     sample,
@@ -49,7 +48,7 @@ from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import TargetDevice, Window
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.plan import Plan
+from stageloom.shared.ids import Digest
 from stageloom.shared.search.compose import ModelChoice, compose
 
 SMALL = {"squeezenet": (0.5, 96), "googlenet": (0.25, 96), "resnet50": (0.25, 64)}
@@ -59,61 +58,57 @@ PAPER = {"inception_v3": 30.0, "resnet50": 60.0, "squeezenet_bypass": 120.0}
 SEED = 6
 
 
-class Servings:
-    """One engine after another serves the sampled plans."""
-
-    def __init__(self, workload: Mapping[str, Artifact], seconds: float) -> None:
-        self._artifacts = {artifact.digest: artifact for artifact in workload.values()}
-        self._seconds = seconds
-        self.windows: dict[str, list[Window]] = {}  # by plan, a turn each
-        self.arrived: dict[str, list[Mapping[str, tuple[float, ...]]]] = {}
-
-    def serve(self, trials: Sequence[Trial], turn: int) -> None:
-        """Each once, in random order."""
-        for trial in Random(SEED + turn).sample(trials, len(trials)):
-            progress(f"turn {turn}: serve {trial.name}")
-            with EngineDevice(self._artifacts, trial.arrivals, seed=SEED + turn) as device:
-                device.deploy(trial.bound)
-                device.warm_up()
-                device.run(self._seconds / 8, sample_at_s=())  # masks that occur get their programs
-                device.drained()
-                window = device.run(self._seconds)
-                self.windows.setdefault(trial.name, []).append(window)
-                self.arrived.setdefault(trial.name, []).append(device.arrived_s(window.began_s))
+def serve(
+    trial: Trial, artifacts: Mapping[Digest, Artifact], seconds: float, turn: int
+) -> tuple[Window, dict[str, tuple[float, ...]]]:
+    """A plan on an engine of its own: the window, and when its tasks really came, by model."""
+    progress(f"turn {turn}: serve {trial.name}")
+    with EngineDevice(artifacts, trial.arrivals, seed=SEED + turn) as device:
+        device.deploy(trial.bound)
+        device.warm_up()
+        device.run(seconds / 8)  # masks that occur get their programs
+        device.drained()
+        window = device.run(seconds)
+        return window, device.arrived_s(window.began_s)
 
 
 def predict(
-    calibrated: Calibrated, trial: Trial, arrived: Mapping[str, tuple[float, ...]], seconds: float, seed: int
+    calibrated: Calibrated, trial: Trial, arrived: Mapping[str, tuple[float, ...]], seconds: float, turn: int
 ) -> Window:
-    """The twin under the arrivals that came; `seed`: its noise, of each turn its own as on the machine."""
+    """The twin under the arrivals that came; its noise is another one in each turn, as on the machine."""
     arrivals = {name: Recorded(times_s=times) for name, times in arrived.items()}
-    twin = Twin(calibrated.times, arrivals, seed=seed)
+    twin = Twin(calibrated.times, arrivals, seed=SEED + turn)
     twin.deploy(trial.bound)
     return twin.run(seconds)
 
 
 def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -> None:
     seconds, turns, count, repeats = (1.0, 2, 6, 3) if quick else (2.5, 6, 24, 9)
-    collected = Collected(operator_times(workload, repeats))
+    operators = operator_times(workload, repeats)
     by_digest = {artifact.digest: artifact for artifact in workload.values()}
-    plans = calibration(workload)
-    service_s = {name: service_times(bound, by_digest) for name, bound in plans}
-    trials = sample(workload, service_s[plans[0][0]], count, SEED)
-    servings = Servings(workload, seconds)
+    plans = dict(calibration(workload))
+    service_s = {name: service_times(bound, by_digest) for name, bound in plans.items()}
+    collected = Collected(plans, by_digest, service_s)
+    trials = sample(workload, next(iter(service_s.values())), count, SEED)
+    served: dict[str, list[tuple[Window, dict[str, tuple[float, ...]]]]] = {
+        trial.name: [] for trial in trials
+    }
     for turn in range(turns):
-        collected.round(plans, by_digest, service_s, seconds / 2, progress)
-        servings.serve(trials, turn)
-    collected.round(plans, by_digest, service_s, seconds / 2, progress)
+        collected.round(seconds / 2)
+        for trial in Random(SEED + turn).sample(trials, len(trials)):
+            served[trial.name].append(serve(trial, by_digest, seconds, turn))
+    collected.round(seconds / 2)
     device = cpu_device(len(os.sched_getaffinity(0)))
-    calibrated = calibrate(device, collected.measured(device.cores, "steps served by this benchmark"))
+    measured = collected.measured(operators, device.cores, "steps served by this benchmark")
+    calibrated = calibrate(device, measured)
     rows = []
     for trial in trials:
-        served = servings.windows[trial.name]
+        windows = [window for window, _ in served[trial.name]]
         predicted = [
-            predict(calibrated, trial, one, seconds, SEED + turn)
-            for turn, one in enumerate(servings.arrived[trial.name])
+            predict(calibrated, trial, arrived, seconds, turn)
+            for turn, (_, arrived) in enumerate(served[trial.name])
         ]
-        halves = {"measured": served, "predicted": predicted, "odd": served[::2], "even": served[1::2]}
+        halves = {"measured": windows, "predicted": predicted, "odd": windows[::2], "even": windows[1::2]}
         rows.append(row(trial.name, halves))
     report.add(
         {
@@ -139,7 +134,9 @@ def row(name: str, windows: Mapping[str, Sequence[Window]]) -> dict[str, object]
     for key, turns in windows.items():
         found[f"{key}_throughput_per_s"] = median(one.throughput_per_s for one in turns)
         found[f"{key}_p99_ms"] = 1e3 * median(one.p99_s for one in turns)
-        found[f"{key}_busy_ms_per_task"] = 1e3 * median(busy_per_task_s(one) for one in turns)
+        found[f"{key}_busy_ms_per_task"] = 1e3 * median(
+            one.busy_s_per_task if one.completed else 0.0 for one in turns
+        )
         found[f"{key}_busy_share"] = median(one.busy_s / one.seconds for one in turns)
         found[f"{key}_refused"] = sum(model.ended.refused for one in turns for model in one.models)
     return found
@@ -160,38 +157,24 @@ def figures(rows: Sequence[Mapping[str, object]], other: str, against: str, pref
 
 
 def speed(report: Report, *, quick: bool) -> None:
-    """Simulated seconds per second on the paper's workload."""
+    """Simulated seconds per second on the paper's workload, of every twin that this installation has."""
+    twins: dict[str, Callable[..., TargetDevice]] = {"reference": Twin}
+    if find_spec("numba") is not None:
+        twins["compiled"] = import_module("stageloom.planner.twin.compiled.twin").CompiledTwin
     with tempfile.TemporaryDirectory() as folder:
-        found = zoo.artifacts(PAPER, Path(folder))
-        graphs = {artifact.digest: artifact.graph for artifact in found.values()}
-        choices = [
-            ModelChoice(name=name, artifact=artifact.digest, graph=artifact.graph, partition="paper")
-            for name, artifact in found.items()
-        ]
-        plan: Plan = compose(choices)
-    bound = bind(plan, graphs)
+        graphs = {name: artifact.graph for name, artifact in zoo.artifacts(PAPER, Path(folder)).items()}
+    choices = [
+        ModelChoice(name=name, artifact=graph.digest, graph=graph, partition="paper")
+        for name, graph in graphs.items()
+    ]
+    bound = bind(compose(choices), {graph.digest: graph for graph in graphs.values()})
     times = StepTimes.derived(load_device("a100"))
     simulated_s = 2.0 if quick else 10.0
-    medians = []
-    for name, twin_of in twins().items():
-        load = {model: Periodic(rate_per_s=rate) for model, rate in PAPER.items()}
+    load = {model: Periodic(rate_per_s=rate) for model, rate in PAPER.items()}
+    for name, twin_of in twins.items():
         _simulate(twin_of(times, load, seed=SEED), bound, 0.1)  # what is compiled at first use is not timed
         rates = [_simulate(twin_of(times, load, seed=SEED), bound, simulated_s) for _ in range(5)]
-        found_rates = spread(rates)
-        medians.append(found_rates["median"])
-        report.add(
-            {f"times_real_time_{name}": found_rates["median"]},
-            [{"twin": name, **{f"times_real_time_{key}": value for key, value in found_rates.items()}}],
-        )
-    report.add({"times_real_time": max(medians)})
-
-
-def twins() -> dict[str, Callable[..., TargetDevice]]:
-    """The twins that this installation has: the compiled one needs numba."""
-    found: dict[str, Callable[..., TargetDevice]] = {"reference": Twin}
-    if find_spec("numba") is not None and find_spec("stageloom.planner.twin.compiled") is not None:
-        found["compiled"] = import_module("stageloom.planner.twin.compiled.twin").CompiledTwin
-    return found
+        report.add({f"times_real_time_{name}": median(rates)})
 
 
 def _simulate(twin: TargetDevice, bound: BoundPlan, seconds: float) -> float:

@@ -4,13 +4,14 @@ Some plans are there to calibrate on, others are drawn by a seeded sampler to co
 in turns.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import attrgetter
 from random import Random
 from statistics import fmean, median
 
+from benchmarks.runner import progress
 from benchmarks.twin.engine_device import EngineDevice, StepSpan
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
@@ -139,20 +140,22 @@ LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
 """Between two steps of a lane that has work; what is longer waited for something else."""
 
-_Program = tuple[int, int, tuple[int, ...]]
+Program = tuple[int, int, tuple[int, ...]]
+"""Combined block, mask and buckets."""
 
 
 def operator_times(workload: Mapping[str, Artifact], repeats: int) -> dict[tuple[Digest, OpId], float]:
     """Seconds of every operator alone, as a device profiles them."""
     executor = OnnxExecutor()
-    found: dict[tuple[Digest, OpId], float] = {}
-    for artifact in workload.values():
-        request = TimingRequest(repeats=repeats, limit_s=60.0)
-        for op, time in enumerate(executor.time_operators(artifact, request, lambda: True)):
-            if time.runs:
-                found[artifact.digest, OpId(op)] = time.median_us * 1e-6
+    request = TimingRequest(repeats=repeats, limit_s=60.0)
+    times = {
+        (artifact.digest, OpId(op)): time.median_us * 1e-6
+        for artifact in workload.values()
+        for op, time in enumerate(executor.time_operators(artifact, request, lambda: True))
+        if time.runs
+    }
     executor.close()
-    return found
+    return times
 
 
 def service_times(
@@ -162,14 +165,10 @@ def service_times(
     with EngineDevice(artifacts, {}) as device:
         device.deploy(bound)
         device.warm_up(tasks)
-        steps = device.steps
-    return {
-        model.plan.name: sum(
-            (one.ended_s - one.began_s) * one.models.count(index) / len(one.models) for one in steps
-        )
-        / tasks
-        for index, model in enumerate(bound.models)
-    }
+        return {
+            model.plan.name: sum(step.share_s(index) for step in device.steps) / tasks
+            for index, model in enumerate(bound.models)
+        }
 
 
 def rates(bound: BoundPlan, service_s: Mapping[str, float], load: float) -> dict[str, Process]:
@@ -183,167 +182,134 @@ def rates(bound: BoundPlan, service_s: Mapping[str, float], load: float) -> dict
 
 @dataclass
 class Collected:
-    """What the calibration's plans did so far, over all rounds."""
+    """What the calibration's plans did so far: by plan, the steps of every round."""
 
-    operators: Operators
-    programs: dict[tuple[str, _Program], list[list[float]]] = field(default_factory=dict)  # steps by round
-    bounds: dict[str, BoundPlan] = field(default_factory=dict)
-    gaps_s: list[float] = field(default_factory=list)  # a plan's mean in a round
+    plans: Mapping[str, BoundPlan]
+    artifacts: Mapping[Digest, Artifact]
+    service_s: Mapping[str, Mapping[str, float]]  # of a task of each model, by plan
+    rounds: dict[str, list[list[StepSpan]]] = field(default_factory=dict)
     extra_s: list[float] = field(default_factory=list)  # of a task beyond its steps
-    beside: dict[tuple[str, str, int], list[tuple[float, float]]] = field(default_factory=dict)
-    """By plan, model and block: seconds, and those of the plan with one lane in the same round."""
 
-    gap_s: dict[str, float] = field(default_factory=dict)  # the newest mean of a plan
-
-    def round(
-        self,
-        plans: Sequence[tuple[str, BoundPlan]],
-        artifacts: Mapping[Digest, Artifact],
-        service_s: Mapping[str, Mapping[str, float]],
-        seconds: float,
-        say: Callable[[str], None],
-    ) -> None:
-        """Serve every plan of the calibration once, and the first one under a low load; times are by plan."""
-        for name, bound in plans:
-            say(f"calibration: {name}")
-            self.bounds[name] = bound
+    def round(self, seconds: float) -> None:
+        """Serve every plan of the calibration once, and the first one under a low load."""
+        for name, bound in self.plans.items():
+            progress(f"calibration: {name}")
             load = LOAD if bound.plan.lanes == 1 else LOAD_BESIDE * bound.plan.lanes
-            with EngineDevice(artifacts, rates(bound, service_s[name], load)) as device:
-                device.deploy(bound)
-                device.warm_up()
-                device.run(seconds)
-                steps = device.steps
-                device.drained()
-            if bound.plan.lanes == 1:
-                self._note_steps(name, steps)
-            else:
-                self._note_beside(name, steps)
-        first, bound = plans[0]
-        self._low_load(bound, artifacts, service_s[first], seconds)
+            self.rounds.setdefault(name, []).append(self._serve(name, load, seconds)[1])
+        first, bound = next(iter(self.plans.items()))
+        window, steps = self._serve(first, LOW_LOAD, seconds)
+        for model in window.models:  # whole models, one step a task: what its latency has beyond that step
+            index = bound.model_index[model.name]
+            mine = [step.seconds for step in steps if step.models == (index,)]
+            if mine and model.latencies_s:
+                self.extra_s.append(median(model.latencies_s) - median(mine))
 
-    def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
-        gap_s = self._gap_s(name, steps)
-        if gap_s:
-            self.gaps_s.append(gap_s)
-        taken: dict[_Program, list[float]] = {}
-        for step in steps:
-            if step.mask > 0:
-                program = (step.combined, step.mask, step.buckets)
-                taken.setdefault(program, []).append(step.ended_s - step.began_s)
-        for program, seconds in taken.items():
-            self.programs.setdefault((name, program), []).append(seconds)
-
-    def _gap_s(self, name: str, steps: Sequence[StepSpan]) -> float:
-        """Mean seconds between two steps of a lane; 0 for whole models, before which a task is waited for."""
-        inside = {
-            index
-            for index, combined in enumerate(self.bounds[name].combined)
-            if all(member.block > 0 for member in combined.members)
-        }
-        gaps_s = [
-            two.began_s - one.ended_s
-            for lane in range(self.bounds[name].plan.lanes)
-            for one, two in pairwise(one for one in steps if one.lane == lane)
-            if two.combined in inside
-        ]
-        gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
-        self.gap_s[name] = fmean(gaps_s) if gaps_s else 0.0
-        return self.gap_s[name]
-
-    def _note_beside(self, name: str, steps: Sequence[StepSpan]) -> None:
-        """Steps that another lane's covered from begin to end, or nearly, and how much longer their gaps are.
-
-        Over the same blocks' steps in this round's plan with the same partition and one lane.
-        """
-        single = name.partition(",")[0]
-        alone = {
-            (model, block): rounds[-1]
-            for (plan, (combined, _, _)), rounds in self.programs.items()
-            if plan == single
-            for model, block in [self._block(single, combined)]
-        }
-        later_s = max(self._gap_s(name, steps) - self.gap_s[single], 0.0)
-        covered: dict[tuple[str, int], list[float]] = {}
-        for step in _covered(steps):
-            covered.setdefault(self._block(name, step.combined), []).append(step.ended_s - step.began_s)
-        for key, taken in covered.items():
-            if key in alone:
-                found = fmean(taken) + later_s, fmean(alone[key])
-                self.beside.setdefault((name, *key), []).append(found)
-
-    def _block(self, name: str, combined: int) -> tuple[str, int]:
-        """Model and number of the block that a combined block of a plan of single blocks is."""
-        bound = self.bounds[name]
-        member = bound.combined[combined].members[0]
-        return bound.models[member.model].plan.name, member.block
-
-    def _low_load(
-        self,
-        bound: BoundPlan,
-        artifacts: Mapping[Digest, Artifact],
-        service_s: Mapping[str, float],
-        seconds: float,
-    ) -> None:
-        """Whole models, one step a task: what its latency has beyond that step."""
-        with EngineDevice(artifacts, rates(bound, service_s, LOW_LOAD)) as device:
+    def _serve(self, name: str, load: float, seconds: float) -> tuple[Window, list[StepSpan]]:
+        bound = self.plans[name]
+        with EngineDevice(self.artifacts, rates(bound, self.service_s[name], load)) as device:
             device.deploy(bound)
             device.warm_up()
             window = device.run(seconds)
             steps = device.steps
-        for model in window.models:
-            index = bound.model_index[model.name]
-            mine = [one.ended_s - one.began_s for one in steps if one.models == (index,)]
-            if mine and model.latencies_s:
-                self.extra_s.append(median(model.latencies_s) - median(mine))
+            device.drained()
+        return window, steps
 
-    def measured(self, cores: int, source: str) -> DeviceMeasurements:
+    def measured(self, operators: Operators, cores: int, source: str) -> DeviceMeasurements:
         """All of it: of what changed from round to round its median, since other work comes and goes."""
-        samples = [
-            StepSample(self.bounds[name], *program, median(fmean(taken) for taken in rounds))
-            for (name, program), rounds in self.programs.items()
-            if sum(map(len, rounds)) >= 5
+        alone = [name for name, bound in self.plans.items() if bound.plan.lanes == 1]
+        samples, spreads = [], []
+        for name in alone:
+            for program, rounds in _programs(self.rounds[name]).items():
+                if sum(map(len, rounds)) >= 5:
+                    seconds = median(fmean(taken) for taken in rounds)
+                    samples.append(StepSample(self.plans[name], *program, seconds))
+                spreads += [one_s / fmean(taken) for taken in rounds if len(taken) >= 20 for one_s in taken]
+        gaps_s = [
+            gap_s for name in alone for steps in self.rounds[name] if (gap_s := self._gap_s(name, steps))
         ]
-        spreads = [
-            one / fmean(taken)
-            for rounds in self.programs.values()
-            for taken in rounds
-            if len(taken) >= 20
-            for one in taken
+        step_s = median(gaps_s) if gaps_s else 0.0
+        beside = [
+            OverlapSample(
+                median(taken for taken, _ in pairs), median(alone_s for _, alone_s in pairs), 1.0 / cores
+            )
+            for name in self.plans
+            if name not in alone
+            for pairs in self._beside(name).values()
         ]
-        step_s = median(self.gaps_s) if self.gaps_s else 0.0
-        task_s = max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0
         return DeviceMeasurements(
-            operators=self.operators,
+            operators=operators,
             steps=samples,
-            beside=[
-                OverlapSample(
-                    median(taken for taken, _ in found), median(alone for _, alone in found), 1.0 / cores
-                )
-                for found in self.beside.values()
-            ],
+            beside=beside,
             spreads=spreads,
             step_s=step_s,
-            task_s=task_s,
+            task_s=max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0,
             source=source,
         )
+
+    def _gap_s(self, name: str, steps: Sequence[StepSpan]) -> float:
+        """Mean seconds between two steps of a lane; 0 for whole models, before which a task is waited for."""
+        bound = self.plans[name]
+        inside = {
+            index
+            for index, combined in enumerate(bound.combined)
+            if all(member.block > 0 for member in combined.members)
+        }
+        gaps_s = [
+            after.began_s - before.ended_s
+            for lane in range(bound.plan.lanes)
+            for before, after in pairwise(step for step in steps if step.lane == lane)
+            if after.combined in inside
+        ]
+        gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
+        return fmean(gaps_s) if gaps_s else 0.0
+
+    def _beside(self, name: str) -> dict[tuple[str, int], list[tuple[float, float]]]:
+        """By model and block, of each round: mean seconds of the steps that another lane's covered, with the
+        longer gap behind them, and those of the same round's plan with the same partition and one lane."""
+        single = name.partition(",")[0]
+        pairs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for steps, steps_alone in zip(self.rounds[name], self.rounds[single], strict=True):
+            later_s = max(self._gap_s(name, steps) - self._gap_s(single, steps_alone), 0.0)
+            alone = self._by_block(single, [step for step in steps_alone if step.mask > 0])
+            for block, taken in self._by_block(name, _covered(steps)).items():
+                if block in alone:
+                    pairs.setdefault(block, []).append((fmean(taken) + later_s, fmean(alone[block])))
+        return pairs
+
+    def _by_block(self, name: str, steps: Iterable[StepSpan]) -> dict[tuple[str, int], list[float]]:
+        """Seconds of steps by model and number of the block, in a plan of single blocks."""
+        bound = self.plans[name]
+        found: dict[tuple[str, int], list[float]] = {}
+        for step in steps:
+            member = bound.combined[step.combined].members[0]
+            found.setdefault((bound.models[member.model].plan.name, member.block), []).append(step.seconds)
+        return found
+
+
+def _programs(rounds: Sequence[Sequence[StepSpan]]) -> dict[Program, list[list[float]]]:
+    """Seconds of the steps of each program, by round."""
+    programs: dict[Program, list[list[float]]] = {}
+    for steps in rounds:
+        taken: dict[Program, list[float]] = {}
+        for step in steps:
+            if step.mask > 0:
+                taken.setdefault((step.combined, step.mask, step.buckets), []).append(step.seconds)
+        for program, seconds in taken.items():
+            programs.setdefault(program, []).append(seconds)
+    return programs
 
 
 def _covered(steps: Sequence[StepSpan]) -> Iterator[StepSpan]:
     """Steps of two lanes for at least nine tenths of which the other lane ran one, too."""
-    lanes = [sorted((one for one in steps if one.lane == lane), key=attrgetter("began_s")) for lane in (0, 1)]
+    lanes = [[step for step in steps if step.lane == lane] for lane in (0, 1)]
     for mine, others in (lanes, lanes[::-1]):
-        first = 0
+        begins_s = [other.began_s for other in others]
         for step in mine:
-            while first < len(others) and others[first].ended_s <= step.began_s:
-                first += 1
-            beside_s, at = 0.0, first
-            while at < len(others) and others[at].began_s < step.ended_s:
-                beside_s += min(others[at].ended_s, step.ended_s) - max(others[at].began_s, step.began_s)
-                at += 1
-            if beside_s >= 0.9 * (step.ended_s - step.began_s):
+            first = max(bisect(begins_s, step.began_s) - 1, 0)
+            overlapping = others[first : bisect(begins_s, step.ended_s)]
+            beside_s = sum(
+                max(min(other.ended_s, step.ended_s) - max(other.began_s, step.began_s), 0.0)
+                for other in overlapping
+            )
+            if beside_s >= 0.9 * step.seconds:
                 yield step
-
-
-def busy_per_task_s(window: Window) -> float:
-    """A trial's figure; 0 where nothing completed."""
-    return window.busy_s_per_task if window.completed else 0.0

@@ -1,11 +1,8 @@
-"""An engine in this process as a `stageloom.planner.twin.window.TargetDevice`, under seeded arrivals in real
-time."""
+"""An engine in this process, under seeded arrivals in real time; it gives the twin's `Window`s."""
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -14,10 +11,10 @@ from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.planner.twin.arrivals import ArrivalStream, Process
-from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
+from stageloom.planner.twin.window import ModelWindow, Window, counts_between
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import EngineStats, ModelQueue, QueueSnapshot
+from stageloom.shared.engine.stats import EngineStats
 from stageloom.shared.engine.steps import Outcome, Step
 from stageloom.shared.ids import Digest
 
@@ -33,6 +30,14 @@ class StepSpan:
     began_s: float
     ended_s: float
     models: tuple[int, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+    def share_s(self, model: int) -> float:
+        """A model's part: a step's time is shared equally by its members."""
+        return self.seconds * self.models.count(model) / len(self.models)
 
 
 class EngineDevice:
@@ -54,7 +59,7 @@ class EngineDevice:
         self._bound: BoundPlan | None = None
 
     def deploy(self, bound: BoundPlan) -> None:
-        """Load, wait until all is prepared, and activate; see `Device.deploy`."""
+        """Load, wait until all is prepared, and activate."""
         key = self._shell.load(bound.plan, self._artifacts)
         self._shell.activate(key)
         self._bound = bound
@@ -74,36 +79,25 @@ class EngineDevice:
                 future.result(timeout=60.0)
         self.drained()
 
-    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
+    def run(self, seconds: float) -> Window:
+        """Serve what arrives for so long, without samples of the queues."""
         assert self._bound is not None
-        if sample_at_s is None:
-            sample_at_s = usual_samples(seconds)
-        coming = deque(
-            sorted(
-                (at_s - self._run_s, name)
-                for name, stream in self._streams.items()
-                for at_s in stream.until(self._run_s + seconds).tolist()
-            )
+        coming = sorted(
+            (at_s - self._run_s, name)
+            for name, stream in self._streams.items()
+            for at_s in stream.until(self._run_s + seconds).tolist()
         )
-        samples, glances = deque(sample_at_s), []
-        self._steps.clear()
-        self._ends.clear()
-        self._submitted.clear()
+        for events in (self._steps, self._ends, self._submitted):
+            events.clear()
         before = self._shell.stats()
         began_s = time.monotonic()
-        while coming or samples:
-            next_s = min(coming[0][0] if coming else np.inf, samples[0] if samples else np.inf)
-            time.sleep(max(began_s + next_s - time.monotonic(), 0.0))
-            if coming and coming[0][0] <= next_s:
-                self._submit(coming.popleft()[1])
-            else:
-                samples.popleft()
-                glances.append(_glance(self._shell.stats(), self._bound))
+        for at_s, name in coming:
+            time.sleep(max(began_s + at_s - time.monotonic(), 0.0))
+            self._submit(name)
         time.sleep(max(began_s + seconds - time.monotonic(), 0.0))
         after = self._shell.stats()
-        ended_s = time.monotonic()
         self._run_s += seconds
-        return self._window(before, after, began_s, ended_s, tuple(glances))
+        return self._window(before, after, began_s, time.monotonic())
 
     def drained(self, timeout_s: float = 60.0) -> None:
         """Wait until every task has ended.
@@ -129,19 +123,11 @@ class EngineDevice:
             found[name].append(max(at_s - began_s, 0.0))
         return {name: tuple(sorted(times)) for name, times in found.items()}
 
-    def close(self) -> None:
-        self._shell.close()
-
     def __enter__(self) -> "EngineDevice":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        self._shell.close()
 
     def _submit(self, name: str) -> None:
         self._submitted.append((name, time.monotonic()))
@@ -151,85 +137,44 @@ class EngineDevice:
         future.add_done_callback(lambda done: done.exception())  # what was refused is counted, not raised
 
     def _on_step(self, step: Step, result: StepResult) -> None:
-        program = step.program
+        combined, mask, buckets = step.program.combined, step.program.mask, step.program.buckets
         models = tuple(member.member.model for member in step.members)
-        self._steps.append(
-            StepSpan(
-                step.lane,
-                program.combined,
-                program.mask if not step.fallback else -1,
-                program.buckets,
-                result.started_s,
-                result.ended_s,
-                models,
-            )
-        )
+        mask = -1 if step.fallback else mask
+        span = StepSpan(step.lane, combined, mask, buckets, result.started_s, result.ended_s, models)
+        self._steps.append(span)
 
-    def _window(
-        self,
-        before: EngineStats,
-        after: EngineStats,
-        began_s: float,
-        ended_s: float,
-        glances: tuple[QueueSnapshot, ...],
-    ) -> Window:
+    def _window(self, before: EngineStats, after: EngineStats, began_s: float, ended_s: float) -> Window:
         assert self._bound is not None
-        steps = [one for one in self._steps if one.ended_s <= ended_s]
+        steps = [step for step in self._steps if step.ended_s <= ended_s]
+        completed = [
+            (name, end.ended_s - end.queued_s)
+            for name, end in list(self._ends)
+            if end.outcome is Outcome.COMPLETED and end.ended_s <= ended_s
+        ]
         earlier = {model.name: model for model in before.models}
-        models = []
-        for index, model in enumerate(after.models):
-            latencies = [
-                end.ended_s - end.queued_s
-                for name, end in list(self._ends)
-                if name == model.name and end.outcome is Outcome.COMPLETED and end.ended_s <= ended_s
-            ]
-            models.append(
-                ModelWindow(
-                    name=model.name,
-                    submitted=sum(name == model.name for name, _ in self._submitted),
-                    ended=counts_between(earlier[model.name].ended, model.ended),
-                    queued=model.queued,
-                    busy_s=sum(
-                        (one.ended_s - one.began_s) * one.models.count(index) / len(one.models)
-                        for one in steps
-                    ),
-                    latencies_s=tuple(latencies),
-                )
+        models = [
+            ModelWindow(
+                name=model.name,
+                submitted=sum(name == model.name for name, _ in self._submitted),
+                ended=counts_between(earlier[model.name].ended, model.ended),
+                queued=model.queued,
+                busy_s=sum(step.share_s(index) for step in steps),
+                latencies_s=tuple(latency_s for name, latency_s in completed if name == model.name),
             )
+            for index, model in enumerate(after.models)
+        ]
         return Window(
             plan=self._bound.plan.digest,
             began_s=began_s,
             seconds=ended_s - began_s,
-            busy_s=_union_s([(max(one.began_s, began_s), one.ended_s) for one in steps]),
+            busy_s=_union_s([(max(step.began_s, began_s), step.ended_s) for step in steps]),
             used_s=None,
             models=tuple(models),
-            steps=_steps_of(steps),
-            glances=glances,
+            steps=(),
+            glances=(),
             open_before=before.open_tasks,
             open_after=after.open_tasks,
         )
-
-
-def _glance(stats: EngineStats, bound: BoundPlan) -> QueueSnapshot:
-    queues = []
-    for model in stats.models:
-        progress = 0
-        for mask in model.progress:
-            progress |= mask
-        blocks = bound.models[bound.model_index[model.name]].plan.num_blocks
-        arrived = model.ended.total + model.queued + model.launched
-        queues.append(ModelQueue(model.name, arrived, model.queued, model.oldest_age_s, blocks, progress))
-    return QueueSnapshot(stats.now_s, stats.active, None, tuple(queues))
-
-
-def _steps_of(steps: Sequence[StepSpan]) -> tuple[StepsWindow, ...]:
-    taken: dict[tuple[int, int], list[float]] = {}
-    for one in steps:
-        taken.setdefault((one.combined, one.mask), []).append(one.ended_s - one.began_s)
-    return tuple(
-        StepsWindow(combined=combined, mask=mask, count=len(found), sum_s=sum(found), max_s=max(found))
-        for (combined, mask), found in sorted(taken.items())
-    )
 
 
 def _union_s(spans: Sequence[tuple[float, float]]) -> float:

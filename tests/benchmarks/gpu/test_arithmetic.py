@@ -1,43 +1,15 @@
-"""Arrivals, distances, goals, gaps: everything of the GPU benchmark that is arithmetic."""
-
-from collections import Counter
-from itertools import pairwise
-from random import Random
+"""Distances, goals, gaps: everything of the GPU benchmark that is arithmetic."""
 
 import pytest
 
-from benchmarks.gpu.judging import GOALS, distances, judge, judge_switch, work_of
+from benchmarks.gpu.judging import GOALS, judge, judge_switch, work_of
 from benchmarks.gpu.networks import MODELS
 from benchmarks.gpu.probes import Ceilings
 from benchmarks.gpu.rounds import Ratio
-from benchmarks.gpu.serving import arrivals, longest_gap, rates, shares
+from benchmarks.gpu.serving import longest_gap
 from tests.benchmarks.gpu.tiny import graph_of
 
 GOAL = {goal.name: goal for goal in GOALS}
-
-
-@pytest.mark.parametrize("poisson", [False, True])
-def test_arrivals_come_in_order_and_at_their_rates(poisson: bool) -> None:
-    found = arrivals({"a": 100.0, "b": 400.0}, 20.0, poisson=poisson, rng=Random(3))
-    assert [one.at_s for one in found] == sorted(one.at_s for one in found)
-    assert all(0.0 <= one.at_s < 20.0 for one in found)
-    counted = Counter(one.model for one in found)
-    assert counted["a"] == pytest.approx(2000, rel=0.1) and counted["b"] == pytest.approx(8000, rel=0.1)
-    assert found == arrivals({"a": 100.0, "b": 400.0}, 20.0, poisson=poisson, rng=Random(3))
-
-
-def test_periodic_arrivals_are_evenly_spaced() -> None:
-    found = arrivals({"a": 50.0}, 5.0, poisson=False, rng=Random(0))
-    assert {round(later.at_s - at.at_s, 9) for at, later in pairwise(found)} == {0.02}
-
-
-def test_a_load_is_the_share_of_time_in_which_one_server_is_busy() -> None:
-    mix = shares(("a", "b", "c"))
-    assert mix == {"a": 1 / 7, "b": 2 / 7, "c": 4 / 7}
-    service_s = {"a": 4e-3, "b": 2e-3, "c": 1e-3}
-    found = rates(mix, service_s, 0.8)
-    assert sum(found[name] * service_s[name] for name in mix) == pytest.approx(0.8)
-    assert found["c"] == pytest.approx(4 * found["a"])
 
 
 @pytest.mark.parametrize(
@@ -63,16 +35,15 @@ def test_work_at_full_size_agrees_with_the_published_figures(
     work = work_of(graph_of(name, width=1.0, size=224), "fp16")
     assert work.flop / 1e9 == pytest.approx(gflop, rel=0.01)
     assert work.weight_bytes / 1e6 == pytest.approx(weight_mb, rel=0.01)
-    assert work.activation_bytes / 1e6 == pytest.approx(activation_mb, rel=0.35)
+    assert work.activation_bytes / 1e6 == pytest.approx(activation_mb, rel=0.01)
 
 
 def test_distances_are_the_lower_bounds_of_flop_bytes_and_path() -> None:
     work = work_of(graph_of("squeezenet"), "fp16")
-    found = distances(work, Ceilings(1e12, 1e9, 1e-5, 2e-6), 50.0)
-    assert found.flop_us == pytest.approx(work.flop / 1e6)
-    assert found.bytes_us == pytest.approx(work.moved_bytes / 1e3)
-    assert found.roofline_us == max(found.flop_us, found.bytes_us)
-    assert found.path_us == pytest.approx(60.0) and found.empirical_us == 50.0
+    moving = work.bounds_us(Ceilings(1e15, 1e9, 1e-5, 2e-6))
+    assert moving == pytest.approx({"roofline": work.moved_bytes / 1e3, "path": 60.0})
+    computing = work.bounds_us(Ceilings(1e9, 1e15, 1e-5, 2e-6))
+    assert computing["roofline"] == pytest.approx(work.flop / 1e3)
     assert work_of(graph_of("squeezenet"), "tf32").moved_bytes == pytest.approx(
         2 * work.moved_bytes, rel=1e-3
     )
@@ -81,17 +52,17 @@ def test_distances_are_the_lower_bounds_of_flop_bytes_and_path() -> None:
 def test_a_goal_is_judged_by_its_median_and_says_the_spread() -> None:
     goal = GOAL["ours_over_sequential.inception_v3"]
     itself = Ratio(1.0, 0.99, 1.01, 30)
-    assert judge(goal, Ratio(1.31, 1.25, 1.4, 30), itself).reached is True
-    missed = judge(goal, Ratio(1.29, 1.25, 1.4, 30), itself)
-    assert missed.reached is False and "1.290 [1.250, 1.400]" in missed.text and "0.990" in missed.text
-    assert judge(goal, None, itself).reached is None
+    assert judge(goal, Ratio(1.31, 1.25, 1.4, 30), itself)[0] is True
+    reached, text = judge(goal, Ratio(1.29, 1.25, 1.4, 30), itself)
+    assert reached is False and "1.290 [1.250, 1.400]" in text and "0.990" in text
+    assert judge(goal, None, itself)[0] is None
 
 
 def test_never_slower_means_within_the_spread_of_the_baseline_itself() -> None:
     goal = GOAL["ours_over_sequential.resnet50"]
-    assert judge(goal, Ratio(0.995, 0.99, 1.0, 30), Ratio(1.0, 0.99, 1.01, 30)).reached is True
-    assert judge(goal, Ratio(0.985, 0.98, 0.99, 30), Ratio(1.0, 0.99, 1.01, 30)).reached is False
-    assert judge(goal, Ratio(0.995, 0.99, 1.0, 30), None).reached is False
+    assert judge(goal, Ratio(0.995, 0.99, 1.0, 30), Ratio(1.0, 0.99, 1.01, 30))[0] is True
+    assert judge(goal, Ratio(0.985, 0.98, 0.99, 30), Ratio(1.0, 0.99, 1.01, 30))[0] is False
+    assert judge(goal, Ratio(0.995, 0.99, 1.0, 30), None)[0] is False
 
 
 @pytest.mark.parametrize(

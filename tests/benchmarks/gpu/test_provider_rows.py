@@ -30,7 +30,7 @@ def test_a_bound_session_answers_as_the_reference_does_and_follows_its_input() -
     subject, device = subject_of("squeezenet"), Device()
     found = provider_variant(device, subject, CPU, "fp32", device.streams[-1])
     assert found.error < 1e-4 and found.key == ("squeezenet", "onnxruntime CPU")
-    image, logits = found.run.tensors  # type: ignore[attr-defined]
+    image, logits = found.run.held  # type: ignore[attr-defined]
     image.zero_()
     found.run()
     assert subject.error_of(logits) > 1e-2, "the binding holds the memory, not what lay there"
@@ -83,7 +83,7 @@ def test_a_provider_that_was_replaced_is_no_row(monkeypatch: pytest.MonkeyPatch)
 def test_logits_of_every_run_land_in_the_same_memory() -> None:
     subject, device = subject_of("squeezenet"), Device()
     found = provider_variant(device, subject, CPU, "fp32", device.streams[-1])
-    _, logits = found.run.tensors  # type: ignore[attr-defined]
+    _, logits = found.run.held  # type: ignore[attr-defined]
     before = logits.clone()
     logits.zero_()
     found.run()

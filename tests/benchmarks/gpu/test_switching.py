@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.serving import Switching
+from benchmarks.gpu.results import Deadline
+from benchmarks.gpu.serving import rate_per_s, switch
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.errors import ExecutorError
@@ -20,7 +20,6 @@ class Engine:
     """Ends tasks on a thread of its own, one after another, under the plan that is active."""
 
     def __init__(self, loads: Sequence[Callable[[], PlanKey]]) -> None:
-        self.shell = SimpleNamespace(activate=self._activate)
         self.submitted = 0
         self._loads = list(loads)
         self._active = PlanKey(0)
@@ -39,7 +38,7 @@ class Engine:
         self._tasks.put(None)
         self._thread.join()
 
-    def _activate(self, key: PlanKey, *, keep: bool = False) -> None:
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
         self._active = key
 
     def _work(self) -> None:
@@ -54,17 +53,24 @@ def _refused() -> PlanKey:
 
 
 def test_every_switch_is_timed_and_no_task_is_lost() -> None:
-    engine = Engine([partial(PlanKey, number) for number in range(4)])
-    found = Switching(engine, ["a", "b"], 3).run([None, None], 3, until_s=float("inf"))  # type: ignore[arg-type,list-item]
+    engine: Any = Engine([partial(PlanKey, number) for number in range(4)])
+    figures = switch(engine, [None, None], ["a", "b"], 3, 3, Deadline(60.0))  # type: ignore[list-item]
     engine.close()
-    assert len(found.first_task_s) == 3 and found.lost == 0 and found.completed == engine.submitted
+    assert figures["switches"] == 3 and figures["lost"] == 0
+    assert figures["completed"] == engine.submitted
 
 
 def test_after_a_switch_that_failed_no_task_goes_on_beside_what_is_measured_next() -> None:
-    engine = Engine([lambda: PlanKey(1), _refused])
-    switching = Switching(engine, ["a", "b"], 3)  # type: ignore[arg-type]
+    engine: Any = Engine([lambda: PlanKey(1), _refused])
     with pytest.raises(ExecutorError, match="90 GiB"):
-        switching.run([None, None], 3, until_s=float("inf"))  # type: ignore[list-item]
+        switch(engine, [None, None], ["a", "b"], 3, 3, Deadline(60.0))  # type: ignore[list-item]
     submitted = engine.submitted
     engine.close()  # what is queued is ended first
     assert engine.submitted == submitted
+
+
+def test_a_rate_depends_neither_on_the_cut_nor_on_tasks_that_end_together() -> None:
+    """Tasks of a batch of four run and end together, every 10 ms."""
+    ends = [(0.01 * turn, 0.01 * (turn + 1)) for turn in range(100) for _ in range(4)]
+    for began_s in (0.1, 0.103, 0.1099):
+        assert rate_per_s(ends, began_s, began_s + 0.5) == pytest.approx(400.0)
