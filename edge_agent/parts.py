@@ -119,8 +119,7 @@ def _worker_config(config: AgentConfig) -> WorkerConfig:
 
 def _manager_config(config: AgentConfig) -> ManagerConfig:
     return ManagerConfig(
-        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard.guard()),
-        trial=config.trial.trial(),
-        timing_s=config.trial.timing_s,
+        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard),
+        trial=config.trial,
         load_limit_s=config.load_limit_s,
     )

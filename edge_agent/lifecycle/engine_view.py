@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.events import Action
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
-from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.edge_agent.worker.messages import PauseLaunches, PlanTooLarge, SwitchPlan, Unload
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
@@ -52,20 +52,20 @@ class EngineView:
             self.freed.add(before)
         self.asked, self.draining = key, False
         self.freed.discard(key)
-        return [SwapTo(key, keep)]
+        return [SwitchPlan(key, keep)]
 
     def drain(self) -> list[Action]:
         """Launch nothing until the next swap."""
         if self.draining:
             return []
         self.draining = True
-        return [DrainEngine()]
+        return [PauseLaunches(refuse=False)]
 
     def unload(self, keys: Iterable[PlanKey]) -> list[Action]:
         """Free these, unless they are being freed."""
         unwanted = [key for key in keys if key not in self.freed]
         self.freed.update(unwanted)
-        return [UnloadPlan(key) for key in unwanted]
+        return [Unload(key) for key in unwanted]
 
     def released(self, key: PlanKey) -> None:
         """It is freed: there is more room."""

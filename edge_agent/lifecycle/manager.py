@@ -17,21 +17,21 @@ from stageloom.edge_agent.lifecycle.events import (
     KeepFallback,
     StartEngine,
     StopEngine,
-    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationVerdict, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import (
     AttemptPhase,
+    Candidate,
     ManagerConfig,
-    PlanAttempt,
     Pursuit,
     Restoring,
     Unusable,
 )
-from stageloom.edge_agent.lifecycle.states import Attempt, RunnablePlan
-from stageloom.edge_agent.lifecycle.trial_runner import TrialPlans, TrialRunner
+from stageloom.edge_agent.lifecycle.states import AttemptId, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
+from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.engine.windows import Side
@@ -56,7 +56,7 @@ class PlanManager(Pursuit):
         self._config = config or ManagerConfig()
         self._rng = rng or Random(0)
         self._windows = itertools.count(1)
-        self._decided: TrialDecided | None = None  # the last trial's, until the next attempt
+        self._decided: tuple[AttemptId, Digest | None, TrialResult] | None = None  # until the next attempt
         self._restoring: Restoring | None = None  # while last-known-good does not load
 
     # -- what the core asks for -----------------------------------------------------------------------------
@@ -70,20 +70,20 @@ class PlanManager(Pursuit):
             self._candidate = None
         return self._pursue()
 
-    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+    def verify(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
         """Check a plan; answered by PlanVerified or PlanRefused."""
         return self._begin(attempt, plan, AttemptPhase.VERIFYING) + self._pursue()
 
-    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+    def stage(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
         return self._begin(attempt, plan, AttemptPhase.STAGING) + self._pursue()
 
     def run_trial(
-        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+        self, attempt: AttemptId, plan: RunnablePlan, environment: str, at_us: int, now_s: float
     ) -> list[Action]:
         """Compare the staged plan with the one that runs; `at_us` is the wall clock."""
-        if self._decided is not None and self._decided.attempt == attempt:
-            return self.outcomes.trial_decided(self._decided)
+        if self._decided is not None and self._decided[0] == attempt:
+            return self.outcomes.trial_decided(*self._decided)
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
@@ -97,20 +97,20 @@ class PlanManager(Pursuit):
         candidate.runner = self._runner(attempt, record)
         return self._advance(candidate, candidate.runner.begin(now_s))
 
-    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Action]:
+    def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Action]:
         """The record is durable: the candidate may run."""
-        if self._decided is not None and self._decided.attempt == attempt:
-            return self.outcomes.trial_decided(self._decided)
+        if self._decided is not None and self._decided[0] == attempt:
+            return self.outcomes.trial_decided(*self._decided)
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt or candidate.runner is None:
             return self._trial_lost(attempt, "the trial was lost")
         return self._advance(candidate, candidate.runner.recorded(now_s))
 
-    def _trial_lost(self, attempt: Attempt, reason: str) -> list[Action]:
+    def _trial_lost(self, attempt: AttemptId, reason: str) -> list[Action]:
         result = TrialResult(verdict=Verdict.ABANDONED, reason=reason)
-        return self.outcomes.trial_decided(TrialDecided(attempt, None, result))
+        return self.outcomes.trial_decided(attempt, None, result)
 
-    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
+    def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
         """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
@@ -120,7 +120,7 @@ class PlanManager(Pursuit):
         self._candidate.guarded = guarded
         return actions + self._pursue()
 
-    def abandon(self, attempt: Attempt) -> list[Action]:
+    def abandon(self, attempt: AttemptId) -> list[Action]:
         """A newer generation took its place: free what is staged, let what runs run."""
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt:
@@ -137,51 +137,46 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: AttemptPhase) -> list[Action]:
+    def _begin(self, attempt: AttemptId, plan: RunnablePlan, phase: AttemptPhase) -> list[Action]:
         actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
-        self._candidate = PlanAttempt(attempt, plan, phase)
+        self._candidate = Candidate(attempt, plan, phase)
         self._decided = None
         self._unusable.pop(plan.ref.digest, None)
         return actions
 
     # -- trials ---------------------------------------------------------------------------------------------
 
-    def _runner(self, attempt: Attempt, record: TrialRecord) -> TrialRunner:
+    def _runner(self, attempt: AttemptId, record: TrialRecord) -> TrialRunner:
         engine, digest = self._engine, record.candidate
         crowded = engine.crowded.get(digest)
         key, active = engine.key_of(digest, engine.loaded), engine.active
         control_bytes = engine.stated_bytes.get(active, 0) if active is not None else 0
-        plans = TrialPlans(
-            record=record,
-            models=tuple(self._checked[digest].artifacts),
+        return TrialRunner(
+            record,
+            tuple(self._checked[digest].artifacts),
             control_bytes=crowded.memory_bytes - crowded.room_bytes if crowded else control_bytes,
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
-        )
-        config = self._config
-        return TrialRunner(
-            attempt,
-            plans,
-            lambda: self.outcomes.trial_begins(attempt, record),
-            self._rng,
-            self._windows,
-            config.trial,
-            config.timing_s,
+            begins=lambda: self.outcomes.trial_begins(attempt, record),
+            rng=self._rng,
+            numbers=self._windows,
+            config=self._config.trial,
         )
 
-    def _advance(self, candidate: PlanAttempt, actions: list[Action]) -> list[Action]:
+    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
         if runner.draining:
             engine.draining = True
-        if runner.decided is not None and self._candidate is candidate:
-            if self._decided is not runner.decided:
-                self._decided = runner.decided
-                actions = actions + self.outcomes.trial_decided(runner.decided)
-            if runner.decided.result.verdict is not Verdict.COMMIT:
+        if runner.result is not None and self._candidate is candidate:
+            decided = (candidate.attempt, runner.record.control, runner.result)
+            if self._decided != decided:
+                self._decided = decided
+                actions = actions + self.outcomes.trial_decided(*decided)
+            if runner.result.verdict is not Verdict.COMMIT:
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
                 engine.stopping = True
@@ -395,11 +390,11 @@ class PlanManager(Pursuit):
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
-    def _judge(self, candidate: PlanAttempt, probation: Probation) -> list[Action]:
+    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:
-            case ProbationVerdict.OPEN:
+            case GuardVerdict.OPEN:
                 return []
-            case ProbationVerdict.PASSED:
+            case GuardVerdict.KEEP:
                 self._candidate, self._adopted = None, None
                 self._supervisor.pardon(candidate.digest)
                 actions: list[Action] = []
@@ -408,7 +403,7 @@ class PlanManager(Pursuit):
                     actions.append(KeepFallback(self._good))
                 self._good = candidate.plan
                 return actions + self.outcomes.passed(candidate.attempt)
-            case ProbationVerdict.FAILED:
+            case GuardVerdict.ROLL_BACK:
                 self._candidate = None
                 self._forsake(candidate.digest)
                 return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()

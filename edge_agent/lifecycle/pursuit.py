@@ -19,19 +19,18 @@ from stageloom.edge_agent.lifecycle.events import (
     LoadInEngine,
     PlanStaged,
     StopEngine,
-    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialConfig, TrialRecord
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 
-_NEVER: Attempt = (0, 0)
+_NEVER: AttemptId = (0, 0)
 _RATES_S = 10.0
 
 
@@ -91,16 +90,15 @@ class ManagerConfig:
 
     probation: ProbationConfig = field(default_factory=ProbationConfig)
     trial: TrialConfig = field(default_factory=TrialConfig)
-    timing_s: float = 10.0  # the models of a trial are timed for so long at most
     load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
     restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
 
 
 @dataclass
-class PlanAttempt:
+class Candidate:
     """A plan, how far it has come, and what watches it there."""
 
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
     phase: AttemptPhase
     guarded: bool = False
@@ -125,17 +123,19 @@ class PlanAttempt:
 class Outcomes(Protocol):
     """What became of a plan, for the owner of the durable state, whose actions come back."""
 
-    def verified(self, attempt: Attempt) -> list[Action]: ...
+    def verified(self, attempt: AttemptId) -> list[Action]: ...
 
     def staged(self, staged: PlanStaged) -> list[Action]: ...
 
-    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]: ...
+    def trial_begins(self, attempt: AttemptId, record: TrialRecord) -> list[Action]: ...
 
-    def trial_decided(self, decided: TrialDecided) -> list[Action]: ...
+    def trial_decided(
+        self, attempt: AttemptId, control: Digest | None, result: TrialResult
+    ) -> list[Action]: ...
 
-    def passed(self, attempt: Attempt) -> list[Action]: ...
+    def passed(self, attempt: AttemptId) -> list[Action]: ...
 
-    def failed(self, attempt: Attempt, reason: str) -> list[Action]: ...
+    def failed(self, attempt: AttemptId, reason: str) -> list[Action]: ...
 
     def restore_failed(self, reason: str) -> list[Action]: ...
 
@@ -162,7 +162,7 @@ class Pursuit:
         self._good: RunnablePlan | None = None
         self._fallback = fallback
         self._adopted: RunnablePlan | None = None  # runs on although its attempt was abandoned
-        self._candidate: PlanAttempt | None = None
+        self._candidate: Candidate | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
         self._served: Mapping[str, ModelSignature] = {}
@@ -304,7 +304,7 @@ class Pursuit:
         target = self._target()
         return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
 
-    def _staged(self, candidate: PlanAttempt) -> PlanStaged:
+    def _staged(self, candidate: Candidate) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
             return PlanStaged(candidate.attempt)

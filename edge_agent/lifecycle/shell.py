@@ -59,20 +59,16 @@ class PlanShell:
                 paths = {str(need.digest): str(parts.artifacts.path(need.digest)) for need in plan.artifacts}
                 with memory_file(plan.wire) as fd:
                     self._engine.send(engine.LoadPlan(key, paths), [fd])
-            case ev.SwapTo(key, keep):
+            case engine.SwitchPlan():
                 failpoint("agent.swap.before")
-                self._engine.send(engine.SwitchPlan(key, keep))
-            case ev.DrainEngine():
-                self._engine.send(engine.PauseLaunches(refuse=False))
-            case ev.MeasureWindow(number, from_s, to_s, brake_age_s):
-                self._engine.send(engine.OpenWindow(number, from_s, to_s, brake_age_s))
+                self._engine.send(action)
+            case engine.Unload() | engine.PauseLaunches() | engine.OpenWindow():
+                self._engine.send(action)
             case ev.Activated(ref, attempt):
                 _log.info("plan %s is active", ref.digest[:12])
                 parts.journal.record([PlanActivated(ref.digest, ref.origin, *attempt)])
                 if (running := self._plans.active) is not None:
                     parts.local.activated(running)
-            case ev.UnloadPlan(key):
-                self._engine.send(engine.Unload(key))
             case ev.StartEngine(delay_s):
                 if not self._stopping:
                     self._engine.start_in(delay_s)
@@ -85,8 +81,6 @@ class PlanShell:
                 parts.local.use(digest, parts.artifacts)
             case ev.RunProfile(request):
                 parts.profiles.wanted(request)
-            case ev.RunStageProfile(stages):
-                parts.profiles.wanted(stages)
             case ev.JournalNote(code, text):
                 parts.journal.note(code, text)
             case ev.KeepFallback(plan):

@@ -30,6 +30,7 @@ from stageloom.shared.errors import DecodeError
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.bulk import ChunkRequest
 from stageloom.shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
 from stageloom.shared.text import bounded
 
@@ -259,10 +260,10 @@ class LinkClient:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.RequestChunk(request):
-                    self._connection.send("bulk", request)
-                case fetching.GiveUp(digest, reason):
-                    self._tell(ev.FetchFailed(digest, reason))
+                case ChunkRequest():
+                    self._connection.send("bulk", action)
+                case ev.FetchFailed():
+                    self._tell(action)
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return

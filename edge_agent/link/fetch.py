@@ -10,19 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from stageloom.edge_agent.lifecycle.events import FetchFailed
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.bulk import MAX_CHUNK_BYTES, BulkToDevice, Chunk, ChunkRequest
 from stageloom.shared.messages.control import ArtifactNeed
-
-
-@dataclass(frozen=True)
-class RequestChunk:
-    """Send this request on the bulk lane."""
-
-    request: ChunkRequest
 
 
 @dataclass(frozen=True)
@@ -41,15 +35,8 @@ class Finish:
     digest: Digest
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    """The planner does not have it; it is asked for again while it is wanted."""
-
-    digest: Digest
-    reason: str
-
-
-FetchAction = RequestChunk | Write | Finish | GiveUp
+FetchAction = ChunkRequest | Write | Finish | FetchFailed
+"""A `ChunkRequest` goes out on the bulk lane; what failed is asked for again while it is wanted."""
 
 
 @dataclass
@@ -112,7 +99,9 @@ class FetchCore:
         good = chunk.digest == fetch.need.digest and chunk.offset_bytes == offset
         if not good or chunk.size_bytes != fetch.need.size_bytes or not chunk.data:
             self.stop(fetch.need.digest)
-            return [GiveUp(fetch.need.digest, "the planner's artifact does not have the size that was named")]
+            return [
+                FetchFailed(fetch.need.digest, "the planner's artifact does not have the size that was named")
+            ]
         if offset >= fetch.written_bytes:
             fetch.held[offset] = chunk.data[: fetch.need.size_bytes - offset]
         return self._advance(fetch)
@@ -136,7 +125,7 @@ class FetchCore:
             fetch.open[self._correlation] = (offset, now_s)
             return []
         self.stop(fetch.need.digest)
-        return [GiveUp(fetch.need.digest, refused.reason or refused.code.value), *self._fill(now_s)]
+        return [FetchFailed(fetch.need.digest, refused.reason or refused.code.value), *self._fill(now_s)]
 
     def _fill(self, now_s: float) -> list[FetchAction]:
         """Use free credits, oldest fetch first."""
@@ -154,13 +143,11 @@ class FetchCore:
                 fetch.open[self._correlation] = (offset, now_s)
                 free -= 1
                 actions.append(
-                    RequestChunk(
-                        ChunkRequest(
-                            correlation=self._correlation,
-                            digest=fetch.need.digest,
-                            offset_bytes=offset,
-                            length_bytes=length,
-                        )
+                    ChunkRequest(
+                        correlation=self._correlation,
+                        digest=fetch.need.digest,
+                        offset_bytes=offset,
+                        length_bytes=length,
                     )
                 )
         return actions

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stageloom.edge_agent.lifecycle.events import AlarmRaised
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
-from stageloom.shared.messages.control import AlarmSample, ModelLoad
+from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, QueueState, progress_bits
 from stageloom.shared.policy.trigger import DeviceSnapshot, Firing, Trigger, TriggerConfig
@@ -161,9 +160,11 @@ class Alarms:
         return self._service_s.get(model, 0.0)
 
 
-def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
-    """Everything the lifecycle core needs; `at_us` is the wall clock."""
-    return AlarmRaised(
+def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alarm:
+    """What the planner is told, but for boot, number and environment; `at_us` is the wall clock."""
+    return Alarm(
+        boot=0,
+        number=1,
         at_us=at_us,
         cause=fired.firing.cause.value,
         value=fired.firing.value,

@@ -12,13 +12,13 @@ from stageloom.edge_agent.lifecycle.events import (
     LoadInEngine,
     StartEngine,
     StopEngine,
-    SwapTo,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.pursuit import AttemptPhase, ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
@@ -174,7 +174,7 @@ def test_repeated_orders_change_nothing() -> None:
     assert isinstance(load, LoadInEngine)
     assert manager.stage((1, 1), plan("a")) == []
     assert Tell(link.PlanStaged((1, 1))) in manager.loaded(load.key)
-    assert manager.activate((1, 1), plan("a")) == [SwapTo(load.key)]
+    assert manager.activate((1, 1), plan("a")) == [SwitchPlan(load.key)]
     assert manager.activate((1, 1), plan("a")) == []
     manager.activated(load.key, 0.0)
     assert manager.activate((1, 1), plan("a")) == []
@@ -188,12 +188,12 @@ def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
     assert isinstance(load, LoadInEngine)
-    assert manager.loaded(load.key) == [SwapTo(load.key)]
+    assert manager.loaded(load.key) == [SwitchPlan(load.key)]
     manager.activated(load.key, 0.0)
     manager.activate((1, 1), plan("n"))
     (new,) = manager.checked(facts("n"))
     assert isinstance(new, LoadInEngine)
-    assert manager.loaded(new.key) == [SwapTo(new.key)]
+    assert manager.loaded(new.key) == [SwitchPlan(new.key)]
     manager.activated(new.key, 1.0)
     assert manager.phase is AttemptPhase.PROBATION
     return manager, load.key, new.key
@@ -212,13 +212,13 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
 
 def test_plan_to_return_to_that_was_freed_meanwhile_is_loaded_again_and_not_given_up() -> None:
     manager, old, new = manager_under_probation()
-    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+    assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
     actions = manager.load_failed(old, f"plan {old} is not loaded, or it is in use")
     (again,) = actions
     assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
     assert manager.released(old) == []
-    assert manager.loaded(again.key) == [SwapTo(again.key)]
+    assert manager.loaded(again.key) == [SwitchPlan(again.key)]
 
 
 def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
@@ -310,7 +310,7 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
     manager.activate((1, 2), plan("n"))
     manager.tick(1.5)
     assert manager.phase is AttemptPhase.PROBATION
-    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+    assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
 
 
 def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:

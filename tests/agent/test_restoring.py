@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine, SwapTo
+from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
-from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.edge_agent.worker.messages import PlanTooLarge, SwitchPlan
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.messages.control import DeviceState, Origin
 from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
@@ -61,7 +61,7 @@ def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_
     assert manager.tick(1.0) == [StopEngine()]
     load = fresh_try(manager, 1.1)
     assert isinstance(load, LoadInEngine)
-    assert manager.loaded(load.key) == [SwapTo(load.key)]
+    assert manager.loaded(load.key) == [SwitchPlan(load.key)]
     manager.activated(load.key, 1.2)
     assert said(manager)[-1] == orders.ActiveChanged(plan("g").ref)
     assert manager.active == plan("g")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor, SupervisorConfig
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, ProbationVerdict
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig
+from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import Digest
 
@@ -57,7 +58,7 @@ def test_probation_passes_when_its_time_is_over_and_not_before() -> None:
     for now_s in (104.9, 105.0):
         probation.tick(now_s)
         verdicts.append(probation.verdict)
-    assert verdicts == [ProbationVerdict.OPEN, ProbationVerdict.PASSED]
+    assert verdicts == [GuardVerdict.OPEN, GuardVerdict.KEEP]
 
 
 def test_refused_and_expired_tasks_do_not_speak_against_a_plan() -> None:
@@ -65,20 +66,20 @@ def test_refused_and_expired_tasks_do_not_speak_against_a_plan() -> None:
     for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.CANCELLED):
         probation.task_ended(outcome, "load")
     probation.tick(1e9)
-    assert probation.verdict is ProbationVerdict.PASSED
+    assert probation.verdict is GuardVerdict.KEEP
 
 
 @given(st.lists(st.booleans(), max_size=200))
 def test_probation_fails_exactly_when_enough_of_those_that_ran_have_failed(failures: list[bool]) -> None:
     config = ProbationConfig(min_failed=3, max_failed_share=0.1)
     probation = Probation(0.0, config)
-    expected = ProbationVerdict.OPEN
+    expected = GuardVerdict.OPEN
     failed = 0
     for index, fails in enumerate(failures, 1):
         probation.task_ended(Outcome.FAILED if fails else Outcome.COMPLETED, "wrong")
         failed += fails
-        if expected is ProbationVerdict.OPEN and fails and failed >= 3 and failed > 0.1 * index:
-            expected = ProbationVerdict.FAILED
+        if expected is GuardVerdict.OPEN and fails and failed >= 3 and failed > 0.1 * index:
+            expected = GuardVerdict.ROLL_BACK
         assert probation.verdict is expected
 
 

@@ -14,15 +14,11 @@ from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
-    DrainEngine,
     JournalNote,
     KeepFallback,
     LoadInEngine,
-    MeasureWindow,
     StartEngine,
     StopEngine,
-    SwapTo,
-    UnloadPlan,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
@@ -30,7 +26,14 @@ from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.worker.messages import ModelFigures, WindowMeasured
+from stageloom.edge_agent.worker.messages import (
+    ModelFigures,
+    OpenWindow,
+    PauseLaunches,
+    SwitchPlan,
+    Unload,
+    WindowMeasured,
+)
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
@@ -159,15 +162,15 @@ class World:
                     self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
                 case LoadInEngine(key, one):
                     self.engine(lambda key=key, one=one: self.load(key, one))  # type: ignore[misc]
-                case SwapTo(key, keep):
+                case SwitchPlan(key, keep):
                     self.engine(partial(self.swap, key, keep))
-                case DrainEngine():
+                case PauseLaunches():
                     self.engine(lambda: self.do(self.manager.drained(self.now_s)))
-                case MeasureWindow():
+                case OpenWindow():
                     self.engine(partial(self.measure, action))
                 case Activated():
                     pass
-                case UnloadPlan(key):
+                case Unload(key):
                     self.engine(lambda key=key: self.unload(key))  # type: ignore[misc]
                 case StopEngine():
                     self.engine(lambda: self.exit("stopped"))
@@ -210,7 +213,7 @@ class World:
             self.loaded[key] = one.wire.decode()
             self.do(self.manager.loaded(key))
 
-    def measure(self, order: MeasureWindow) -> None:
+    def measure(self, order: OpenWindow) -> None:
         """Tell what the plan that runs did, once the window has ended."""
         life, letter = self.life, self.running
 

@@ -75,7 +75,7 @@ CORES_ELSEWHERE = (
     "stageloom.edge_agent.lifecycle.session",
     "stageloom.edge_agent.lifecycle.states",
     "stageloom.edge_agent.lifecycle.trial_runner",
-    "stageloom.edge_agent.lifecycle.trials",
+    "stageloom.edge_agent.lifecycle.attempts",
 )
 
 

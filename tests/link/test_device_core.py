@@ -333,7 +333,7 @@ def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then()
     driver.do(orders.TrialBegins((1, 1), record))
     assert driver.stored() is DeviceState.TRIAL
     ended = TrialResult(verdict=Verdict.ABANDONED, reason="the engine crashed")
-    driver.do(ev.TrialDecided((1, 1), GOOD.ref.digest, ended))
+    driver.do(orders.TrialDecided((1, 1), GOOD.ref.digest, ended))
     assert driver.stored() is DeviceState.VERIFIED
 
 
@@ -432,13 +432,12 @@ def _blob_need(size: int) -> tuple[bytes, ArtifactNeed]:
     return blob, ArtifactNeed("m", digest_bytes([blob]), size)
 
 
-def _answer(blob: bytes, ask: fetching.RequestChunk) -> bulk.Chunk:
-    request = ask.request
-    data = blob[request.offset_bytes : request.offset_bytes + request.length_bytes]
+def _answer(blob: bytes, ask: bulk.ChunkRequest) -> bulk.Chunk:
+    data = blob[ask.offset_bytes : ask.offset_bytes + ask.length_bytes]
     return bulk.Chunk(
-        correlation=request.correlation,
-        digest=request.digest,
-        offset_bytes=request.offset_bytes,
+        correlation=ask.correlation,
+        digest=ask.digest,
+        offset_bytes=ask.offset_bytes,
         size_bytes=len(blob),
         data=data,
     )
@@ -454,7 +453,7 @@ def test_a_fetch_resumes_where_the_partial_file_ends(have: int) -> None:
         ask = open_asks.pop()  # answered in reverse: chunks arrive out of order
         if isinstance(ask, fetching.Finish):
             continue
-        assert isinstance(ask, fetching.RequestChunk)
+        assert isinstance(ask, bulk.ChunkRequest)
         asked += 1
         for action in core.received(_answer(blob, ask), 0.0):
             if isinstance(action, fetching.Write):
@@ -479,7 +478,7 @@ def test_a_lost_chunk_is_asked_for_again_and_a_late_one_does_no_harm() -> None:
     (ask,) = core.want(need, 0, 0.0)
     assert core.tick(4.9) == []
     (again,) = core.tick(5.0)
-    assert isinstance(ask, fetching.RequestChunk) and isinstance(again, fetching.RequestChunk)
+    assert isinstance(ask, bulk.ChunkRequest) and isinstance(again, bulk.ChunkRequest)
     assert core.received(_answer(blob, ask), 5.1) == [], "its number is not open any more"
     assert [type(one) for one in core.received(_answer(blob, again), 5.2)] == [
         fetching.Write,
@@ -491,20 +490,18 @@ def test_an_artifact_of_another_size_is_given_up() -> None:
     blob, need = _blob_need(20)
     core = fetching.FetchCore()
     (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.RequestChunk)
+    assert isinstance(ask, bulk.ChunkRequest)
     (action,) = core.received(msgspec.structs.replace(_answer(blob, ask), size_bytes=21), 0.0)
-    assert isinstance(action, fetching.GiveUp)
+    assert isinstance(action, ev.FetchFailed)
 
 
 def test_a_busy_planner_is_asked_again_and_a_missing_artifact_is_given_up() -> None:
     _, need = _blob_need(20)
     core = fetching.FetchCore(again_after_s=5.0)
     (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.RequestChunk)
-    assert core.received(Refused(correlation=ask.request.correlation, code=RefusalCode.BUSY), 1.0) == []
+    assert isinstance(ask, bulk.ChunkRequest)
+    assert core.received(Refused(correlation=ask.correlation, code=RefusalCode.BUSY), 1.0) == []
     (again,) = core.tick(6.0)
-    assert isinstance(again, fetching.RequestChunk) and again.request.offset_bytes == 0
-    gone = Refused(
-        correlation=again.request.correlation, code=RefusalCode.NOT_FOUND, reason="no such artifact"
-    )
-    assert core.received(gone, 7.0) == [fetching.GiveUp(need.digest, "no such artifact")]
+    assert isinstance(again, bulk.ChunkRequest) and again.offset_bytes == 0
+    gone = Refused(correlation=again.correlation, code=RefusalCode.NOT_FOUND, reason="no such artifact")
+    assert core.received(gone, 7.0) == [ev.FetchFailed(need.digest, "no such artifact")]

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from stageloom.edge_agent.lifecycle import attempts, local
 from stageloom.edge_agent.lifecycle import events as ev
-from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.attempts import Way
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import (
     LOCAL_EPOCH,
-    LOCAL_TRANSITIONS,
-    Attempt,
+    NEVER,
+    TRANSITIONS,
+    AttemptId,
     LinkState,
-    LocalAttempt,
+    PlanAttempt,
     Planned,
     PlanRef,
     Proven,
@@ -53,7 +55,7 @@ def away(autonomy: Autonomy = Autonomy.FULL) -> Driver:
     return driver
 
 
-def staged(attempt: Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
+def staged(attempt: AttemptId = FIRST, **fields: Any) -> ev.PlanStaged:
     given: dict[str, Any] = {"control": CONTROL, "intervals_only": True}
     return ev.PlanStaged(attempt, **(given | fields))
 
@@ -336,7 +338,7 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     )
     driver = Driver().online()
     assert "FetchArtifact" in kinds(driver.do(ev.Received(desired(1, stage_profile=wanted))))
-    assert ev.RunStageProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
+    assert ev.RunProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
     assert "RunStageProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
     driver.do(ev.ProfileAnswered(9))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
@@ -360,9 +362,9 @@ def on_trial(driver: Driver) -> TrialRecord:
     return record
 
 
-def decided(verdict: Verdict) -> ev.TrialDecided:
+def decided(verdict: Verdict) -> orders.TrialDecided:
     result = TrialResult(verdict=verdict, reason="measured", ratio=1.2, interval=(1.1, 1.3), pairs=9)
-    return ev.TrialDecided(FIRST, CONTROL, result)
+    return orders.TrialDecided(FIRST, CONTROL, result)
 
 
 @pytest.mark.promise("local-plan-another-structure")
@@ -400,7 +402,7 @@ def test_the_structure_that_lost_its_trial_is_not_offered_under_other_launch_int
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     same = digest_bytes([b"structure"])
-    monkeypatch.setattr(trials, "structure_of", lambda plan: same)
+    monkeypatch.setattr(attempts, "structure_of", lambda plan: same)
     monkeypatch.setattr(local, "structure_of", lambda plan: same)
     driver = away()
     driver.core.state = structs.replace(driver.core.state, proven=())
@@ -469,7 +471,7 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
 
 
-def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
+def attempt_in(state: DeviceState, way: Way) -> tuple[Driver, PlanAttempt]:
     """A device on a plan of its own, with an attempt at another one that has come so far."""
     driver = away()
     on_probation(driver)
@@ -477,67 +479,70 @@ def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
     record = TrialRecord(candidate=OTHER.ref.digest, control=LOCAL.ref.digest, environment="env", began_us=1)
     plan = structs.replace(OTHER, ref=structs.replace(OTHER.ref, local_counter=1))
     planned = Planned(epoch=1, generation=1, cause="age")
-    tried = LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
-    return structs.replace(driver.core.state, local=tried)
+    tried = PlanAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
+    driver.core.state = structs.replace(driver.core.state, local=tried)
+    return driver, tried
 
 
-def after(cause: TransitionCause, before: LinkState) -> LinkState:
+def after(cause: TransitionCause, driver: Driver, attempt: PlanAttempt) -> LinkState:
     """The state once the cause has come to the attempt."""
-    record = before.local.record if before.local else None
-    assert record is not None
-    attempt = before.local
-    assert attempt is not None
-    verdicts = {verdict_cause: verdict for verdict, verdict_cause in trials.VERDICT_CAUSES.items()}
+    core, before = driver.core, driver.core.state
+    assert attempt.record is not None
+    verdicts = {verdict_cause: verdict for verdict, verdict_cause in attempts.VERDICT_CAUSES.items()}
     ran = attempt.state is DeviceState.PROBATION
     match cause:
         case TransitionCause.VERIFIED:
-            return local.verified(before)
+            core.verified(FIRST)
         case TransitionCause.REFUSED | TransitionCause.PROBATION_FAILED:
             # A plan that fails is refused before it runs, and failed its probation from then on.
-            fits = ran == (cause is TransitionCause.PROBATION_FAILED)
-            return local.failed(before, "it fails", 1).state if fits else before
+            if ran == (cause is TransitionCause.PROBATION_FAILED):
+                core.failed(FIRST, "it fails")
         case TransitionCause.STAGED:
-            return local.staged(before, staged(), 1)
-        case TransitionCause.NOT_NOW:
-            return local.staged(before, staged(control=None), 1)
+            core.staged(staged())
+        case TransitionCause.NOT_NOW | TransitionCause.ACTIVATE:
+            if attempt.state is DeviceState.STAGED:
+                core.staged(staged(control=None if cause is TransitionCause.NOT_NOW else CONTROL))
+                core.next(0.0)
         case TransitionCause.TRIAL_BEGINS:
-            return local.trial_begins(before, record)
+            core.trial_begins(FIRST, attempt.record)
         case (
             TransitionCause.TRIAL_WON
             | TransitionCause.TRIAL_LOST
             | TransitionCause.TRIAL_EVEN
             | TransitionCause.TRIAL_ABANDONED
         ):
-            return local.decided(before, decided(verdicts[cause]).result, 1).state
+            core.trial_decided(*decided(verdicts[cause]))
         case TransitionCause.PROBATION_PASSED:
-            return local.passed(before, 1).state
-        case TransitionCause.ACTIVATE:
-            return local.activated(before)
+            core.passed(FIRST)
         case TransitionCause.DESIRED:
-            return local.superseded(before, 1).state
+            return attempts.superseded(before, 1)[0]
         case TransitionCause.ENVIRONMENT:
-            return local.environment_changed(before, 1).state
+            return attempts.environment_changed(before, "another power mode", 1)[0]
         case TransitionCause.BOOT:
-            return local.attempt_at_boot(before, 1).state
-    assert cause is TransitionCause.RESTORE_FAILED
-    back = local.lost(before)
-    assert back is not None
-    return back
+            return attempts.at_boot(before, 1)[0]
+        case TransitionCause.RESTORE_FAILED:
+            core.restore_failed("it does not load")
+        case _:
+            raise AssertionError(f"{cause} does not come to a local attempt")
+    return core.state
+
+
+_LOCAL_STEPS = {step: after for step, (_, after) in TRANSITIONS.items() if after is not NEVER}
 
 
 @pytest.mark.promise("step-local-attempt-published")
-@pytest.mark.parametrize("cause", sorted({cause for _, cause in LOCAL_TRANSITIONS}))
-@pytest.mark.parametrize("state", sorted({state for state, _ in LOCAL_TRANSITIONS}))
+@pytest.mark.parametrize("cause", sorted({cause for _, cause in _LOCAL_STEPS}))
+@pytest.mark.parametrize("state", sorted({state for state, _ in _LOCAL_STEPS if state is not None}))
 def test_a_local_attempt_takes_the_published_steps_and_no_other(
     state: DeviceState, cause: TransitionCause
 ) -> None:
     """What comes late, in a state that it is not meant for, changes nothing."""
-    way = trials.Way.GUARD if cause is TransitionCause.ACTIVATE else trials.Way.TRIAL
-    before = attempt_in(state, way)
+    way = Way.GUARD if cause is TransitionCause.ACTIVATE else Way.TRIAL
+    driver, attempt = attempt_in(state, way)
     if (state, cause) == (DeviceState.STAGED, TransitionCause.TRIAL_WON):
         with pytest.raises(RuntimeError, match="no step of a plan made here from staged by trial_won"):
-            after(cause, before)
+            after(cause, driver, attempt)
         return
-    expected = LOCAL_TRANSITIONS.get((state, cause), state)
-    found = after(cause, before).local
+    expected = _LOCAL_STEPS.get((state, cause), state)
+    found = after(cause, driver, attempt).local
     assert (found.state if found is not None else None) == expected

@@ -20,15 +20,11 @@ from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
-    DrainEngine,
     JournalNote,
     KeepFallback,
     LoadInEngine,
-    MeasureWindow,
     StartEngine,
     StopEngine,
-    SwapTo,
-    UnloadPlan,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
@@ -41,6 +37,7 @@ from stageloom.edge_agent.link import fetch as fetching
 from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
+from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
 from stageloom.planner.dispatch.events import Lane
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.steps import Outcome, PlanKey, Task
@@ -48,7 +45,8 @@ from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import TaskId
 from stageloom.shared.messages import telemetry
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.bulk import ChunkRequest
+from stageloom.shared.messages.control import Alarm, Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
 from tests.sim.library import KnownPlan
 from tests.sim.spool import WatchedSpool
@@ -67,9 +65,14 @@ _DISK_POINTS: Final = frozenset(
 _CONFIG: Final = ManagerConfig(
     probation=ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0)),
     trial=TrialConfig(
-        shortest_window_s=0.4, instance_times=1.0, min_pairs=3, limit_s=8.0, stall_s=3.0, min_failed=1
+        timing_s=3.0,
+        shortest_window_s=0.4,
+        instance_times=1.0,
+        min_pairs=3,
+        limit_s=8.0,
+        stall_s=3.0,
+        min_failed=1,
     ),
-    timing_s=3.0,
     load_limit_s=6.0,
 )
 
@@ -270,10 +273,10 @@ class Agent:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.RequestChunk(request):
-                    self.send(Lane.BULK, request)
-                case fetching.GiveUp(digest, reason):
-                    self.handle(ev.FetchFailed(digest, reason))
+                case ChunkRequest():
+                    self.send(Lane.BULK, action)
+                case ev.FetchFailed():
+                    self.handle(action)
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return
@@ -332,18 +335,18 @@ class Agent:
             case LoadInEngine(key, plan):
                 if process is not None:
                     process.command(lambda: process.load(key, plan.ref.digest))
-            case SwapTo(key, keep):
+            case SwitchPlan(key, keep):
                 if process is not None:
                     process.command(lambda: process.activate(key, keep))
-            case DrainEngine():
+            case PauseLaunches():
                 if process is not None:
                     process.command(process.drain)
-            case MeasureWindow():
+            case OpenWindow():
                 if process is not None:
                     process.command(lambda: process.measure(action))
             case Activated(ref):
                 self.world.note(self.name, "runs %s", ref.digest[:8])
-            case UnloadPlan(key):
+            case Unload(key):
                 if process is not None:
                     process.command(lambda: process.unload(key))
             case StartEngine(delay_s):
@@ -492,7 +495,18 @@ class Agent:
         """Queues diverge, and this plan would be run without the planner."""
         ref = PlanRef(plan.digest, Origin.LOCAL)
         local = RunnablePlan(ref, plan.wire, plan.needs)
-        self.tell(ev.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
+        raised = Alarm(
+            boot=0,
+            number=1,
+            at_us=self.world.wall_us(),
+            cause="variance",
+            value=2.0,
+            threshold=1.0,
+            plan=None,
+            loads=(),
+            samples=(),
+        )
+        self.tell(raised)
         self.tell(ev.PlansMade((local,)))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
