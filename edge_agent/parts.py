@@ -9,10 +9,10 @@ from typing import TypeAlias
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.host import LifecycleHost
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.machine.device import MachineWatch
@@ -24,7 +24,7 @@ from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 
-LifecycleFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
+LifecycleFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleShell, Sequence[str]]]
 """Makes the lifecycle over the plan manager; also returns what was wrong with the state it found."""
 
 
@@ -35,7 +35,7 @@ class Parts:
     config: AgentConfig
     loop: Loop
     engine: EngineClient
-    lifecycle: LifecycleHost
+    lifecycle: LifecycleShell
     journal: Journal
     artifacts: ArtifactStore
     fallback: FallbackFile

@@ -21,7 +21,6 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import (
-    AttemptPhase,
     Candidate,
     ManagerConfig,
     Pursuit,
@@ -36,6 +35,7 @@ from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import DeviceState
 
 
 class PlanManager(Pursuit):
@@ -72,11 +72,11 @@ class PlanManager(Pursuit):
 
     def verify(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
         """Check a plan; answered by PlanVerified or PlanRefused."""
-        return self._begin(attempt, plan, AttemptPhase.VERIFYING) + self._pursue()
+        return self._begin(attempt, plan, DeviceState.RECEIVED) + self._pursue()
 
     def stage(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
-        return self._begin(attempt, plan, AttemptPhase.STAGING) + self._pursue()
+        return self._begin(attempt, plan, DeviceState.VERIFIED) + self._pursue()
 
     def run_trial(
         self, attempt: AttemptId, plan: RunnablePlan, environment: str, at_us: int, now_s: float
@@ -88,9 +88,9 @@ class PlanManager(Pursuit):
         if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
         control = self._control_for(plan.ref.digest)
-        if candidate is None or candidate.phase is not AttemptPhase.STAGED or control is None:
+        if candidate is None or candidate.state is not DeviceState.STAGED or control is None:
             return self._trial_lost(attempt, "the plan to compare with does not run any more")
-        candidate.phase = AttemptPhase.TRIAL
+        candidate.state = DeviceState.TRIAL
         record = TrialRecord(
             candidate=plan.ref.digest, control=control.ref.digest, environment=environment, began_us=at_us
         )
@@ -115,7 +115,7 @@ class PlanManager(Pursuit):
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
             return []
-        actions = self._begin(attempt, plan, AttemptPhase.ACTIVATING)
+        actions = self._begin(attempt, plan, DeviceState.PROBATION)
         assert self._candidate is not None
         self._candidate.guarded = guarded
         return actions + self._pursue()
@@ -137,11 +137,11 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: AttemptId, plan: RunnablePlan, phase: AttemptPhase) -> list[Action]:
+    def _begin(self, attempt: AttemptId, plan: RunnablePlan, state: DeviceState) -> list[Action]:
         actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
-        self._candidate = Candidate(attempt, plan, phase)
+        self._candidate = Candidate(attempt, plan, state)
         self._decided = None
         self._unusable.pop(plan.ref.digest, None)
         return actions
@@ -304,7 +304,7 @@ class PlanManager(Pursuit):
         if blamed is not None:
             self._forsake(blamed.ref.digest)
         if blamed is not None and self._supervisor.condemned(blamed.ref.digest):
-            reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
+            reason = f"the engine crashed {self._supervisor.max_crashes} times under it, last: {how}"
             actions.append(JournalNote("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
                 actions += self.outcomes.restore_failed(reason)
@@ -383,10 +383,9 @@ class PlanManager(Pursuit):
         or activated in the last window of its trial.
         """
         candidate, engine = self._candidate, self._engine
-        if candidate is None or candidate.phase is not AttemptPhase.ACTIVATING or self.active is None:
+        if candidate is None or not candidate.runs or candidate.probation is not None or self.active is None:
             return
         if self.active.ref.digest == candidate.digest and engine.asked == engine.active:
-            candidate.phase = AttemptPhase.PROBATION
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
@@ -420,10 +419,9 @@ class PlanManager(Pursuit):
             return []
         if candidate.runner is not None and not candidate.runner.over:
             return self._advance(candidate, candidate.runner.crashed(how, now_s))
-        if candidate.phase is AttemptPhase.STAGED:
-            candidate.phase = AttemptPhase.STAGING
-        elif candidate.phase is AttemptPhase.PROBATION:
-            candidate.phase, candidate.probation = AttemptPhase.ACTIVATING, None
+        if candidate.state is DeviceState.STAGED:
+            candidate.state = DeviceState.VERIFIED
+        candidate.probation = None
         return []
 
     def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[Action]:
@@ -433,7 +431,7 @@ class PlanManager(Pursuit):
         if candidate.runner is not None or blamed is not candidate.plan:
             return self._step_back(how, now_s)
         self._candidate = None
-        if candidate.phase is AttemptPhase.PROBATION:
+        if candidate.probation is not None:
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
@@ -448,7 +446,7 @@ class PlanManager(Pursuit):
         candidate, engine = self._candidate, self._engine
         if candidate is not None:
             loads = engine.key_of(candidate.digest, engine.loading) is not None
-            if candidate.phase is AttemptPhase.PROBATION or loads:
+            if candidate.probation is not None or loads:
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 

@@ -7,7 +7,6 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from stageloom.edge_agent.ingest.messages import ModelSignature
@@ -28,7 +27,7 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.control import DeviceState, Origin
 
 _NEVER: AttemptId = (0, 0)
 _RATES_S = 10.0
@@ -73,15 +72,7 @@ class Restoring:
         return True
 
 
-class AttemptPhase(Enum):
-    """How far a candidate has come."""
-
-    VERIFYING = "verifying"
-    STAGING = "staging"
-    STAGED = "staged"
-    TRIAL = "trial"
-    ACTIVATING = "activating"
-    PROBATION = "probation"
+_DOING: Final = {DeviceState.RECEIVED: "verifying", DeviceState.VERIFIED: "staging"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +87,11 @@ class ManagerConfig:
 
 @dataclass
 class Candidate:
-    """A plan, how far it has come, and what watches it there."""
+    """The plan of an attempt, the state of the attempt that is worked on here, and what watches it there."""
 
     attempt: AttemptId
     plan: RunnablePlan
-    phase: AttemptPhase
+    state: DeviceState
     guarded: bool = False
     probation: Probation | None = None
     runner: TrialRunner | None = None
@@ -112,7 +103,7 @@ class Candidate:
     @property
     def runs(self) -> bool:
         """It runs or is to run next, for good."""
-        return self.phase in (AttemptPhase.ACTIVATING, AttemptPhase.PROBATION)
+        return self.state is DeviceState.PROBATION
 
     @property
     def in_window(self) -> bool:
@@ -212,9 +203,14 @@ class Pursuit:
         return self._exchanging
 
     @property
-    def phase(self) -> AttemptPhase | None:
-        """How far the present attempt has come."""
-        return self._candidate.phase if self._candidate else None
+    def phase(self) -> str | None:
+        """What is being done about the present attempt, as `TrialStatus.phase` spells it."""
+        candidate = self._candidate
+        if candidate is None:
+            return None
+        if candidate.runs and candidate.probation is None:
+            return "activating"
+        return _DOING.get(candidate.state, candidate.state.value)
 
     @property
     def runner(self) -> TrialRunner | None:
@@ -284,9 +280,9 @@ class Pursuit:
             return []
         if candidate.digest not in self._checked:
             return self._check(candidate.plan)
-        if candidate.phase is AttemptPhase.VERIFYING:
+        if candidate.state is DeviceState.RECEIVED:
             return self.outcomes.verified(candidate.attempt)
-        if candidate.phase is not AttemptPhase.STAGING or not self._at_rest():
+        if candidate.state is not DeviceState.VERIFIED or not self._at_rest():
             return []
         key = engine.key_of(candidate.digest, engine.loaded)
         if key in engine.freed:
@@ -296,7 +292,7 @@ class Pursuit:
                 engine.stopping = True  # a newcomer is judged by a fresh process
                 return [StopEngine()]
             return self._load(candidate.plan)
-        candidate.phase = AttemptPhase.STAGED
+        candidate.state = DeviceState.STAGED
         return self.outcomes.staged(self._staged(candidate))
 
     def _at_rest(self) -> bool:

@@ -20,10 +20,10 @@ import zmq
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.connection import Change, Membership, PlannerConnection
-from stageloom.edge_agent.link.fetch import ArtifactFolder
+from stageloom.edge_agent.link.connection import Membership, PlannerConnection
 from stageloom.edge_agent.link.spool import Spool
 from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import DecodeError
@@ -69,7 +69,7 @@ class LinkClient:
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         config.folder.mkdir(parents=True, exist_ok=True)
-        self.artifacts = ArtifactFolder(config.folder / "artifacts")
+        self.artifacts = ArtifactStore(config.folder / "artifacts")
         self._welcomed = False  # on the connection that stands
         self._fetcher = fetching.FetchCore()
         self._spool = Spool(
@@ -316,16 +316,11 @@ class LinkClient:
     def _follow(self, ready: dict[Any, int], now_s: float) -> None:
         """What became of the control connection."""
         for change in self._connection.changes(ready):
-            match change:
-                case Change.UP:
-                    self._interrupted()
-                    self._tell(ev.Connected())
-                case Change.DOWN:
-                    self._interrupted()
-                    self._tell(ev.Lost())
-                case Change.FAILED:
-                    # What was refused may be put right.
-                    self._later(next(self._delays), now_s)
+            if change is None:
+                self._later(next(self._delays), now_s)  # what was refused may be put right
+            else:
+                self._interrupted()
+                self._tell(change)
         problem = self._connection.problem
         if problem and problem != self._told_problem:
             log.error("%s", problem)

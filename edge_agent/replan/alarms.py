@@ -28,26 +28,6 @@ _BLOCKS: Final = 62  # what a mask holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlarmSettings:
-    """What the agent's settings say of the trigger."""
-
-    measure: QueueMeasure = QueueMeasure.WORK
-    threshold: float | None = None  # s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks
-    cooldown_s: float = 10.0
-
-    def trigger(self, tightest_s: float | None) -> TriggerConfig:
-        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
-        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
-        variance = TOP_THRESHOLD if self.measure is QueueMeasure.TASKS else config.variance
-        return replace(
-            config,
-            measure=self.measure,
-            variance=variance if self.threshold is None else self.threshold,
-            cooldown_s=self.cooldown_s,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fired:
     """A re-plan is due: why, and what the device saw. `loads` are in the order of the samples' models."""
 
@@ -99,13 +79,31 @@ class Deadlines:
 class Alarms:
     """One device's trigger, fed by the engine."""
 
-    def __init__(self, settings: AlarmSettings | None = None) -> None:
-        self.settings = settings or AlarmSettings()
-        self.trigger = Trigger(self.settings.trigger(None))
+    def __init__(
+        self,
+        *,
+        measure: QueueMeasure = QueueMeasure.WORK,
+        threshold: float | None = None,
+        cooldown_s: float = 10.0,
+    ) -> None:
+        """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks."""
+        self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
+        self.trigger = Trigger(self.config(None))
         self._arrivals = ArrivalRates()
         self._deadlines = Deadlines()
         self._tightest_s: float | None = None
         self._service_s: dict[str, float] = {}
+
+    def config(self, tightest_s: float | None) -> TriggerConfig:
+        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
+        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
+        variance = TOP_THRESHOLD if self._measure is QueueMeasure.TASKS else config.variance
+        return replace(
+            config,
+            measure=self._measure,
+            variance=variance if self._threshold is None else self._threshold,
+            cooldown_s=self._cooldown_s,
+        )
 
     def glance(
         self,
@@ -126,7 +124,7 @@ class Alarms:
         tightest_s = self._deadlines.add(seen.at_s, seen.tightest_s)
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
-            self.trigger.configure(self.settings.trigger(tightest_s))
+            self.trigger.configure(self.config(tightest_s))
         observed = DeviceSnapshot(
             queues=tuple(
                 QueueState(tasks=q.queued, service_s=self._service(q.name), oldest_age_s=q.oldest_age_s)

@@ -16,7 +16,7 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import AttemptPhase, ManagerConfig
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -178,7 +178,7 @@ def test_repeated_orders_change_nothing() -> None:
     assert manager.activate((1, 1), plan("a")) == []
     manager.activated(load.key, 0.0)
     assert manager.activate((1, 1), plan("a")) == []
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
 
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
@@ -195,7 +195,7 @@ def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     assert isinstance(new, LoadInEngine)
     assert manager.loaded(new.key) == [SwitchPlan(new.key)]
     manager.activated(new.key, 1.0)
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
     return manager, load.key, new.key
 
 
@@ -203,7 +203,7 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
     manager, old, new = manager_under_probation()
     for key in (old, None):
         assert manager.task_ended(Outcome.FAILED, "late", key) == []
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
     actions = manager.task_ended(Outcome.FAILED, "wrong", new)
     assert [a.event for a in actions if isinstance(a, Tell)] == [
         orders.PlanFailed((1, 1), "1 of 1 tasks failed: wrong")
@@ -309,7 +309,7 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
     manager.abandon((1, 1))
     manager.activate((1, 2), plan("n"))
     manager.tick(1.5)
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
     assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.edge_agent.lifecycle.engine_view import Supervisor, SupervisorConfig
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig
 from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome
@@ -16,7 +16,7 @@ A, B = Digest("a" * 64), Digest("b" * 64)
 
 
 def test_first_restart_is_immediate_and_the_next_ones_wait_longer() -> None:
-    supervisor = Supervisor(Random(1), SupervisorConfig(first_delay_s=1.0, longest_delay_s=8.0))
+    supervisor = Supervisor(Random(1), first_delay_s=1.0, longest_delay_s=8.0)
     delays = [supervisor.crashed(None, 0.1 * i) for i in range(6)]
     assert delays[0] == 0.0
     for delay, whole_s in zip(delays[1:], (1.0, 2.0, 4.0, 8.0, 8.0), strict=True):
@@ -24,7 +24,7 @@ def test_first_restart_is_immediate_and_the_next_ones_wait_longer() -> None:
 
 
 def test_a_process_that_lived_long_starts_the_pace_anew() -> None:
-    supervisor = Supervisor(Random(1), SupervisorConfig(stable_s=30.0))
+    supervisor = Supervisor(Random(1), stable_s=30.0)
     supervisor.started(0.0)
     assert supervisor.crashed(A, 1.0) == 0.0
     supervisor.started(2.0)

@@ -34,7 +34,6 @@ from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
@@ -115,9 +114,8 @@ class Agent:
         wall_s = world.wall_us() * 1e-6 - world.now_s
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
         self.spool = WatchedSpool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
-        self.artifacts = ArtifactFolder(self.home / "artifacts")
-        self.store = ArtifactStore(self.home / "artifacts")
-        self._checker = PlanChecker(self.store)
+        self.artifacts = ArtifactStore(self.home / "artifacts")
+        self._checker = PlanChecker(self.artifacts)
         self._fallback_file = StateFile(self.home / "fallback")
         self.supervisor = Supervisor(Random(rng.random()))
         self.waiting = WaitingLog()
@@ -230,7 +228,7 @@ class Agent:
         self.run()
 
     def run(self) -> None:
-        """Carry out what the core decided, as `stageloom.edge_agent.lifecycle.host` and `shell` do."""
+        """Carry out what the core decided, as `stageloom.edge_agent.lifecycle.shell` does."""
         while (action := self.core.next(self.world.now_s)) is not None:
             self.reached(f"lifecycle.{type(action).__name__}")
             self._carry_out(action)
@@ -382,7 +380,7 @@ class Agent:
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
-            for digest in self.store.collect(self.manager.needed(), downloads=downloads):
+            for digest in self.artifacts.collect(self.manager.needed(), downloads=downloads):
                 self.handle(ev.ArtifactGone(digest))
 
     # -- the engine process and its tasks -------------------------------------------------------------------

@@ -243,7 +243,7 @@ def test_a_drop_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_ledger_that_tells_of_rows_still_to_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Account.ledger
-    monkeypatch.setattr(Account, "ledger", lambda self, boot, end=None: honest(self, boot))
+    monkeypatch.setattr(Account, "ledger", lambda self, end=None: honest(self))
     assert first_broken(Faults(loss=0.3, cut=0.2)).startswith("books: the planner counts")
 
 
