@@ -31,7 +31,7 @@ from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.control import ArtifactNeed, Desired
 from stageloom.shared.token import Endpoints
-from tests.link import orders
+from tests.lifecycle import orders
 from tests.link.memory_store import MemoryStore
 
 LANES: dict[str, tuple[Any, Any]] = {

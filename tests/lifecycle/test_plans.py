@@ -22,9 +22,9 @@ from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
-from tests.agent.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone, said
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone, said
+from tests.lifecycle.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
 
 
 @pytest.mark.parametrize("seed", range(20))

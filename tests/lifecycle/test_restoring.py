@@ -13,9 +13,9 @@ from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, R
 from stageloom.edge_agent.worker.messages import PlanTooLarge, SwitchPlan
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.messages.control import DeviceState, Origin
-from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone, said
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone, said
+from tests.lifecycle.world import SOUND, Nature, World, desired, facts, plan, world_of
 
 _REASON = "no CUDA-capable device is detected"
 

@@ -28,9 +28,9 @@ from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
 from stageloom.shared.messages.telemetry import TrialEnded
-from tests.link import orders
-from tests.link.test_alarms import raised
-from tests.link.test_device_core import Driver, desired, kinds
+from tests.lifecycle import orders
+from tests.lifecycle.driver import Driver, desired, kinds
+from tests.lifecycle.test_alarms import raised
 
 LOCAL = RunnablePlan(PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
 OTHER = RunnablePlan(PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())

@@ -16,8 +16,8 @@ from stageloom.shared.messages.control import Activation, ArtifactNeed, DeviceSt
 from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from stageloom.shared.stage_string import parse
-from tests.link import orders
-from tests.link.test_device_core import GOOD, Driver, desired, kinds
+from tests.lifecycle import orders
+from tests.lifecycle.driver import GOOD, Driver, desired, kinds
 
 PLAN = digest_bytes([b"plan"])
 ATTEMPT = (1, 1)

@@ -14,9 +14,9 @@ from stageloom.edge_agent.worker.messages import PauseLaunches, PlanTooLarge, Sw
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.messages.control import Activation, DeviceState
-from tests.agent.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone
+from tests.lifecycle.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
 
 BETTER, SAME, WORSE = Nature(speed=1.3), SOUND, Nature(speed=0.7)
 CRASHES = Nature(crashes_after_s=0.1)

@@ -6,7 +6,7 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.shared.messages import control
-from tests.link.test_device_core import Driver
+from tests.lifecycle.driver import Driver
 
 BOOT = 11  # the driver's
 

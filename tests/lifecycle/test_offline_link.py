@@ -16,7 +16,7 @@ from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, DeviceState, Origin
-from tests.link import orders
+from tests.lifecycle import orders
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"a", ())
 RECEIVED = LinkState(
