@@ -8,7 +8,7 @@ or a full disk at any point costs time, never a plan or the truth of a report.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import structs
@@ -19,6 +19,7 @@ from stageloom.edge_agent.lifecycle.attempts import HELD_MOST, Changed, Way
 from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
 from stageloom.edge_agent.lifecycle.local import LocalPlans
 from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.needs import Needs
 from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, PlannerSession
 from stageloom.edge_agent.lifecycle.states import (
     UNDONE,
@@ -35,11 +36,9 @@ from stageloom.shared.messages import control
 from stageloom.shared.messages.base import Refused
 from stageloom.shared.messages.control import (
     ArtifactNeed,
-    Desired,
     DeviceState,
-    ProfileRequest,
-    StageProfileRequest,
 )
+from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.text import bounded, counted
 
 
@@ -106,7 +105,7 @@ class Lifecycle:
         self._outbox = deque(
             action
             for action in self._outbox
-            if not isinstance(action, ev.Persist | ev.Hold | ev.SendMessage | ev.RecordRow)
+            if not isinstance(action, ev.Persist | ev.Hold | ev.SendMessage | TrialEnded)
         )
         self._once_durable.clear()
         self.forgot()
@@ -316,7 +315,7 @@ class Lifecycle:
     def _apply(self, changed: Changed) -> list[Action]:
         """Take over a state, then tell what led to it."""
         state, rows = changed
-        return self._become(state) + [ev.RecordRow(row) for row in rows]
+        return [*self._become(state), *rows]
 
     def _change(self, **fields: object) -> list[Action]:
         return self._become(structs.replace(self.state, **fields))
@@ -510,75 +509,3 @@ class Disk:
         self._written, self.settled = self._on_disk, self._settled_durably
         self.error, self._blocked_until_s = reason, again_s
         return self._believed
-
-
-class Needs:
-    """Asks for each artifact, profile and policy once, and again where that is due."""
-
-    def __init__(self, *, again_s: float) -> None:
-        """`again_s`: how long a fetch may take to begin before it is asked for again."""
-        self.present: set[Digest] = set()
-        self._again_s = again_s
-        self._fetch_asked_s: dict[Digest, float] = {}
-        self._profiles_asked: set[int] = set()
-        self._policy_used: Digest | None = None  # the policy that the agent was told of
-
-    def gone(self, digest: Digest) -> None:
-        """An artifact was removed or found damaged."""
-        self.present.discard(digest)
-        if digest == self._policy_used:
-            self._policy_used = None
-
-    def forget_profiles(self) -> None:
-        """Whoever was asked for a profile does not know of it any more."""
-        self._profiles_asked.clear()
-
-    def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
-        """Artifacts of the desired plan that are not here."""
-        return [need for need in desired.artifacts if need.digest not in self.present] if desired else []
-
-    def fetch(self, needs: Sequence[ArtifactNeed], now_s: float, *, connected: bool) -> list[Action]:
-        """Fetch what was not asked for a moment ago."""
-        if not connected:
-            return []
-        actions: list[Action] = []
-        for need in needs:
-            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
-            if now_s - asked_s >= self._again_s:
-                self._fetch_asked_s[need.digest] = now_s
-                actions.append(ev.FetchArtifact(need))
-        return actions
-
-    def policy(self, desired: Desired | None, now_s: float, *, connected: bool) -> list[Action]:
-        """Fetch the policy that is desired, then say which one to plan with."""
-        need = desired.policy if desired else None
-        if need is not None and need.digest not in self.present:
-            artifact = ArtifactNeed("policy", need.digest, need.size_bytes)
-            return self.fetch([artifact], now_s, connected=connected)
-        wanted = need.digest if need is not None else None
-        if wanted == self._policy_used:
-            return []
-        self._policy_used = wanted
-        return [ev.UsePolicy(wanted)]
-
-    def profiles(
-        self, desired: Desired | None, answered: Collection[int], now_s: float, *, connected: bool
-    ) -> list[Action]:
-        """Ask for the measurements that are desired, once their artifacts are here."""
-        if desired is None:
-            return []
-        wanted: list[tuple[tuple[ArtifactNeed, ...], ProfileRequest | StageProfileRequest]] = [
-            ((profile.artifact,), profile) for profile in desired.profiles
-        ]
-        if (stages := desired.stage_profile) is not None:
-            wanted.append((stages.artifacts, stages))
-        actions: list[Action] = []
-        for needs, profile in wanted:
-            if profile.request in answered or profile.request in self._profiles_asked:
-                continue
-            if missing := [need for need in needs if need.digest not in self.present]:
-                actions += self.fetch(missing, now_s, connected=connected)
-                continue
-            self._profiles_asked.add(profile.request)
-            actions.append(ev.RunProfile(profile))
-        return actions

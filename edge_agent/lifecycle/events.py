@@ -2,13 +2,14 @@
 
 An event of the engine process is a method of the plan manager. Among the actions are commands to that process
 as they are sent: a `SwitchPlan` is answered by `activated` or `load_failed`, an `Unload` by `released`, a
-`PauseLaunches`, which ends with the next switch, by `drained`, an `OpenWindow` by `measured`.
+`PauseLaunches`, which ends with the next switch, by `drained`, an `OpenWindow` by `measured`. A row of
+telemetry among them is to be kept for the planner.
 """
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stageloom.edge_agent.lifecycle.states import AttemptId, LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import AttemptId, LinkState, RunnablePlan
 from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
@@ -20,7 +21,7 @@ from stageloom.shared.messages.control import (
     ProfileRequest,
     StageProfileRequest,
 )
-from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,6 @@ class RunProfile:
 
 
 @dataclass(frozen=True)
-class RecordRow:
-    """Keep this telemetry for the planner."""
-
-    row: RowData
-
-
-@dataclass(frozen=True)
 class Reconnect:
     """The planner is silent or refuses: drop the connection and come back after `delay_s` (or backoff)."""
 
@@ -213,14 +207,6 @@ class KeepFallback:
 
 
 @dataclass(frozen=True)
-class Activated:
-    """New launches go to this plan, other than in the windows of a trial."""
-
-    ref: PlanRef
-    attempt: AttemptId  # that it runs for; (0, 0) where it was not desired just now
-
-
-@dataclass(frozen=True)
 class CollectArtifacts:
     """An attempt is over: remove artifacts that no plan names any more, and `downloads` that were begun."""
 
@@ -232,7 +218,6 @@ Action: TypeAlias = (
     | Hold
     | SendMessage
     | FetchArtifact
-    | RecordRow
     | Reconnect
     | UsePolicy
     | RunProfile
@@ -246,6 +231,7 @@ Action: TypeAlias = (
     | StopEngine
     | JournalNote
     | KeepFallback
-    | Activated
+    | PlanActivated
+    | TrialEnded
     | CollectArtifacts
 )

@@ -13,7 +13,6 @@ from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Action,
-    Activated,
     CheckPlan,
     LoadInEngine,
     PlanStaged,
@@ -21,13 +20,14 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.states import AttemptId, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.telemetry import PlanActivated
 
 _NEVER: AttemptId = (0, 0)
 _RATES_S = 10.0
@@ -99,6 +99,11 @@ class Candidate:
     @property
     def digest(self) -> Digest:
         return self.plan.ref.digest
+
+    @property
+    def local(self) -> bool:
+        """The plan was made here: no generation names it."""
+        return self.attempt[0] == LOCAL_EPOCH
 
     @property
     def runs(self) -> bool:
@@ -394,7 +399,8 @@ class Pursuit:
             self.outcomes.active_changed(ref)
         if self._announced != ref.digest:
             self._announced = ref.digest
-            wanted = self._candidate is not None and self._candidate.digest == ref.digest
-            attempt = self._candidate.attempt if self._candidate is not None and wanted else _NEVER
-            actions.append(Activated(ref, attempt))
+            candidate = self._candidate
+            desired = candidate is not None and candidate.digest == ref.digest and not candidate.local
+            attempt = candidate.attempt if candidate is not None and desired else _NEVER
+            actions.append(PlanActivated(ref.digest, ref.origin, *attempt))
         return actions

@@ -26,7 +26,7 @@ from stageloom.edge_agent.worker.client import memory_file
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
-from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StateChange
+from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StateChange, TrialEnded
 from stageloom.shared.text import bounded
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ class LifecycleShell:
                 self._stored(state)
             case ev.SendMessage() | ev.FetchArtifact() | ev.Reconnect():
                 self.link.act(action)
-            case ev.RecordRow(row):
-                self.link.record([row])
+            case TrialEnded():
+                self.link.record([action])
             case _:
                 self.carry_on(action)
 
@@ -209,9 +209,9 @@ class LifecycleShell:
                 parts.engine.send(action)
             case engine.Unload() | engine.PauseLaunches() | engine.OpenWindow():
                 parts.engine.send(action)
-            case ev.Activated(ref, attempt):
-                _log.info("plan %s is active", ref.digest[:12])
-                parts.journal.record([PlanActivated(ref.digest, ref.origin, *attempt)])
+            case PlanActivated(plan):
+                _log.info("plan %s is active", plan[:12])
+                parts.journal.record([action])
                 if (running := self.core.plans.active) is not None:
                     parts.local.activated(running)
             case ev.StartEngine(delay_s):

@@ -336,14 +336,6 @@ def _encoded(row: telemetry.Row) -> bytes | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """The batch that is out."""
-
-    sent_s: float
-    batch: TelemetryBatch
-
-
 class Uplink:
     """Decides when a batch is due. Only what was acknowledged leaves the spool."""
 
@@ -352,13 +344,14 @@ class Uplink:
         self._spool = spool
         self._every_s = every_s
         self._again_s = again_s
-        self._flight: _Flight | None = None
+        self._flight: TelemetryBatch | None = None  # the batch that is out
+        self._sent_s = 0.0
         self._next_s = 0.0
         self._correlation = 0
 
     def due(self, now_s: float) -> TelemetryBatch | None:
         """The batch to send now, on a session that stands; say `sent` if it went."""
-        if self._flight is not None and now_s - self._flight.sent_s < self._again_s:
+        if self._flight is not None and now_s - self._sent_s < self._again_s:
             return None
         if now_s < self._next_s:
             return None
@@ -367,15 +360,15 @@ class Uplink:
         return self._spool.next_batch(self._correlation)
 
     def sent(self, batch: TelemetryBatch, now_s: float) -> None:
-        self._flight = _Flight(now_s, batch)
+        self._flight, self._sent_s = batch, now_s
 
     def landed(self, correlation: int, now_s: float) -> bool:
         """The planner has answered; whether a backlog is to be sent at once."""
         flight = self._flight
-        if flight is None or flight.batch.correlation != correlation:
+        if flight is None or flight.correlation != correlation:
             return False
         self._flight = None
-        full = len(flight.batch.rows) == MAX_BATCH_ROWS
+        full = len(flight.rows) == MAX_BATCH_ROWS
         if full:
             self._next_s = now_s
         return full
@@ -383,9 +376,9 @@ class Uplink:
     def unreadable(self, correlation: int) -> bool:
         """The planner cannot read this batch: its rows are given up, and counted. Whether it was ours."""
         flight = self._flight
-        if flight is None or flight.batch.correlation != correlation:
+        if flight is None or flight.correlation != correlation:
             return False
-        self._spool.reject(flight.batch.ranges)
+        self._spool.reject(flight.ranges)
         return True
 
     def interrupted(self) -> None:

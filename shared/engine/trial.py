@@ -55,10 +55,6 @@ class TrialRecord:
     environment: str  # power mode, executor versions, precision: what the verdict holds for
     began_us: int  # wall clock, microseconds since 1970
 
-    def bars(self, candidate: Digest, environment: str) -> bool:
-        """Whether this trial, found unfinished, forbids another one of `candidate`."""
-        return (self.candidate, self.environment) == (candidate, environment)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:

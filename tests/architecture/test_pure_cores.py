@@ -70,6 +70,7 @@ CORES_ELSEWHERE = (
     "stageloom.edge_agent.lifecycle.facts",
     "stageloom.edge_agent.lifecycle.local",
     "stageloom.edge_agent.lifecycle.manager",
+    "stageloom.edge_agent.lifecycle.needs",
     "stageloom.edge_agent.lifecycle.probation",
     "stageloom.edge_agent.lifecycle.pursuit",
     "stageloom.edge_agent.lifecycle.session",

@@ -73,7 +73,7 @@ def on_probation(driver: Driver, plan: RunnablePlan = LOCAL) -> list[ev.Action]:
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [a.row for a in actions if isinstance(a, ev.RecordRow) and isinstance(a.row, TrialEnded)]
+    return [action for action in actions if isinstance(action, TrialEnded)]
 
 
 def told(actions: list[ev.Action]) -> list[control.LocalPlan]:

@@ -17,11 +17,12 @@ from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
-from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.telemetry import PlanActivated, Row, decode_row, encode_row
 from tests.lifecycle import orders
 from tests.lifecycle.orders import Tell, manager_alone, said
 from tests.lifecycle.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
@@ -323,3 +324,19 @@ def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run
         manager.exited("signal 9", float(second))
         manager.ready()
     assert orders.ActiveChanged(None) in said(manager)[-2:]
+
+
+@pytest.mark.parametrize(("attempt", "told"), [((1, 7), (1, 7)), ((LOCAL_EPOCH, 3), (0, 0))])
+def test_activation_names_the_desired_value_and_none_for_a_plan_that_was_made_here(
+    attempt: AttemptId, told: tuple[int, int]
+) -> None:
+    manager = manager_alone(Supervisor(Random(0)))
+    manager.ready()
+    manager.activate(attempt, plan("a"))
+    (load,) = manager.checked(facts("a"))
+    assert isinstance(load, LoadInEngine)
+    manager.loaded(load.key)
+    (row,) = manager.activated(load.key, 0.0)
+    assert isinstance(row, PlanActivated)
+    assert (row.epoch, row.generation) == told
+    assert decode_row(encode_row(Row(1, row))).data == row, "it may leave the device"

@@ -45,7 +45,7 @@ def decided(verdict: Verdict, reason: str = "because") -> orders.TrialDecided:
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [one.row for one in actions if isinstance(one, ev.RecordRow) and isinstance(one.row, TrialEnded)]
+    return [action for action in actions if isinstance(action, TrialEnded)]
 
 
 @pytest.mark.promise("record-trial-disk-before")

@@ -12,7 +12,6 @@ from stageloom.edge_agent.lifecycle import events
 from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
-    Activated,
     CheckPlan,
     JournalNote,
     KeepFallback,
@@ -38,7 +37,7 @@ from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, Origin
-from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,8 @@ class World:
                     self.core.persisted(state)
                 case events.Hold(state):
                     self.core.held(state)
-                case events.RecordRow(row):
-                    assert isinstance(row, TrialEnded)
-                    self.rows.append(row)
+                case TrialEnded():
+                    self.rows.append(action)
                 case CheckPlan(one):
                     self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
                 case LoadInEngine(key, one):
@@ -168,7 +166,7 @@ class World:
                     self.engine(lambda: self.do(self.manager.drained(self.now_s)))
                 case OpenWindow():
                     self.engine(partial(self.measure, action))
-                case Activated():
+                case PlanActivated():
                     pass
                 case Unload(key):
                     self.engine(lambda key=key: self.unload(key))  # type: ignore[misc]

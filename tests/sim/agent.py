@@ -18,7 +18,6 @@ from stageloom.edge_agent.lifecycle.check import PlanChecker, PlanUnusable
 from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
-    Activated,
     CheckPlan,
     JournalNote,
     KeepFallback,
@@ -46,6 +45,7 @@ from stageloom.shared.ids import TaskId
 from stageloom.shared.messages import telemetry
 from stageloom.shared.messages.bulk import ChunkRequest
 from stageloom.shared.messages.control import Alarm, Origin
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
 from tests.sim.library import KnownPlan
 from tests.sim.spool import WatchedSpool
@@ -323,8 +323,8 @@ class Agent:
             case ev.FetchArtifact(need):
                 self.fetcher.credits = self.core.session.bulk_credits
                 self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
-            case ev.RecordRow(row):
-                self.record([row])
+            case TrialEnded():
+                self.record([action])
             case ev.Reconnect(reason, delay_s):
                 world.note(self.name, "reconnects: %s", reason)
                 self.reconnect(delay_s if delay_s is not None else world.rng.random())
@@ -342,8 +342,9 @@ class Agent:
             case OpenWindow():
                 if process is not None:
                     process.command(lambda: process.measure(action))
-            case Activated(ref):
-                self.world.note(self.name, "runs %s", ref.digest[:8])
+            case PlanActivated(plan):
+                telemetry.encode_row(telemetry.Row(world.wall_us(), action))  # it may leave the device
+                self.world.note(self.name, "runs %s", plan[:8])
             case Unload(key):
                 if process is not None:
                     process.command(lambda: process.unload(key))
