@@ -11,7 +11,6 @@ from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.shell import LifecycleShell
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Background, Loop
@@ -62,7 +61,15 @@ def make_parts(
     fallback = FallbackFile(config.home_path / "fallback")
     before_good, problem = fallback.load()
     supervisor, waiting = Supervisor(Random()), WaitingLog()
-    plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, rng=Random())
+    plans = PlanManager(
+        supervisor,
+        before_good,
+        waiting=waiting,
+        rng=Random(),
+        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard),
+        trial=config.trial,
+        load_limit_s=config.load_limit_s,
+    )
     engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
     engine.start()
     try:
@@ -114,12 +121,4 @@ def _worker_config(config: AgentConfig) -> WorkerConfig:
         sample_interval_s=config.alarm_interval_s if config.alarms else 0.0,
         memory_bytes=config.memory_bytes,
         log_level=config.log_level,
-    )
-
-
-def _manager_config(config: AgentConfig) -> ManagerConfig:
-    return ManagerConfig(
-        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard),
-        trial=config.trial,
-        load_limit_s=config.load_limit_s,
     )

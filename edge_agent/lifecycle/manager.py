@@ -19,10 +19,9 @@ from stageloom.edge_agent.lifecycle.events import (
     StopEngine,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import (
     Candidate,
-    ManagerConfig,
     Pursuit,
     Restoring,
     Unusable,
@@ -32,28 +31,38 @@ from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
-from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult, Verdict
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState
 
 
 class PlanManager(Pursuit):
-    """All decisions about plans on this device: orders of the link and events of the engine process."""
+    """Has the engine process run the plan that it is to run; hears the core's orders and that process."""
 
     def __init__(
         self,
         supervisor: Supervisor,
-        config: ManagerConfig | None = None,
         fallback: RunnablePlan | None = None,
         *,
         waiting: WaitingLog | None = None,
         rng: Random | None = None,
+        probation: ProbationConfig | None = None,
+        trial: TrialConfig | None = None,
+        load_limit_s: float = 120.0,
+        restore_patience_s: float = 300.0,
     ) -> None:
-        """`waiting` is filled by the owner; `rng` draws the order of a trial's windows."""
+        """`waiting` is filled by the owner; `rng` draws the order of a trial's windows.
+
+        An engine process that loads one plan for `load_limit_s` is taken to hang. Last-known-good may fail to
+        load for `restore_patience_s`, and no verdict is told.
+        """
         super().__init__(supervisor, fallback, waiting or WaitingLog())
         self.last_pause_s: float | None = None  # of the last exchange
-        self._config = config or ManagerConfig()
+        self._probation = probation or ProbationConfig()
+        self._trial = trial or TrialConfig()
+        self._load_limit_s = load_limit_s
+        self._restore_patience_s = restore_patience_s
         self._rng = rng or Random(0)
         self._windows = itertools.count(1)
         self._decided: tuple[AttemptId, Digest | None, TrialResult] | None = None  # until the next attempt
@@ -71,11 +80,11 @@ class PlanManager(Pursuit):
         return self._pursue()
 
     def verify(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
-        """Check a plan; answered by PlanVerified or PlanRefused."""
+        """Check a plan; answered by `verified` or `failed`."""
         return self._begin(attempt, plan, DeviceState.RECEIVED) + self._pursue()
 
     def stage(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
-        """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
+        """Load a plan beside the one that runs; answered by `staged` or `failed`."""
         return self._begin(attempt, plan, DeviceState.VERIFIED) + self._pursue()
 
     def run_trial(
@@ -111,7 +120,7 @@ class PlanManager(Pursuit):
         return self.outcomes.trial_decided(attempt, None, result)
 
     def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
-        """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
+        """Swap and watch; answered by `passed` or `failed`. `guarded`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
             return []
@@ -162,7 +171,7 @@ class PlanManager(Pursuit):
             begins=lambda: self.outcomes.trial_begins(attempt, record),
             rng=self._rng,
             numbers=self._windows,
-            config=self._config.trial,
+            config=self._trial,
         )
 
     def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
@@ -215,7 +224,7 @@ class PlanManager(Pursuit):
             self.outcomes.artifact_gone(artifact)
         candidate = self._candidate
         if damaged and candidate is not None and candidate.digest == digest and not candidate.runs:
-            # The plan is not to blame: the link fetches again and asks again.
+            # The plan is not to blame: the core fetches again and asks again.
             self._candidate = None
             self.outcomes.forgot()
         return self._useless(digest, reason) + self._pursue()
@@ -337,7 +346,7 @@ class PlanManager(Pursuit):
 
     def _end_overdue_load(self, now_s: float) -> list[Action]:
         """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
-        engine, limit_s = self._engine, self._config.load_limit_s
+        engine, limit_s = self._engine, self._load_limit_s
         key = next(iter(engine.loading), None)
         if key is None or engine.stopping:
             return []
@@ -360,7 +369,7 @@ class PlanManager(Pursuit):
                 self._restoring = None
             return []
         if self._restoring is None:
-            self._restoring = Restoring(self._config.restore_patience_s, now_s)
+            self._restoring = Restoring(self._restore_patience_s, now_s)
         restoring = self._restoring
         actions: list[Action] = []
         replaced = instead is not None and self.active == instead
@@ -387,7 +396,7 @@ class PlanManager(Pursuit):
             return
         if self.active.ref.digest == candidate.digest and engine.asked == engine.active:
             waiting = self._waiting if candidate.guarded else None
-            candidate.probation = Probation(now_s, self._config.probation, waiting)
+            candidate.probation = Probation(now_s, self._probation, waiting)
 
     def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:

@@ -6,7 +6,7 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from stageloom.edge_agent.ingest.messages import ModelSignature
@@ -19,11 +19,11 @@ from stageloom.edge_agent.lifecycle.events import (
     StopEngine,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
 from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
@@ -54,13 +54,13 @@ class Restoring:
 
     def __init__(self, patience_s: float, now_s: float) -> None:
         """It has just failed for the first time; for `patience_s` that is no verdict."""
-        self.told = False  # the link knows
+        self.told = False  # the core knows
         self._verdict_s = now_s + patience_s
         self._delay_s = _FIRST_S
         self._again_s = now_s + self._delay_s
 
     def overdue(self, now_s: float) -> bool:
-        """Whether it has failed for so long that the link must know."""
+        """Whether it has failed for so long that the core must know."""
         return now_s >= self._verdict_s
 
     def due(self, now_s: float) -> bool:
@@ -73,16 +73,6 @@ class Restoring:
 
 
 _DOING: Final = {DeviceState.RECEIVED: "verifying", DeviceState.VERIFIED: "staging"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManagerConfig:
-    """Limits of the manager's patience."""
-
-    probation: ProbationConfig = field(default_factory=ProbationConfig)
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
-    restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
 
 
 @dataclass
@@ -395,7 +385,7 @@ class Pursuit:
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
         actions: list[Action] = []
-        if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
+        if not (self._candidate and self._candidate.in_window):  # the core knows, once it has the verdict
             self.outcomes.active_changed(ref)
         if self._announced != ref.digest:
             self._announced = ref.digest

@@ -2,7 +2,7 @@
 
 First the models' times are measured under the control, while it serves as ever; a device without a task in
 that time cannot compare anything, which is *no gain*. Then the core takes over: its record is made durable by
-the link (`TrialBegins`, answered by `recorded`), and only after that the candidate may run.
+the lifecycle core (`trial_begins`, answered by `recorded`), and only after that the candidate may run.
 """
 
 from collections.abc import Callable, Iterator, Sequence

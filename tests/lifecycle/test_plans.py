@@ -16,7 +16,6 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -184,7 +183,7 @@ def test_repeated_orders_change_nothing() -> None:
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     """The good plan `g` ran, `n` is under probation; their keys."""
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(probation=ProbationConfig(min_failed=1)))
+    manager = manager_alone(Supervisor(Random(0)), probation=ProbationConfig(min_failed=1))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -231,7 +230,7 @@ def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
 
 
 def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back() -> None:
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), load_limit_s=10.0)
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -256,7 +255,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
 
 
 def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), load_limit_s=10.0)
     manager.ready()
     manager.stage((1, 1), plan("h"))
     manager.checked(facts("h"))

@@ -8,7 +8,6 @@ import pytest
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import PlanTooLarge, SwitchPlan
 from stageloom.shared.engine.steps import Outcome
@@ -23,7 +22,7 @@ _REASON = "no CUDA-capable device is detected"
 def failed_start(fallback: str | None = None) -> PlanManager:
     """The agent has started, and `g` did not load."""
     manager = manager_alone(
-        Supervisor(Random(0)), ManagerConfig(restore_patience_s=60.0), plan(fallback) if fallback else None
+        Supervisor(Random(0)), plan(fallback) if fallback else None, restore_patience_s=60.0
     )
     manager.ready()
     manager.restore(plan("g"))

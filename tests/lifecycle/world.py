@@ -22,7 +22,6 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import (
@@ -119,9 +118,10 @@ class World:
         self.engine_gone()
         self.manager = PlanManager(
             Supervisor(Random(self.rng.random())),
-            ManagerConfig(probation=ProbationConfig(length_s=5.0), trial=self.trial),
             self.fallback,
             rng=self.rng,
+            probation=ProbationConfig(length_s=5.0),
+            trial=self.trial,
         )
         config = LinkConfig(boot=self.rng.getrandbits(60) | 1)
         self.core = Lifecycle(self.disk, config=config, plans=self.manager)

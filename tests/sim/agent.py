@@ -28,7 +28,6 @@ from stageloom.edge_agent.lifecycle.events import (
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
@@ -61,18 +60,15 @@ _DISK_POINTS: Final = frozenset(
 """Failpoints at which a full disk shows as an error that the code is made for."""
 
 
-_CONFIG: Final = ManagerConfig(
-    probation=ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0)),
-    trial=TrialConfig(
-        timing_s=3.0,
-        shortest_window_s=0.4,
-        instance_times=1.0,
-        min_pairs=3,
-        limit_s=8.0,
-        stall_s=3.0,
-        min_failed=1,
-    ),
-    load_limit_s=6.0,
+_PROBATION: Final = ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0))
+_TRIAL: Final = TrialConfig(
+    timing_s=3.0,
+    shortest_window_s=0.4,
+    instance_times=1.0,
+    min_pairs=3,
+    limit_s=8.0,
+    stall_s=3.0,
+    min_failed=1,
 )
 
 
@@ -121,10 +117,12 @@ class Agent:
         self.waiting = WaitingLog()
         self.manager = PlanManager(
             self.supervisor,
-            _CONFIG,
             self._load_fallback(),
             waiting=self.waiting,
             rng=Random(rng.random()),
+            probation=_PROBATION,
+            trial=_TRIAL,
+            load_limit_s=6.0,
         )
         self.core = Lifecycle(state, config=LinkConfig(boot=boot, wall_s=wall_s), plans=self.manager)
         self.batch_sent_s = float("-inf")
