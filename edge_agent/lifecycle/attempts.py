@@ -223,36 +223,30 @@ def refused(state: LinkState, attempt: PlanAttempt, reason: str) -> LinkState:
     return barred(after, attempt.plan.ref.digest) if attempt.local else after
 
 
-def superseded(state: LinkState, now_us: int) -> Changed:
-    """A newer value is desired: the attempt at a plan made here ends, and what runs runs on."""
+def superseded(state: LinkState, now_us: int, reason: str = "a newer plan is desired") -> Changed:
+    """The desired plan is to be tried: the attempt at a plan made here ends, and what runs runs on."""
     rows: tuple[TrialEnded, ...] = ()
     for attempt in reversed(state.attempts):
-        rows += _abandoned(attempt, "a newer plan is desired", now_us)
-        if attempt.local:
-            state = state.advanced(attempt, TransitionCause.DESIRED)
-    return state, rows
+        rows += _abandoned(attempt, reason, now_us)
+    return state if state.local is None else state.advanced(state.local, TransitionCause.DESIRED), rows
 
 
 def environment_changed(state: LinkState, environment: str, now_us: int) -> Changed:
     """Verdicts hold for one environment; what is compared in another is no comparison."""
-    after = structs.replace(state, environment=environment, barred=())
-    rows: tuple[TrialEnded, ...] = ()
     reason = "the environment changed"
-    for attempt in interrupted_by_environment(state):
-        rows += _abandoned(attempt, reason, now_us)
-        cause = TransitionCause.ENVIRONMENT if attempt.local else TransitionCause.TRIAL_ABANDONED
-        after = after.advanced(attempt, cause, reason, record=None)
-        after = after if attempt.local else structs.replace(after, abandoned=0)
+    after = structs.replace(state, environment=environment, barred=())
     if state.state in VERDICTS:
-        after = after.moved(TransitionCause.ENVIRONMENT, "tried again: the environment changed")
-        after = structs.replace(after, probation_boots=0, abandoned=0)
+        after, rows = superseded(after, now_us, reason)
+        after = after.moved(TransitionCause.ENVIRONMENT, f"tried again: {reason}")
+        return structs.replace(after, probation_boots=0, abandoned=0), rows
+    rows = ()
+    for attempt in state.attempts:
+        if attempt.state in (DeviceState.STAGED, DeviceState.TRIAL):
+            rows += _abandoned(attempt, reason, now_us)
+            cause = TransitionCause.ENVIRONMENT if attempt.local else TransitionCause.TRIAL_ABANDONED
+            after = after.advanced(attempt, cause, reason, record=None)
+            after = after if attempt.local else structs.replace(after, abandoned=0)
     return after, rows
-
-
-def interrupted_by_environment(state: LinkState) -> list[PlanAttempt]:
-    """Attempts that are prepared for a comparison, or are in one."""
-    between = (DeviceState.STAGED, DeviceState.TRIAL)
-    return [attempt for attempt in state.attempts if attempt.state in between]
 
 
 def lost_local_plan(state: LinkState) -> LinkState | None:

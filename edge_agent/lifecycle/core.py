@@ -22,6 +22,7 @@ from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.needs import Needs
 from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, PlannerSession
 from stageloom.edge_agent.lifecycle.states import (
+    OPEN,
     UNDONE,
     AttemptId,
     LinkState,
@@ -195,8 +196,10 @@ class Lifecycle:
         if self.state.state is not DeviceState.COMMITTED:
             return []
         # The plan is not to blame for a damaged artifact: it is fetched and tried again.
-        cause = TransitionCause.ARTIFACTS_MISSING if self._missing() else TransitionCause.RESTORE_FAILED
-        return self._become(self.state.moved(cause, reason))
+        if self._missing():
+            state, rows = attempts.superseded(self.state, self._now_us, reason)
+            return self._apply((state.moved(TransitionCause.ARTIFACTS_MISSING, reason), rows))
+        return self._become(self.state.moved(TransitionCause.RESTORE_FAILED, reason))
 
     def active_changed(self, active: PlanRef | None) -> None:
         """What runs changed: a fallback, a plan made locally, or nothing. True until it is said otherwise."""
@@ -281,7 +284,6 @@ class Lifecycle:
             return [] if same else self.session.send_report(self.report(), now_s)
         if self.disk.blocked(now_s):
             return []  # the planner offers it again with the next heartbeat
-        self._once_durable += [partial(self.plans.abandon, attempt.id) for attempt in self.state.attempts]
         before, rows = attempts.superseded(self.state, self._now_us)
         wanted = {profile.request for profile in desired.profiles}
         if desired.stage_profile is not None:
@@ -325,6 +327,10 @@ class Lifecycle:
         if new == self.state:
             return []
         before = self.report()
+        still_open = {attempt.id for attempt in new.attempts if attempt.state in OPEN}
+        for attempt in self.state.attempts:
+            if attempt.state in OPEN and attempt.id not in still_open:
+                self._once_durable.append(partial(self.plans.abandon, attempt.id))
         if (new.state, new.desired) != (self.state.state, self.state.desired):
             self._asked.pop(self.state.attempt, None)
         self.state = new
@@ -367,8 +373,8 @@ class Lifecycle:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return []
-        interrupted = attempts.interrupted_by_environment(self.state)
-        self._once_durable += [partial(self.plans.abandon, attempt.id) for attempt in interrupted]
+        if self.state.state in (DeviceState.STAGED, DeviceState.TRIAL):
+            self._once_durable.append(partial(self.plans.abandon, self.state.attempt))
         return self._apply(attempts.environment_changed(self.state, environment, self._now_us))
 
     def _tell_planner(self, now_s: float) -> list[Action]:

@@ -118,6 +118,9 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, TransitionCause], tuple[After,
 UNDONE: Final = frozenset({S.RECEIVED, S.WAITING, S.VERIFIED, S.STAGED})
 """Nothing of the plan ran yet: a start finds any of these as `received`, and so they are the same on disk."""
 
+OPEN: Final = UNDONE | {S.TRIAL, S.PROBATION}
+"""Something is still to be done about the plan."""
+
 VERDICTS: Final = frozenset({S.REJECTED, S.NO_GAIN, S.ROLLED_BACK})
 """Final for (generation, environment)."""
 

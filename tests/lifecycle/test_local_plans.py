@@ -168,7 +168,9 @@ def test_a_plan_that_nothing_compares_with_or_that_would_starve_a_model_is_not_r
         driver = away()
         alarmed(driver, LOCAL)
         driver.do(orders.PlanVerified(FIRST))
-        assert "ActivatePlan" not in kinds(driver.do(answer))
+        actions = driver.do(answer)
+        assert "ActivatePlan" not in kinds(actions)
+        assert orders.AbandonPlan(FIRST) in actions, "it is unloaded"
         assert driver.core.state.local is None and driver.core.report().origin is Origin.PLANNER
 
 
@@ -445,6 +447,24 @@ def test_a_desired_value_or_another_environment_ends_a_local_trial_without_a_ver
         assert orders.AbandonPlan(FIRST) in actions and driver.core.state.local is None
         assert "abandoned" in [row.verdict for row in rows(actions)]
         assert rows(driver.do(decided(Verdict.COMMIT))) == [], "its late verdict says nothing"
+
+
+def test_a_local_attempt_ends_where_another_environment_has_the_desired_plan_tried_again() -> None:
+    """Two attempts at once would share the one candidate of the plan manager.
+
+    1. The desired plan was rejected, and a plan made here is under probation.
+    2. The power mode changes: the verdict falls, and the desired plan is verified again.
+    3. The attempt at the local plan is over; what runs runs on.
+    """
+    driver = committed()
+    driver.do(ev.Received(desired(2, b"worse", autonomy=Autonomy.FULL)))
+    driver.do(orders.PlanFailed((1, 2), "illegal"))
+    driver.do(ev.Lost())
+    on_probation(driver)
+    actions = driver.do(ev.EnvironmentChanged("another power mode"))
+    assert kinds(actions).index("AbandonPlan") < kinds(actions).index("VerifyPlan")
+    assert driver.core.state.local is None and driver.state is DeviceState.RECEIVED
+    assert driver.core.report().active == LOCAL.ref.digest
 
 
 @pytest.mark.promise("autonomy-proven-runs-unproven")
