@@ -209,8 +209,8 @@ class LifecycleShell:
                 parts.engine.send(action)
             case engine.Unload() | engine.PauseLaunches() | engine.OpenWindow():
                 parts.engine.send(action)
-            case PlanActivated(plan):
-                _log.info("plan %s is active", plan[:12])
+            case PlanActivated():
+                _log.info("plan %s is active", action.plan[:12])
                 parts.journal.record([action])
                 if (running := self.core.plans.active) is not None:
                     parts.local.activated(running)

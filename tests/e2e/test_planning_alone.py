@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from stageloom import Client
-from stageloom.edge_agent.config import GuardConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.planner.store.policies import store_policy
 from stageloom.planner.store.store import ReadStore
+from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.maddpg.actions import actions_of

@@ -341,11 +341,11 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     driver = Driver().online()
     assert "FetchArtifact" in kinds(driver.do(ev.Received(desired(1, stage_profile=wanted))))
     assert ev.RunProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
-    assert "RunStageProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
+    assert "RunProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
     driver.do(ev.ProfileAnswered(9))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
     actions = revived.boot(frozenset({absent.digest}))
-    assert "RunStageProfile" not in kinds(actions), "it was answered before the restart"
+    assert "RunProfile" not in kinds(actions), "it was answered before the restart"
     driver.do(ev.Received(desired(2, stage_profile=wanted)))
     assert driver.core.state.answered == (9,), "a newer desired value that still names it"
 

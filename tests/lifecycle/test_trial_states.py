@@ -199,7 +199,7 @@ def test_a_change_of_intervals_is_told_when_its_guard_has_decided() -> None:
 def test_intervals_below_what_arrives_are_refused_unless_ordered() -> None:
     starving = ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True, starves="50 tasks/s arrive")
     driver = Driver(LinkState(last_good=GOOD)).online()
-    assert orders.AbandonPlan(ATTEMPT) in staged(driver, starving), "it is unloaded"
+    assert "AbandonPlan" in kinds(staged(driver, starving)), "it is unloaded"
     assert driver.state is DeviceState.REJECTED
     assert driver.core.report().reason == "50 tasks/s arrive"
     ordered = Driver(LinkState(last_good=GOOD)).online()

@@ -161,7 +161,7 @@ class World:
                 case LoadInEngine(key, one):
                     self.engine(lambda key=key, one=one: self.load(key, one))  # type: ignore[misc]
                 case SwitchPlan(key, keep):
-                    self.engine(partial(self.swap, key, keep))
+                    self.engine(partial(self.swap, PlanKey(key), keep))
                 case PauseLaunches():
                     self.engine(lambda: self.do(self.manager.drained(self.now_s)))
                 case OpenWindow():

@@ -330,22 +330,22 @@ class Agent:
                 self._background.put(lambda: self._guard(lambda: self._checked(self._checker.check(plan))))
             case LoadInEngine(key, plan):
                 if process is not None:
-                    process.command(lambda: process.load(key, plan.ref.digest))
+                    process.command(lambda: process.load(PlanKey(key), plan.ref.digest))
             case SwitchPlan(key, keep):
                 if process is not None:
-                    process.command(lambda: process.activate(key, keep))
+                    process.command(lambda: process.activate(PlanKey(key), keep))
             case PauseLaunches():
                 if process is not None:
                     process.command(process.drain)
             case OpenWindow():
                 if process is not None:
                     process.command(lambda: process.measure(action))
-            case PlanActivated(plan):
+            case PlanActivated():
                 telemetry.encode_row(telemetry.Row(world.wall_us(), action))  # it may leave the device
-                self.world.note(self.name, "runs %s", plan[:8])
+                self.world.note(self.name, "runs %s", action.plan[:8])
             case Unload(key):
                 if process is not None:
-                    process.command(lambda: process.unload(key))
+                    process.command(lambda: process.unload(PlanKey(key)))
             case StartEngine(delay_s):
                 life = self.life
                 self.world.later(
