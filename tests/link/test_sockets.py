@@ -381,6 +381,7 @@ def test_a_plan_travels_is_committed_and_reported(tmp_path: Path) -> None:
             "VerifyPlan",
             "StagePlan",
             "ActivatePlan",
+            "AbandonPlan",  # it is over: nothing of it is left to give up
         ]
 
 
