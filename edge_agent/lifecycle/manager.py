@@ -412,9 +412,8 @@ class PlanManager(Pursuit):
                 self._good = candidate.plan
                 return actions + self.outcomes.passed(candidate.attempt)
             case GuardVerdict.ROLL_BACK:
-                self._candidate = None
                 self._forsake(candidate.digest)
-                return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()
+                return self._failed(candidate, probation.reason) + self._pursue()
 
     def _forsake(self, digest: Digest) -> None:
         """What ran on from an earlier attempt has failed in a later one, or brought the engine down."""
@@ -439,12 +438,19 @@ class PlanManager(Pursuit):
             return []
         if candidate.runner is not None or blamed is not candidate.plan:
             return self._step_back(how, now_s)
-        self._candidate = None
         if candidate.probation is not None:
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
-        return self.outcomes.failed(candidate.attempt, reason)
+        return self._failed(candidate, reason)
+
+    def _failed(self, candidate: Candidate, reason: str) -> list[Action]:
+        """The attempt is over: what runs beside it is what runs, though it may not be last-known-good."""
+        self._candidate = None
+        actions = self.outcomes.failed(candidate.attempt, reason)
+        if self.active is not None and self.active.ref.digest != candidate.digest:
+            self.outcomes.active_changed(self._ref_of(self.active))
+        return actions
 
     def _blamed(self) -> RunnablePlan | None:
         """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
@@ -466,8 +472,7 @@ class PlanManager(Pursuit):
         actions: list[Action] = []
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
-            self._candidate = None
-            actions += self.outcomes.failed(candidate.attempt, reason)
+            actions += self._failed(candidate, reason)
         if self._good is not None and self._good.ref.digest == digest:
             if self._restoring is None:  # else it was said before, and is being tried again
                 actions.append(JournalNote("last_good_unusable", reason))

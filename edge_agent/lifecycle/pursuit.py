@@ -381,9 +381,7 @@ class Pursuit:
         plan = self.active
         if plan is None or self.runner is not None:
             return []
-        ref = plan.ref
-        if plan is self._fallback:
-            ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
+        ref = self._ref_of(plan)
         actions: list[Action] = []
         if not (self._candidate and self._candidate.in_window):  # the core knows, once it has the verdict
             self.outcomes.active_changed(ref)
@@ -394,3 +392,8 @@ class Pursuit:
             attempt = candidate.attempt if candidate is not None and desired else _NEVER
             actions.append(PlanActivated(ref.digest, ref.origin, *attempt))
         return actions
+
+    def _ref_of(self, plan: RunnablePlan) -> PlanRef:
+        """The plan as reports name it."""
+        ref = plan.ref
+        return PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter) if plan is self._fallback else ref

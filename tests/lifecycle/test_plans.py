@@ -313,6 +313,21 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
     assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
 
 
+def test_plan_that_ran_on_is_reported_once_more_when_its_successor_fails() -> None:
+    """The core takes last-known-good to run then, and there may be none.
+
+    1. `n` is on probation; a newer value is desired, and `n` runs on.
+    2. The newer plan is to be activated, and its artifacts are found damaged.
+    3. `n` still runs, and that is said.
+    """
+    manager, _, _ = manager_under_probation()
+    manager.abandon((1, 1))
+    manager.activate((1, 2), plan("m"))
+    manager.check_failed(plan("m").ref.digest, "damaged", frozenset())
+    assert manager.active == plan("n")
+    assert said(manager)[-1] == orders.ActiveChanged(plan("n").ref)
+
+
 def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:
     """The third crash may come while the plan is being loaded again, when nothing runs already."""
     manager = manager_alone(Supervisor(Random(0)))
