@@ -32,7 +32,7 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
-	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/worker tests/executor
+	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor
 
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'

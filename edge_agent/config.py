@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.edge_agent.ingest.channel import default_home
-from stageloom.shared.engine.interval_guard import GuardConfig
+from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
 from stageloom.shared.policy.queues import QueueMeasure
@@ -15,7 +15,6 @@ from stageloom.shared.policy.queues import QueueMeasure
 SETTINGS_NAME = "agent.json"
 _MAX_SETTINGS_BYTES = 1 << 20
 
-Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
@@ -25,53 +24,6 @@ class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
     shapes: dict[str, tuple[int, ...]] = {}  # of inputs whose dimensions the file leaves open
-
-
-_Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
-
-
-_Share = Annotated[float, Meta(ge=0.0, le=10.0)]
-
-
-class TrialSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a trial is run: the fields of `stageloom.shared.engine.trial.TrialConfig`, and what comes before
-    it."""
-
-    timing_s: _Seconds = 10.0  # the models are timed for so long at most before the windows begin
-    shortest_window_s: _Seconds = 0.25
-    instance_times: Annotated[float, Meta(ge=1.0, le=10_000.0)] = 20.0
-    cut: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
-    min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8
-    confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.95
-    gain: _Share = 0.02
-    limit_s: _Seconds = 60.0
-    guard: _Share = 0.2
-    age_floor_s: _Seconds = 0.01
-    brake_age_s: _Seconds = 1.0
-    stall_s: _Seconds = 10.0
-    min_failed: Annotated[int, Meta(ge=1, le=1_000_000)] = 3
-    max_failed_share: _Share = 0.1
-
-    def trial(self) -> TrialConfig:
-        """For the state machine."""
-        fields = msgspec.structs.asdict(self)
-        del fields["timing_s"]
-        return TrialConfig(**fields)
-
-
-class GuardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a plan that is activated without a trial is guarded:
-    `stageloom.shared.engine.interval_guard.GuardConfig`."""
-
-    length_s: _Seconds = 10.0
-    worsening: _Share = 0.2
-    min_tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
-    age_floor_s: _Seconds = 0.01
-    sample_s: _Seconds = 0.25
-
-    def guard(self) -> GuardConfig:
-        """For the state machine."""
-        return GuardConfig(**msgspec.structs.asdict(self))
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,8 +36,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
     probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed
-    trial: TrialSettings = TrialSettings()
-    guard: GuardSettings = GuardSettings()  # of plans that are proven, or change launch intervals only
+    trial: TrialConfig = TrialConfig()
+    guard: GuardConfig = GuardConfig()  # of plans that are proven, or change launch intervals only
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # for plans; 0: what the machine has
     load_limit_s: Seconds = 120.0  # a plan that loads for longer hangs: it is rejected, the engine restarted
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken

@@ -9,10 +9,9 @@ from typing import TypeAlias
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.host import LifecycleHost
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.machine.device import MachineWatch
@@ -24,7 +23,7 @@ from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 
-LifecycleFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
+LifecycleFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleShell, Sequence[str]]]
 """Makes the lifecycle over the plan manager; also returns what was wrong with the state it found."""
 
 
@@ -35,7 +34,7 @@ class Parts:
     config: AgentConfig
     loop: Loop
     engine: EngineClient
-    lifecycle: LifecycleHost
+    lifecycle: LifecycleShell
     journal: Journal
     artifacts: ArtifactStore
     fallback: FallbackFile
@@ -62,7 +61,15 @@ def make_parts(
     fallback = FallbackFile(config.home_path / "fallback")
     before_good, problem = fallback.load()
     supervisor, waiting = Supervisor(Random()), WaitingLog()
-    plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, rng=Random())
+    plans = PlanManager(
+        supervisor,
+        before_good,
+        waiting=waiting,
+        rng=Random(),
+        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard),
+        trial=config.trial,
+        load_limit_s=config.load_limit_s,
+    )
     engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
     engine.start()
     try:
@@ -114,13 +121,4 @@ def _worker_config(config: AgentConfig) -> WorkerConfig:
         sample_interval_s=config.alarm_interval_s if config.alarms else 0.0,
         memory_bytes=config.memory_bytes,
         log_level=config.log_level,
-    )
-
-
-def _manager_config(config: AgentConfig) -> ManagerConfig:
-    return ManagerConfig(
-        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard.guard()),
-        trial=config.trial.trial(),
-        timing_s=config.trial.timing_s,
-        load_limit_s=config.load_limit_s,
     )

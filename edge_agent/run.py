@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from stageloom.edge_agent.config import AgentConfig, decode_config
-from stageloom.edge_agent.lifecycle.host import LifecycleHost, alone
 from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell, alone
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
@@ -74,7 +74,7 @@ def _lifecycle_maker(config: AgentConfig) -> LifecycleFactory:
         plan = plan_alone(config, store, _log.info)
         return lambda plans: (alone(plan, plans), ())
 
-    def connect(plans: PlanManager) -> tuple[LifecycleHost, Sequence[str]]:
+    def connect(plans: PlanManager) -> tuple[LifecycleShell, Sequence[str]]:
         from stageloom.edge_agent.link.factory import connect_planner
 
         return connect_planner(config, plans)

@@ -17,7 +17,6 @@ from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.events import TimePassed
-from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.parts import LifecycleFactory, make_parts
 from stageloom.edge_agent.replan.load_watch import LoadWatch
@@ -108,7 +107,6 @@ class Agent:
         self._parts = parts = make_parts(config, self.loop, make_lifecycle, self._on_report)
         self._engine, self._plans, self._lifecycle = parts.engine, parts.plans, parts.lifecycle
         self._journal, self._profiles = parts.journal, parts.profiles
-        self._shell = PlanShell(parts)
         self._load = LoadWatch(parts)
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
@@ -132,7 +130,7 @@ class Agent:
         self._watchdog.up()
         self.loop.watch(self._lifecycle.link.fileno(), READ, lambda _: self._lifecycle.take())
         self.loop.call_every(_LINK_TICK_S, lambda: self._lifecycle.handle(TimePassed()))
-        self._shell.start()
+        self._lifecycle.start(self._parts)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self._config.stats_interval_s, self._count)
         self.loop.call_every(self._config.trace_interval_s, self._sample_steps)
@@ -159,7 +157,7 @@ class Agent:
             return
         self._stopping = True
         self._watchdog.stopping()
-        self._shell.shut_down()
+        self._lifecycle.shut_down(self.loop.now())
         self._engine.send(engine.PauseLaunches(refuse=True))
         self.loop.call_at(self.loop.now() + self._config.drain_s, self.loop.stop)
         self._stop_when_empty()
@@ -169,7 +167,7 @@ class Agent:
             self.loop.stop()
 
     def _tick(self) -> None:
-        self._shell.do(self._plans.tick(self.loop.now()))
+        self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
         self._engine.check_alive(busy=not serving)
         self._watchdog.beat(self.loop.now(), self._engine.sign_s, self._summary, serving=serving)
@@ -256,23 +254,23 @@ class Agent:
             case engine.Ready():
                 self._parts.supervisor.started(self.loop.now())
                 self._endpoint.engine_ready()
-                self._shell.do(self._plans.ready())
+                self._lifecycle.do(self._plans.ready())
                 self._profiles.engine_ready()
             case engine.PlanLoaded():
                 key = PlanKey(report.key)
-                self._shell.do(self._plans.loaded(key, report.stated_bytes, report.memory_bytes))
+                self._lifecycle.do(self._plans.loaded(key, report.stated_bytes, report.memory_bytes))
             case engine.PlanTooLarge():
-                self._shell.do(self._plans.too_large(report))
+                self._lifecycle.do(self._plans.too_large(report))
             case engine.WindowMeasured():
-                self._shell.do(self._plans.measured(report, self.loop.now()))
+                self._lifecycle.do(self._plans.measured(report, self.loop.now()))
             case engine.PlanFailed():
                 _log.warning("plan %d failed in the engine: %s", report.key, report.reason)
-                self._shell.do(self._plans.load_failed(PlanKey(report.key), report.reason))
+                self._lifecycle.do(self._plans.load_failed(PlanKey(report.key), report.reason))
             case engine.PlanActive():
                 self._plan_active(PlanKey(report.key), report.paused_s)
             case engine.PlanReleased():
-                self._shell.do(self._plans.released(PlanKey(report.key)))
-                self._shell.collect()
+                self._lifecycle.do(self._plans.released(PlanKey(report.key)))
+                self._lifecycle.collect()
             case engine.OperatorTimes():
                 self._profiles.operator_times(report)
             case engine.StageTimes():
@@ -291,7 +289,7 @@ class Agent:
                 text = f"tasks that name arena {report.arena} are refused: {report.reason}"
                 self._journal.note("arena_refused", text)
             case engine.Drained():
-                self._shell.do(self._plans.drained(self.loop.now()))
+                self._lifecycle.do(self._plans.drained(self.loop.now()))
                 self._stop_when_empty()
 
     def _task_done(self, done: engine.TaskDone) -> None:
@@ -299,7 +297,7 @@ class Agent:
             self._parts.waiting.task_completed(done.queued_s, done.ended_s)
         self._endpoint.task_ended(done.task, done.outcome, done.code, done.reason, done.queued_s)
         if self._plans.phase is not None:
-            self._shell.do(self._plans.task_ended(done.outcome, done.reason, done.plan))
+            self._lifecycle.do(self._plans.task_ended(done.outcome, done.reason, done.plan))
         if self._stopping:
             self._stop_when_empty()
 
@@ -309,7 +307,7 @@ class Agent:
         facts = self._plans.facts_of(plan.ref.digest) if plan else None
         if facts is not None:
             self._load.plan_active(facts)
-        self._shell.do(self._plans.activated(key, self.loop.now(), paused_s))
+        self._lifecycle.do(self._plans.activated(key, self.loop.now(), paused_s))
 
     def _exited(self, returncode: int) -> None:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
@@ -322,5 +320,5 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._profiles.engine_exited(ordered=self._plans.engine_stopping)
-        self._shell.do(self._plans.exited(how, self.loop.now()))
-        self._shell.collect()
+        self._lifecycle.do(self._plans.exited(how, self.loop.now()))
+        self._lifecycle.collect()

@@ -6,13 +6,16 @@ copy is used; if that is broken too the agent starts without, and says so. It ne
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from stageloom.shared.artifact import file_digest
 from stageloom.shared.digest import DIGEST_BYTES
 from stageloom.shared.durable_file import sync_directory, sync_file, write_synced
 from stageloom.shared.errors import StateError, StorageError
@@ -103,14 +106,24 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
+RESERVE_BYTES: Final = 2 << 20
+"""Left free for the link's state: three copies of the largest that there can be, and the spool's ledger."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class ArtifactStore:
-    """Whole artifacts, each under its digest's name; `NAME.part` is a download that the link is at."""
+    """Artifacts by digest: `DIGEST` is a whole one, `DIGEST.part` the beginning of one that a fetch resumes.
+
+    A device whose disk is full can store no state, so it could not even take a plan that fits. An artifact is
+    therefore not begun where it does not fit, and the beginning of one goes when the disk fills meanwhile.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def path(self, digest: Digest) -> Path:
-        """Where the artifact lies, if it is present."""
+        """Where the whole artifact lies, or will."""
         return self.directory / digest
 
     def present(self) -> frozenset[Digest]:
@@ -119,6 +132,64 @@ class ArtifactStore:
             return frozenset()
         names = (path.name for path in self.directory.iterdir())
         return frozenset(Digest(name) for name in names if len(name) == _DIGEST_CHARS)
+
+    # -- downloads ------------------------------------------------------------------------------------------
+
+    def partial_bytes(self, digest: Digest) -> int:
+        """How much of an artifact lies here already."""
+        part = self._part(digest)
+        return part.stat().st_size if part.exists() else 0
+
+    def require_room(self, size_bytes: int, have_bytes: int) -> None:
+        """See that the rest of an artifact fits.
+
+        Raises:
+            OSError: it does not, or the directory cannot be made.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk = os.statvfs(self.directory)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if size_bytes - have_bytes + RESERVE_BYTES > free_bytes:
+            text = f"{size_bytes - have_bytes} bytes are to come and {free_bytes} free"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {text}")
+
+    def append(self, digest: Digest, offset_bytes: int, data: bytes) -> None:
+        """Add a chunk at the end of the partial file.
+
+        Raises:
+            OSError: the disk is full, and the partial file is gone; or it is not `offset_bytes` long.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._part(digest).open("ab") as file:
+                if file.tell() != offset_bytes:
+                    raise OSError(f"the partial artifact has {file.tell()} bytes, not {offset_bytes}")
+                file.write(data)
+        except OSError as error:
+            if error.errno in _FULL:
+                self._part(digest).unlink(missing_ok=True)
+            raise
+        failpoint("agent.artifact.append")
+
+    def finish(self, digest: Digest) -> bool:
+        """Take a complete file in if it is what it should be; throw it away if not.
+
+        Raises:
+            OSError: it cannot be read or moved.
+        """
+        part = self._part(digest)
+        if file_digest(part) != digest:
+            part.unlink()
+            return False
+        failpoint("agent.artifact.rename")
+        part.replace(self.path(digest))
+        failpoint("agent.artifact.renamed")
+        return True
+
+    def _part(self, digest: Digest) -> Path:
+        return self.directory / f"{digest}{_PART}"
+
+    # -- whole artifacts ------------------------------------------------------------------------------------
 
     def adopt(self, path: Path, digest: Digest) -> Path:
         """Move an artifact that was made on this file system into the store.

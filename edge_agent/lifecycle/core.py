@@ -8,24 +8,38 @@ or a full disk at any point costs time, never a plan or the truth of a report.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import structs
 
+from stageloom.edge_agent.lifecycle import attempts
 from stageloom.edge_agent.lifecycle import events as ev
-from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.attempts import HELD_MOST, Changed, Way
 from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
-from stageloom.edge_agent.lifecycle.local import HELD_MOST, at_boot
+from stageloom.edge_agent.lifecycle.local import LocalPlans
 from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.needs import Needs
 from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, PlannerSession
-from stageloom.edge_agent.lifecycle.states import Attempt, LinkState, PlanRef, RunnablePlan, TransitionCause
-from stageloom.edge_agent.lifecycle.trials import Way
-from stageloom.shared.engine.trial import TrialRecord
+from stageloom.edge_agent.lifecycle.states import (
+    OPEN,
+    UNDONE,
+    AttemptId,
+    LinkState,
+    PlanAttempt,
+    PlanRef,
+    RunnablePlan,
+    TransitionCause,
+)
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages import control
 from stageloom.shared.messages.base import Refused
-from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState
+from stageloom.shared.messages.control import (
+    ArtifactNeed,
+    DeviceState,
+)
+from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.text import bounded, counted
 
 
@@ -45,10 +59,10 @@ class Lifecycle:
         self._needs = Needs(again_s=config.fetch_again_s)
         self._environment: str | None = None
         self._active_told: tuple[PlanRef | None] | None = None  # what runs, until a state names it
-        self._asked: tuple[Attempt, str] | None = None  # of the plan manager
+        self._asked: dict[AttemptId, tuple[DeviceState, str]] = {}  # of the plan manager
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._alarms = AlarmBox(config.boot)
-        self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
+        self._local = LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
     # -- what the shell calls -------------------------------------------------------------------------------
 
@@ -92,7 +106,7 @@ class Lifecycle:
         self._outbox = deque(
             action
             for action in self._outbox
-            if not isinstance(action, ev.Persist | ev.Hold | ev.SendMessage | ev.RecordRow)
+            if not isinstance(action, ev.Persist | ev.Hold | ev.SendMessage | TrialEnded)
         )
         self._once_durable.clear()
         self.forgot()
@@ -117,84 +131,75 @@ class Lifecycle:
     # -- what the plan manager calls ------------------------------------------------------------------------
     # An outcome of another attempt or state is late and changes nothing.
 
-    def verified(self, attempt: Attempt) -> list[Action]:
+    def verified(self, attempt_id: AttemptId) -> list[Action]:
         """It decodes and is legal, and its artifacts are whole."""
-        if self._is_local(attempt):
-            return self._become(local.verified(self.state))
-        if self._attempt_is(attempt, DeviceState.RECEIVED, DeviceState.WAITING):
-            return self._become(self.state.moved(TransitionCause.VERIFIED, ""))
-        return []
+        attempt = self._attempt(attempt_id, DeviceState.RECEIVED, DeviceState.WAITING)
+        if attempt is None:
+            return []
+        return self._become(self.state.advanced(attempt, TransitionCause.VERIFIED))
 
     def staged(self, staged: ev.PlanStaged) -> list[Action]:
         """The plan can run: a trial, probation or a refusal is next."""
-        if self._is_local(staged.attempt):
-            return self._become(local.staged(self.state, staged, self._now_us))
-        if not self._attempt_is(staged.attempt, DeviceState.VERIFIED, DeviceState.STAGED):
+        attempt = self._attempt(staged.attempt, DeviceState.VERIFIED, DeviceState.STAGED)
+        if attempt is None:
             return []
         self._staged = staged
-        verified = self.state.state is DeviceState.VERIFIED
-        return self._become(self.state.moved(TransitionCause.STAGED, "")) if verified else []
+        if attempt.state is DeviceState.STAGED:
+            return []
+        return self._become(self.state.advanced(attempt, TransitionCause.STAGED))
 
-    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]:
+    def trial_begins(self, attempt_id: AttemptId, record: TrialRecord) -> list[Action]:
         """Everything is ready: the candidate runs once the record is durable."""
-        if self._is_local(attempt):
-            return self._become(local.trial_begins(self.state, record))
-        if self._attempt_is(attempt, DeviceState.STAGED):
-            moved = self.state.moved(TransitionCause.TRIAL_BEGINS, "")
-            return self._become(structs.replace(moved, trial=record))
-        return []
+        attempt = self._attempt(attempt_id, DeviceState.STAGED)
+        if attempt is None:
+            return []
+        return self._become(self.state.advanced(attempt, TransitionCause.TRIAL_BEGINS, record=record))
 
-    def trial_decided(self, decided: ev.TrialDecided) -> list[Action]:
+    def trial_decided(
+        self, attempt_id: AttemptId, control: Digest | None, result: TrialResult
+    ) -> list[Action]:
         """The trial ended, or was refused: after a commit the candidate runs, else the control."""
+        attempt = self._attempt(attempt_id, DeviceState.STAGED, DeviceState.TRIAL)
         actions: list[Action] = []
-        if self._is_local(decided.attempt):
-            actions = self._apply(local.decided(self.state, decided.result, self._now_us))
-        elif self._attempt_is(decided.attempt, DeviceState.STAGED, DeviceState.TRIAL):
-            actions = self._apply(trials.decided(self.state, decided, self._now_us))
+        if attempt is not None:
+            actions = self._apply(
+                attempts.decided(self.state, attempt, result, self._now_us, control=control)
+            )
         return [*actions, ev.CollectArtifacts()]
 
-    def passed(self, attempt: Attempt) -> list[Action]:
+    def passed(self, attempt_id: AttemptId) -> list[Action]:
         """It ran for as long as it had to, and nothing speaks against it."""
+        attempt = self._attempt(attempt_id, DeviceState.PROBATION)
         actions: list[Action] = []
-        if self._is_local(attempt):
-            actions = self._apply(local.passed(self.state, self._now_us))
-        elif self._attempt_is(attempt, DeviceState.PROBATION):
-            actions = self._apply(trials.committed(self.state, self._now_us))
+        if attempt is not None:
+            actions = self._apply(attempts.passed(self.state, attempt, self._now_us))
         return [*actions, ev.CollectArtifacts(downloads=True)]
 
-    def failed(self, attempt: Attempt, reason: str) -> list[Action]:
+    def failed(self, attempt_id: AttemptId, reason: str) -> list[Action]:
         """It is not legal, cannot be prepared, or did not outlive probation: then the plan before runs."""
-        return [*self._failed(attempt, reason), ev.CollectArtifacts()]
-
-    def _failed(self, attempt: Attempt, reason: str) -> list[Action]:
-        good, tried = self.state.last_good, self.state.local
-        if self._is_local(attempt) and tried is not None:
-            ran = tried.state is DeviceState.PROBATION
-            actions = self._apply(local.failed(self.state, reason, self._now_us))
-        elif self._attempt_is(attempt, DeviceState.PROBATION):
-            ran = True
-            actions = self._apply(trials.rolled_back(self.state, reason, self._now_us))
-        elif self._attempt_is(
-            attempt, DeviceState.RECEIVED, DeviceState.WAITING, DeviceState.VERIFIED, DeviceState.STAGED
-        ):
-            return self._become(self.state.moved(TransitionCause.REFUSED, reason))
-        else:
-            return []
-        if ran and good is not None:
-            self._once_durable.append(partial(self.plans.restore, good))
-        return actions
+        actions: list[Action] = []
+        if attempt := self._attempt(attempt_id, DeviceState.PROBATION):
+            good = self.state.last_good
+            actions = self._apply(attempts.failed(self.state, attempt, reason, self._now_us))
+            if good is not None:
+                self._once_durable.append(partial(self.plans.restore, good))
+        elif attempt := self._attempt(attempt_id, *UNDONE):
+            actions = self._become(attempts.refused(self.state, attempt, reason))
+        return [*actions, ev.CollectArtifacts()]
 
     def restore_failed(self, reason: str) -> list[Action]:
         """Last-known-good does not run any more."""
-        if (back := local.lost(self.state)) is not None:
+        if (back := attempts.lost_local_plan(self.state)) is not None:
             if back.last_good is not None:
                 self._once_durable.append(partial(self.plans.restore, back.last_good))
             return self._become(back)
         if self.state.state is not DeviceState.COMMITTED:
             return []
         # The plan is not to blame for a damaged artifact: it is fetched and tried again.
-        cause = TransitionCause.ARTIFACTS_MISSING if self._missing() else TransitionCause.RESTORE_FAILED
-        return self._become(self.state.moved(cause, reason))
+        if self._missing():
+            state, rows = attempts.superseded(self.state, self._now_us, reason)
+            return self._apply((state.moved(TransitionCause.ARTIFACTS_MISSING, reason), rows))
+        return self._become(self.state.moved(TransitionCause.RESTORE_FAILED, reason))
 
     def active_changed(self, active: PlanRef | None) -> None:
         """What runs changed: a fallback, a plan made locally, or nothing. True until it is said otherwise."""
@@ -206,16 +211,15 @@ class Lifecycle:
 
     def forgot(self) -> None:
         """What the plan manager was asked for is lost: ask again."""
-        self._asked = None
-        self._local.forget()
+        self._asked.clear()
         self._needs.forget_profiles()
 
-    def _is_local(self, attempt: Attempt) -> bool:
-        return self.state.local is not None and self.state.local.attempt == attempt
-
-    def _attempt_is(self, attempt: Attempt, *states: DeviceState) -> bool:
-        desired = self.state.desired is not None and self.state.attempt == attempt
-        return desired and self.state.state in states
+    def _attempt(self, attempt_id: AttemptId, *states: DeviceState) -> PlanAttempt | None:
+        """The attempt that an outcome is of, if it is in one of these states."""
+        for attempt in self.state.attempts:
+            if attempt.id == attempt_id and attempt.state in states:
+                return attempt
+        return None
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class Lifecycle:
         if self.disk.settled or self.disk.blocked(now_s):
             return []
         self.disk.settled = True
-        return self._apply(at_boot(self.state, self._now_us))
+        return self._apply(attempts.at_boot(self.state, self._now_us))
 
     def _take(self, event: ev.Event, now_s: float) -> list[Action]:
         match event:
@@ -244,7 +248,7 @@ class Lifecycle:
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
                 return self.session.is_now(environment, self.report(), now_s)
-            case ev.AlarmRaised():
+            case control.Alarm():
                 self._alarms.take(event, self.session.environment)
                 self._local.alarm(event.cause, self.state.attempt, now_s)
             case ev.PlansMade(plans):
@@ -273,22 +277,19 @@ class Lifecycle:
         return []
 
     def _desired(self, desired: control.Desired, now_s: float) -> list[Action]:
-        known, tried = self.state.desired, self.state.local
+        known = self.state.desired
         if known is not None and (desired.epoch, desired.generation) <= (known.epoch, known.generation):
             # Late, repeated, or from a planner that lost its memory: tell it what we have seen.
             same = structs.replace(desired, correlation=known.correlation) == known
             return [] if same else self.session.send_report(self.report(), now_s)
         if self.disk.blocked(now_s):
             return []  # the planner offers it again with the next heartbeat
-        over = [attempt for attempt in (known and self.state.attempt, tried and tried.attempt) if attempt]
-        self._once_durable += [partial(self.plans.abandon, attempt) for attempt in over]
-        rows = trials.abandoned(self.state, "a newer plan is desired", self._now_us)
-        before, local_rows = local.superseded(self.state, self._now_us)
-        wanted = {one.request for one in desired.profiles}
+        before, rows = attempts.superseded(self.state, self._now_us)
+        wanted = {profile.request for profile in desired.profiles}
         if desired.stage_profile is not None:
             wanted.add(desired.stage_profile.request)
         cause, reason = TransitionCause.DESIRED, ""
-        if trials.only_measures(self.state, desired):
+        if attempts.only_measures(self.state, desired):
             cause, reason = TransitionCause.MEASURE, self.state.reason
         moved = structs.replace(
             before.moved(cause, reason),
@@ -297,9 +298,9 @@ class Lifecycle:
             trial=None,
             abandoned=0,
             way="",
-            answered=tuple(one for one in self.state.answered if one in wanted),
+            answered=tuple(request for request in self.state.answered if request in wanted),
         )
-        return self._apply(trials.Changed(moved, (*local_rows, *rows)))
+        return self._apply((moved, rows))
 
     def _fetch_failed(self, digest: Digest, reason: str) -> list[Action]:
         waits = self.state.state is DeviceState.WAITING
@@ -313,9 +314,10 @@ class Lifecycle:
     def _now_us(self) -> int:
         return round((self._now_s + self.config.wall_s) * 1e6)
 
-    def _apply(self, changed: trials.Changed) -> list[Action]:
+    def _apply(self, changed: Changed) -> list[Action]:
         """Take over a state, then tell what led to it."""
-        return self._become(changed.state) + [ev.RecordRow(row) for row in changed.rows]
+        state, rows = changed
+        return [*self._become(state), *rows]
 
     def _change(self, **fields: object) -> list[Action]:
         return self._become(structs.replace(self.state, **fields))
@@ -325,8 +327,12 @@ class Lifecycle:
         if new == self.state:
             return []
         before = self.report()
+        still_open = {attempt.id for attempt in new.attempts if attempt.state in OPEN}
+        for attempt in self.state.attempts:
+            if attempt.state in OPEN and attempt.id not in still_open:
+                self._once_durable.append(partial(self.plans.abandon, attempt.id))
         if (new.state, new.desired) != (self.state.state, self.state.desired):
-            self._asked = None
+            self._asked.pop(self.state.attempt, None)
         self.state = new
         if self.report() != before:
             self.state = structs.replace(new, revision=new.revision + 1)
@@ -348,7 +354,7 @@ class Lifecycle:
             calls, self._once_durable = self._once_durable, []
             if actions := [action for call in calls for action in call()]:
                 return actions
-            for step in (self._take_what_is_told, self._next_step, self._local_step):
+            for step in (self._take_what_is_told, self._step_attempts, self._begin_local):
                 if actions := step(now_s):
                     return actions
             desired, welcomed = self.state.desired, self.session.welcomed
@@ -367,105 +373,89 @@ class Lifecycle:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return []
-        before = self.state
-        kept, local_rows = local.environment_changed(before, self._now_us)
-        if kept.local is None and before.local is not None:
-            self._once_durable.append(partial(self.plans.abandon, before.local.attempt))
-        if before.state in (DeviceState.STAGED, DeviceState.TRIAL):
-            self._once_durable.append(partial(self.plans.abandon, before.attempt))
-        there, rows = trials.environment_changed(kept, environment, self._now_us)
-        return self._apply(trials.Changed(there, (*local_rows, *rows)))
+        if self.state.state in (DeviceState.STAGED, DeviceState.TRIAL):
+            self._once_durable.append(partial(self.plans.abandon, self.state.attempt))
+        return self._apply(attempts.environment_changed(self.state, environment, self._now_us))
 
     def _tell_planner(self, now_s: float) -> list[Action]:
         """An alarm and a local plan, whatever else goes on."""
         if not self.session.welcomed:
             return []
         alarm = self._alarms.due(now_s, self.config.alarm_again_s)
-        planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
+        planned = self._local.message(self.state, self.config.boot, now_s)
         return [ev.SendMessage(message) for message in (alarm, planned) if message is not None]
 
-    def _local_step(self, now_s: float) -> list[Action]:
+    def _begin_local(self, now_s: float) -> list[Action]:
         begun = self._local.begin(
-            self.state,
-            self.state.attempt,
-            connected=self.session.welcomed,
-            present=self._needs.present,
-            now_s=now_s,
+            self.state, connected=self.session.welcomed, present=self._needs.present, now_s=now_s
         )
-        if begun is not None:
-            return self._become(begun)
-        # The record is on disk before the plan runs: a crash from here on is found at boot.
-        if actions := self._become(local.activated(self.state)):
-            return actions
-        tried = self.state.local
-        if tried is None or not self._local.due(tried):
-            return []
-        attempt, plan = tried.attempt, tried.plan
-        match tried.state:
-            case DeviceState.RECEIVED:
-                return self.plans.verify(attempt, plan)
-            case DeviceState.VERIFIED:
-                return self.plans.stage(attempt, plan)
-            case DeviceState.STAGED:
-                return self._run_trial(attempt, plan, now_s)
-            case DeviceState.TRIAL:
-                return self.plans.trial_recorded(attempt, now_s)
-        return self.plans.activate(attempt, plan, guarded=tried.way != Way.TRIAL.value)
+        return [] if begun is None else self._become(begun)
 
-    def _run_trial(self, attempt: Attempt, plan: RunnablePlan, now_s: float) -> list[Action]:
-        return self.plans.run_trial(attempt, plan, self.state.environment, self._now_us, now_s)
-
-    def _next_step(self, now_s: float) -> list[Action]:
-        plan, attempt = self.state.candidate, self.state.attempt
-        match self.state.state:
-            case DeviceState.RECEIVED | DeviceState.WAITING:
-                return self._acquire(plan, attempt, now_s)
-            case DeviceState.VERIFIED if plan:
-                # An artifact that was there when the plan was checked may have been found damaged since.
-                return self._wait(now_s) if self._missing() else self._stage(attempt, plan)
-            case DeviceState.STAGED if plan:
-                return self._begin(plan, attempt, now_s)
-            case DeviceState.TRIAL:
-                return self._ask("trial", partial(self.plans.trial_recorded, attempt, now_s))
-            case DeviceState.PROBATION if plan:
-                guarded = self.state.way in (Way.PROVEN.value, Way.GUARD.value)
-                return self._ask("activate", partial(self.plans.activate, attempt, plan, guarded=guarded))
-        return []
-
-    def _stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
-        return self._ask("stage", partial(self.plans.stage, attempt, plan))
-
-    def _begin(self, plan: RunnablePlan, attempt: Attempt, now_s: float) -> list[Action]:
-        """From staged on: a trial, or straight under probation."""
-        staged = self._staged
-        if staged is None or staged.attempt != attempt:
-            return self._stage(attempt, plan)
-        way = trials.way_of(self.state, staged)
-        if way is Way.TRIAL:
-            return self._ask("trial", partial(self._run_trial, attempt, plan, now_s))
-        if way.guarded and staged.starves:
-            return self._become(self.state.moved(TransitionCause.REFUSED, staged.starves))
-        # The record is on disk before the plan runs: a crash from here on is found at boot.
-        return self._apply(trials.activated(self.state, staged, way, self._now_us))
-
-    def _acquire(self, plan: RunnablePlan | None, attempt: Attempt, now_s: float) -> list[Action]:
-        good, active = self.state.last_good, self.state.active
-        received = self.state.state is DeviceState.RECEIVED
-        if received and plan is None:
+    def _step_attempts(self, now_s: float) -> list[Action]:
+        if self.state.state is DeviceState.RECEIVED and self.state.candidate is None:
             reason = "no plan is desired; what runs goes on"
             return self._become(self.state.moved(TransitionCause.NOTHING_TO_DO, reason))
-        if plan is None:
-            return []
-        if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
-            moved = self.state.moved(TransitionCause.NOTHING_TO_DO, "it was committed and runs already")
-            if moved.planned is not None:
-                # The planner desires what was planned here: it is the planner's from now on.
-                moved = structs.replace(moved, active=plan.ref, last_good=plan, planned=None)
-                self._once_durable.append(partial(self.plans.restore, plan))
-            return self._become(moved)
-        if self._missing():
-            return self._wait(now_s)
-        return self._ask("verify", partial(self.plans.verify, attempt, plan))
+        for attempt in self.state.attempts:
+            if actions := self._next_step(attempt, now_s):
+                return actions
+        return []
+
+    def _next_step(self, attempt: PlanAttempt, now_s: float) -> list[Action]:
+        missing = [] if attempt.local else self._missing()
+        match attempt.state:
+            case DeviceState.RECEIVED if self._runs_already(attempt):
+                return self._nothing_to_do(attempt.plan)
+            case DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED if missing:
+                # An artifact that was there when the plan was checked may have been found damaged since.
+                return self._wait(now_s)
+            case DeviceState.RECEIVED | DeviceState.WAITING:
+                return self._ask(attempt, "verify", partial(self.plans.verify, attempt.id, attempt.plan))
+            case DeviceState.VERIFIED:
+                return self._stage(attempt)
+            case DeviceState.STAGED:
+                return self._begin(attempt, now_s)
+            case DeviceState.TRIAL:
+                return self._ask(attempt, "trial", partial(self.plans.trial_recorded, attempt.id, now_s))
+            case DeviceState.PROBATION:
+                guarded = attempt.way in (Way.PROVEN.value, Way.GUARD.value)
+                call = partial(self.plans.activate, attempt.id, attempt.plan, guarded=guarded)
+                return self._ask(attempt, "activate", call)
+        return []
+
+    def _runs_already(self, attempt: PlanAttempt) -> bool:
+        """The desired plan was committed, and runs."""
+        good, active = self.state.last_good, self.state.active
+        if attempt.local or good is None or active is None:
+            return False
+        return good.ref.digest == active.digest == attempt.plan.ref.digest
+
+    def _nothing_to_do(self, plan: RunnablePlan) -> list[Action]:
+        moved = self.state.moved(TransitionCause.NOTHING_TO_DO, "it was committed and runs already")
+        if moved.planned is not None:
+            # The planner desires what was planned here: it is the planner's from now on.
+            moved = structs.replace(moved, active=plan.ref, last_good=plan, planned=None)
+            self._once_durable.append(partial(self.plans.restore, plan))
+        return self._become(moved)
+
+    def _stage(self, attempt: PlanAttempt) -> list[Action]:
+        return self._ask(attempt, "stage", partial(self.plans.stage, attempt.id, attempt.plan))
+
+    def _begin(self, attempt: PlanAttempt, now_s: float) -> list[Action]:
+        """From staged on: a trial, or straight under probation."""
+        staged = self._staged
+        if staged is None or staged.attempt != attempt.id:
+            return self._stage(attempt)
+        way = attempts.way_of(self.state, attempt, staged)
+        if way is None:
+            return self._become(self.state.advanced(attempt, TransitionCause.NOT_NOW))
+        if way is Way.TRIAL:
+            environment, at_us = self.state.environment, self._now_us
+            call = partial(self.plans.run_trial, attempt.id, attempt.plan, environment, at_us, now_s)
+            return self._ask(attempt, "trial", call)
+        if way.guarded and staged.starves:
+            return self._become(attempts.refused(self.state, attempt, staged.starves))
+        # The record is on disk before the plan runs: a crash from here on is found at boot.
+        return self._apply(attempts.activated(self.state, attempt, way, staged.control, self._now_us))
 
     def _wait(self, now_s: float) -> list[Action]:
         """For artifacts that are missing, and fetch them."""
@@ -475,12 +465,15 @@ class Lifecycle:
             return self._become(self.state.moved(TransitionCause.ARTIFACTS_MISSING, reason))
         return self._needs.fetch(missing, now_s, connected=self.session.welcomed)
 
-    def _ask(self, what: str, call: Callable[[], list[Action]]) -> list[Action]:
+    def _ask(self, attempt: PlanAttempt, what: str, call: Callable[[], list[Action]]) -> list[Action]:
         """Call the plan manager once for this attempt and state."""
-        asked = (self.state.attempt, what)
-        if self._asked == asked:
+        asked = (attempt.state, what)
+        if self._asked.get(attempt.id) == asked:
             return []
-        self._asked = asked
+        self._asked = {one.id: self._asked[one.id] for one in self.state.attempts if one.id in self._asked}
+        self._asked[attempt.id] = asked
+        if attempt.local and attempt.state not in (DeviceState.RECEIVED, DeviceState.VERIFIED):
+            self._local.prepared()
         return call()
 
 
@@ -522,75 +515,3 @@ class Disk:
         self._written, self.settled = self._on_disk, self._settled_durably
         self.error, self._blocked_until_s = reason, again_s
         return self._believed
-
-
-class Needs:
-    """Asks for each artifact, profile and policy once, and again where that is due."""
-
-    def __init__(self, *, again_s: float) -> None:
-        """`again_s`: how long a fetch may take to begin before it is asked for again."""
-        self.present: set[Digest] = set()
-        self._again_s = again_s
-        self._fetch_asked_s: dict[Digest, float] = {}
-        self._profiles_asked: set[int] = set()
-        self._policy_used: Digest | None = None  # the policy that the agent was told of
-
-    def gone(self, digest: Digest) -> None:
-        """An artifact was removed or found damaged."""
-        self.present.discard(digest)
-        if digest == self._policy_used:
-            self._policy_used = None
-
-    def forget_profiles(self) -> None:
-        """Whoever was asked for a profile does not know of it any more."""
-        self._profiles_asked.clear()
-
-    def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
-        """Artifacts of the desired plan that are not here."""
-        return [need for need in desired.artifacts if need.digest not in self.present] if desired else []
-
-    def fetch(self, needs: Sequence[ArtifactNeed], now_s: float, *, connected: bool) -> list[Action]:
-        """Fetch what was not asked for a moment ago."""
-        if not connected:
-            return []
-        actions: list[Action] = []
-        for need in needs:
-            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
-            if now_s - asked_s >= self._again_s:
-                self._fetch_asked_s[need.digest] = now_s
-                actions.append(ev.FetchArtifact(need))
-        return actions
-
-    def policy(self, desired: Desired | None, now_s: float, *, connected: bool) -> list[Action]:
-        """Fetch the policy that is desired, then say which one to plan with."""
-        need = desired.policy if desired else None
-        if need is not None and need.digest not in self.present:
-            artifact = ArtifactNeed("policy", need.digest, need.size_bytes)
-            return self.fetch([artifact], now_s, connected=connected)
-        wanted = need.digest if need is not None else None
-        if wanted == self._policy_used:
-            return []
-        self._policy_used = wanted
-        return [ev.UsePolicy(wanted)]
-
-    def profiles(
-        self, desired: Desired | None, answered: Collection[int], now_s: float, *, connected: bool
-    ) -> list[Action]:
-        """Ask for the measurements that are desired, once their artifacts are here."""
-        if desired is None:
-            return []
-        wanted: list[tuple[int, tuple[ArtifactNeed, ...], Action]] = [
-            (one.request, (one.artifact,), ev.RunProfile(one)) for one in desired.profiles
-        ]
-        if (stages := desired.stage_profile) is not None:
-            wanted.append((stages.request, stages.artifacts, ev.RunStageProfile(stages)))
-        actions: list[Action] = []
-        for request, needs, action in wanted:
-            if request in answered or request in self._profiles_asked:
-                continue
-            if missing := [need for need in needs if need.digest not in self.present]:
-                actions += self.fetch(missing, now_s, connected=connected)
-                continue
-            self._profiles_asked.add(request)
-            actions.append(action)
-        return actions

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.events import Action
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
-from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.edge_agent.worker.messages import PauseLaunches, PlanTooLarge, SwitchPlan, Unload
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
@@ -52,20 +52,20 @@ class EngineView:
             self.freed.add(before)
         self.asked, self.draining = key, False
         self.freed.discard(key)
-        return [SwapTo(key, keep)]
+        return [SwitchPlan(key, keep)]
 
     def drain(self) -> list[Action]:
         """Launch nothing until the next swap."""
         if self.draining:
             return []
         self.draining = True
-        return [DrainEngine()]
+        return [PauseLaunches(refuse=False)]
 
     def unload(self, keys: Iterable[PlanKey]) -> list[Action]:
         """Free these, unless they are being freed."""
         unwanted = [key for key in keys if key not in self.freed]
         self.freed.update(unwanted)
-        return [UnloadPlan(key) for key in unwanted]
+        return [Unload(key) for key in unwanted]
 
     def released(self, key: PlanKey) -> None:
         """It is freed: there is more room."""
@@ -79,17 +79,6 @@ class EngineView:
             self.asked = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SupervisorConfig:
-    """When a plan is condemned, and how fast the process is started again."""
-
-    max_crashes: int = 3
-    window_s: float = 60.0
-    stable_s: float = 30.0
-    first_delay_s: float = 0.5
-    longest_delay_s: float = 30.0
-
-
 class Supervisor:
     """Decides about restarts, and remembers which plans crashed the process.
 
@@ -98,9 +87,22 @@ class Supervisor:
     `window_s` is condemned for the life of the agent.
     """
 
-    def __init__(self, rng: Random, config: SupervisorConfig | None = None) -> None:
-        self.config = config or SupervisorConfig()
+    def __init__(
+        self,
+        rng: Random,
+        *,
+        max_crashes: int = 3,
+        window_s: float = 60.0,
+        stable_s: float = 30.0,
+        first_delay_s: float = 0.5,
+        longest_delay_s: float = 30.0,
+    ) -> None:
+        self.max_crashes = max_crashes
         self.restarts = 0
+        self._window_s = window_s
+        self._stable_s = stable_s
+        self._first_delay_s = first_delay_s
+        self._longest_delay_s = longest_delay_s
         self._rng = rng
         self._started_s = 0.0
         self._delays: Iterator[float] | None = None
@@ -116,16 +118,14 @@ class Supervisor:
         if plan is not None:
             crashes = self._crashes.setdefault(plan, deque())
             crashes.append(now_s)
-            while crashes[0] < now_s - self.config.window_s:
+            while crashes[0] < now_s - self._window_s:
                 crashes.popleft()
-            if len(crashes) >= self.config.max_crashes:
+            if len(crashes) >= self.max_crashes:
                 self._condemned.add(plan)
-        if now_s - self._started_s >= self.config.stable_s:
+        if now_s - self._started_s >= self._stable_s:
             self._delays = None
         if self._delays is None:
-            self._delays = backoff_s(
-                self._rng, first_s=self.config.first_delay_s, cap_s=self.config.longest_delay_s
-            )
+            self._delays = backoff_s(self._rng, first_s=self._first_delay_s, cap_s=self._longest_delay_s)
             return 0.0
         return next(self._delays)
 

@@ -1,26 +1,27 @@
 """What happens to the lifecycle core, and what it answers with, as frozen values.
 
-An *attempt* is the (epoch, generation) that a plan is tried for.
+An event of the engine process is a method of the plan manager. Among the actions are commands to that process
+as they are sent: a `SwitchPlan` is answered by `activated` or `load_failed`, an `Unload` by `released`, a
+`PauseLaunches`, which ends with the next switch, by `drained`, an `OpenWindow` by `measured`. A row of
+telemetry among them is to be kept for the planner.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stageloom.edge_agent.lifecycle.states import Attempt, LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import AttemptId, LinkState, RunnablePlan
+from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialResult
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import (
-    AlarmSample,
+    Alarm,
     ArtifactNeed,
     ControlToDevice,
     ControlToPlanner,
-    ModelLoad,
     ProfileRequest,
     StageProfileRequest,
 )
-from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,10 @@ class FetchFailed:
 class PlanStaged:
     """It can run. `control` is the plan that runs, if it serves the same artifacts: then the two compare."""
 
-    attempt: Attempt
+    attempt: AttemptId
     control: Digest | None = None
     intervals_only: bool = False  # it differs from the control in launch intervals and in nothing else
     starves: str = ""  # why its launch intervals would admit fewer tasks than arrive
-
-
-@dataclass(frozen=True)
-class TrialDecided:
-    """The trial ended, or was refused: after a commit the candidate runs, else the control."""
-
-    attempt: Attempt
-    control: Digest | None
-    result: TrialResult
 
 
 @dataclass(frozen=True)
@@ -96,21 +88,8 @@ class ProfileAnswered:
 
 
 @dataclass(frozen=True)
-class AlarmRaised:
-    """A trigger fired; `PlansMade` follows."""
-
-    at_us: int
-    cause: str
-    value: float
-    threshold: float
-    plan: Digest | None
-    loads: tuple[ModelLoad, ...]
-    samples: tuple[AlarmSample, ...]
-
-
-@dataclass(frozen=True)
 class PlansMade:
-    """What would be run without the planner, for the newest alarm, best first; empty: nothing."""
+    """What would be run without the planner, for the newest `Alarm`, best first; empty: nothing."""
 
     plans: tuple[RunnablePlan, ...]
 
@@ -129,7 +108,7 @@ Event = (
     | FetchFailed
     | EnvironmentChanged
     | ProfileAnswered
-    | AlarmRaised
+    | Alarm
     | PlansMade
     | TimePassed
 )
@@ -172,23 +151,9 @@ class UsePolicy:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """Measure the operators of a model beside what runs; answered by `ProfileAnswered`."""
+    """Measure a model's operators or a plan's stages beside what runs; answered by `ProfileAnswered`."""
 
-    request: ProfileRequest
-
-
-@dataclass(frozen=True)
-class RunStageProfile:
-    """Measure a plan's stages beside what runs; answered by `ProfileAnswered`."""
-
-    request: StageProfileRequest
-
-
-@dataclass(frozen=True)
-class RecordRow:
-    """Keep this telemetry for the planner."""
-
-    row: RowData
+    request: ProfileRequest | StageProfileRequest
 
 
 @dataclass(frozen=True)
@@ -212,39 +177,6 @@ class LoadInEngine:
 
     key: PlanKey
     plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class SwapTo:
-    """Send new launches to this loaded plan; answered by `activated` or `load_failed`.
-
-    The plan before frees itself; with `keep` it stays loaded, for the windows of a trial.
-    """
-
-    key: PlanKey
-    keep: bool = False
-
-
-@dataclass(frozen=True)
-class UnloadPlan:
-    """Free a loaded plan that does not run."""
-
-    key: PlanKey
-
-
-@dataclass(frozen=True)
-class DrainEngine:
-    """Launch nothing until the next `SwapTo`, queued tasks wait; answered by `drained`."""
-
-
-@dataclass(frozen=True)
-class MeasureWindow:
-    """Count what happens between two instants; answered by `measured`. Ends early at `brake_age_s`."""
-
-    number: int
-    from_s: float
-    to_s: float
-    brake_age_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -275,14 +207,6 @@ class KeepFallback:
 
 
 @dataclass(frozen=True)
-class Activated:
-    """New launches go to this plan, other than in the windows of a trial."""
-
-    ref: PlanRef
-    attempt: Attempt  # that it runs for; (0, 0) where it was not desired just now
-
-
-@dataclass(frozen=True)
 class CollectArtifacts:
     """An attempt is over: remove artifacts that no plan names any more, and `downloads` that were begun."""
 
@@ -294,21 +218,20 @@ Action: TypeAlias = (
     | Hold
     | SendMessage
     | FetchArtifact
-    | RecordRow
     | Reconnect
     | UsePolicy
     | RunProfile
-    | RunStageProfile
     | CheckPlan
     | LoadInEngine
-    | SwapTo
-    | UnloadPlan
-    | DrainEngine
-    | MeasureWindow
+    | SwitchPlan
+    | Unload
+    | PauseLaunches
+    | OpenWindow
     | StartEngine
     | StopEngine
     | JournalNote
     | KeepFallback
-    | Activated
+    | PlanActivated
+    | TrialEnded
     | CollectArtifacts
 )

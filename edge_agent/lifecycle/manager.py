@@ -17,46 +17,55 @@ from stageloom.edge_agent.lifecycle.events import (
     KeepFallback,
     StartEngine,
     StopEngine,
-    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationVerdict, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import (
-    AttemptPhase,
-    ManagerConfig,
-    PlanAttempt,
+    Candidate,
     Pursuit,
     Restoring,
     Unusable,
 )
-from stageloom.edge_agent.lifecycle.states import Attempt, RunnablePlan
-from stageloom.edge_agent.lifecycle.trial_runner import TrialPlans, TrialRunner
+from stageloom.edge_agent.lifecycle.states import AttemptId, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
+from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
-from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult, Verdict
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import DeviceState
 
 
 class PlanManager(Pursuit):
-    """All decisions about plans on this device: orders of the link and events of the engine process."""
+    """Has the engine process run the plan that it is to run; hears the core's orders and that process."""
 
     def __init__(
         self,
         supervisor: Supervisor,
-        config: ManagerConfig | None = None,
         fallback: RunnablePlan | None = None,
         *,
         waiting: WaitingLog | None = None,
         rng: Random | None = None,
+        probation: ProbationConfig | None = None,
+        trial: TrialConfig | None = None,
+        load_limit_s: float = 120.0,
+        restore_patience_s: float = 300.0,
     ) -> None:
-        """`waiting` is filled by the owner; `rng` draws the order of a trial's windows."""
+        """`waiting` is filled by the owner; `rng` draws the order of a trial's windows.
+
+        An engine process that loads one plan for `load_limit_s` is taken to hang. Last-known-good may fail to
+        load for `restore_patience_s`, and no verdict is told.
+        """
         super().__init__(supervisor, fallback, waiting or WaitingLog())
         self.last_pause_s: float | None = None  # of the last exchange
-        self._config = config or ManagerConfig()
+        self._probation = probation or ProbationConfig()
+        self._trial = trial or TrialConfig()
+        self._load_limit_s = load_limit_s
+        self._restore_patience_s = restore_patience_s
         self._rng = rng or Random(0)
         self._windows = itertools.count(1)
-        self._decided: TrialDecided | None = None  # the last trial's, until the next attempt
+        self._decided: tuple[AttemptId, Digest | None, TrialResult] | None = None  # until the next attempt
         self._restoring: Restoring | None = None  # while last-known-good does not load
 
     # -- what the core asks for -----------------------------------------------------------------------------
@@ -70,57 +79,57 @@ class PlanManager(Pursuit):
             self._candidate = None
         return self._pursue()
 
-    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
-        """Check a plan; answered by PlanVerified or PlanRefused."""
-        return self._begin(attempt, plan, AttemptPhase.VERIFYING) + self._pursue()
+    def verify(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
+        """Check a plan; answered by `verified` or `failed`."""
+        return self._begin(attempt, plan, DeviceState.RECEIVED) + self._pursue()
 
-    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
-        """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
-        return self._begin(attempt, plan, AttemptPhase.STAGING) + self._pursue()
+    def stage(self, attempt: AttemptId, plan: RunnablePlan) -> list[Action]:
+        """Load a plan beside the one that runs; answered by `staged` or `failed`."""
+        return self._begin(attempt, plan, DeviceState.VERIFIED) + self._pursue()
 
     def run_trial(
-        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+        self, attempt: AttemptId, plan: RunnablePlan, environment: str, at_us: int, now_s: float
     ) -> list[Action]:
         """Compare the staged plan with the one that runs; `at_us` is the wall clock."""
-        if self._decided is not None and self._decided.attempt == attempt:
-            return self.outcomes.trial_decided(self._decided)
+        if self._decided is not None and self._decided[0] == attempt:
+            return self.outcomes.trial_decided(*self._decided)
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
         control = self._control_for(plan.ref.digest)
-        if candidate is None or candidate.phase is not AttemptPhase.STAGED or control is None:
+        if candidate is None or candidate.state is not DeviceState.STAGED or control is None:
             return self._trial_lost(attempt, "the plan to compare with does not run any more")
-        candidate.phase = AttemptPhase.TRIAL
+        candidate.state = DeviceState.TRIAL
         record = TrialRecord(
             candidate=plan.ref.digest, control=control.ref.digest, environment=environment, began_us=at_us
         )
         candidate.runner = self._runner(attempt, record)
         return self._advance(candidate, candidate.runner.begin(now_s))
 
-    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Action]:
+    def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Action]:
         """The record is durable: the candidate may run."""
-        if self._decided is not None and self._decided.attempt == attempt:
-            return self.outcomes.trial_decided(self._decided)
+        if self._decided is not None and self._decided[0] == attempt:
+            return self.outcomes.trial_decided(*self._decided)
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt or candidate.runner is None:
             return self._trial_lost(attempt, "the trial was lost")
         return self._advance(candidate, candidate.runner.recorded(now_s))
 
-    def _trial_lost(self, attempt: Attempt, reason: str) -> list[Action]:
+    def _trial_lost(self, attempt: AttemptId, reason: str) -> list[Action]:
         result = TrialResult(verdict=Verdict.ABANDONED, reason=reason)
-        return self.outcomes.trial_decided(TrialDecided(attempt, None, result))
+        return self.outcomes.trial_decided(attempt, None, result)
 
-    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
-        """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
+    def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
+        """Swap and watch; answered by `passed` or `failed`. `guarded`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
             return []
-        actions = self._begin(attempt, plan, AttemptPhase.ACTIVATING)
+        actions = self._begin(attempt, plan, DeviceState.PROBATION)
         assert self._candidate is not None
         self._candidate.guarded = guarded
         return actions + self._pursue()
 
-    def abandon(self, attempt: Attempt) -> list[Action]:
+    def abandon(self, attempt: AttemptId) -> list[Action]:
         """A newer generation took its place: free what is staged, let what runs run."""
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt:
@@ -137,51 +146,46 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: AttemptPhase) -> list[Action]:
+    def _begin(self, attempt: AttemptId, plan: RunnablePlan, state: DeviceState) -> list[Action]:
         actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
-        self._candidate = PlanAttempt(attempt, plan, phase)
+        self._candidate = Candidate(attempt, plan, state)
         self._decided = None
         self._unusable.pop(plan.ref.digest, None)
         return actions
 
     # -- trials ---------------------------------------------------------------------------------------------
 
-    def _runner(self, attempt: Attempt, record: TrialRecord) -> TrialRunner:
+    def _runner(self, attempt: AttemptId, record: TrialRecord) -> TrialRunner:
         engine, digest = self._engine, record.candidate
         crowded = engine.crowded.get(digest)
         key, active = engine.key_of(digest, engine.loaded), engine.active
         control_bytes = engine.stated_bytes.get(active, 0) if active is not None else 0
-        plans = TrialPlans(
-            record=record,
-            models=tuple(self._checked[digest].artifacts),
+        return TrialRunner(
+            record,
+            tuple(self._checked[digest].artifacts),
             control_bytes=crowded.memory_bytes - crowded.room_bytes if crowded else control_bytes,
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
-        )
-        config = self._config
-        return TrialRunner(
-            attempt,
-            plans,
-            lambda: self.outcomes.trial_begins(attempt, record),
-            self._rng,
-            self._windows,
-            config.trial,
-            config.timing_s,
+            begins=lambda: self.outcomes.trial_begins(attempt, record),
+            rng=self._rng,
+            numbers=self._windows,
+            config=self._trial,
         )
 
-    def _advance(self, candidate: PlanAttempt, actions: list[Action]) -> list[Action]:
+    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
         if runner.draining:
             engine.draining = True
-        if runner.decided is not None and self._candidate is candidate:
-            if self._decided is not runner.decided:
-                self._decided = runner.decided
-                actions = actions + self.outcomes.trial_decided(runner.decided)
-            if runner.decided.result.verdict is not Verdict.COMMIT:
+        if runner.result is not None and self._candidate is candidate:
+            decided = (candidate.attempt, runner.record.control, runner.result)
+            if self._decided != decided:
+                self._decided = decided
+                actions = actions + self.outcomes.trial_decided(*decided)
+            if runner.result.verdict is not Verdict.COMMIT:
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
                 engine.stopping = True
@@ -220,7 +224,7 @@ class PlanManager(Pursuit):
             self.outcomes.artifact_gone(artifact)
         candidate = self._candidate
         if damaged and candidate is not None and candidate.digest == digest and not candidate.runs:
-            # The plan is not to blame: the link fetches again and asks again.
+            # The plan is not to blame: the core fetches again and asks again.
             self._candidate = None
             self.outcomes.forgot()
         return self._useless(digest, reason) + self._pursue()
@@ -309,7 +313,7 @@ class PlanManager(Pursuit):
         if blamed is not None:
             self._forsake(blamed.ref.digest)
         if blamed is not None and self._supervisor.condemned(blamed.ref.digest):
-            reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
+            reason = f"the engine crashed {self._supervisor.max_crashes} times under it, last: {how}"
             actions.append(JournalNote("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
                 actions += self.outcomes.restore_failed(reason)
@@ -342,7 +346,7 @@ class PlanManager(Pursuit):
 
     def _end_overdue_load(self, now_s: float) -> list[Action]:
         """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
-        engine, limit_s = self._engine, self._config.load_limit_s
+        engine, limit_s = self._engine, self._load_limit_s
         key = next(iter(engine.loading), None)
         if key is None or engine.stopping:
             return []
@@ -365,7 +369,7 @@ class PlanManager(Pursuit):
                 self._restoring = None
             return []
         if self._restoring is None:
-            self._restoring = Restoring(self._config.restore_patience_s, now_s)
+            self._restoring = Restoring(self._restore_patience_s, now_s)
         restoring = self._restoring
         actions: list[Action] = []
         replaced = instead is not None and self.active == instead
@@ -388,18 +392,17 @@ class PlanManager(Pursuit):
         or activated in the last window of its trial.
         """
         candidate, engine = self._candidate, self._engine
-        if candidate is None or candidate.phase is not AttemptPhase.ACTIVATING or self.active is None:
+        if candidate is None or not candidate.runs or candidate.probation is not None or self.active is None:
             return
         if self.active.ref.digest == candidate.digest and engine.asked == engine.active:
-            candidate.phase = AttemptPhase.PROBATION
             waiting = self._waiting if candidate.guarded else None
-            candidate.probation = Probation(now_s, self._config.probation, waiting)
+            candidate.probation = Probation(now_s, self._probation, waiting)
 
-    def _judge(self, candidate: PlanAttempt, probation: Probation) -> list[Action]:
+    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:
-            case ProbationVerdict.OPEN:
+            case GuardVerdict.OPEN:
                 return []
-            case ProbationVerdict.PASSED:
+            case GuardVerdict.KEEP:
                 self._candidate, self._adopted = None, None
                 self._supervisor.pardon(candidate.digest)
                 actions: list[Action] = []
@@ -408,10 +411,9 @@ class PlanManager(Pursuit):
                     actions.append(KeepFallback(self._good))
                 self._good = candidate.plan
                 return actions + self.outcomes.passed(candidate.attempt)
-            case ProbationVerdict.FAILED:
-                self._candidate = None
+            case GuardVerdict.ROLL_BACK:
                 self._forsake(candidate.digest)
-                return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()
+                return self._failed(candidate, probation.reason) + self._pursue()
 
     def _forsake(self, digest: Digest) -> None:
         """What ran on from an earlier attempt has failed in a later one, or brought the engine down."""
@@ -425,10 +427,9 @@ class PlanManager(Pursuit):
             return []
         if candidate.runner is not None and not candidate.runner.over:
             return self._advance(candidate, candidate.runner.crashed(how, now_s))
-        if candidate.phase is AttemptPhase.STAGED:
-            candidate.phase = AttemptPhase.STAGING
-        elif candidate.phase is AttemptPhase.PROBATION:
-            candidate.phase, candidate.probation = AttemptPhase.ACTIVATING, None
+        if candidate.state is DeviceState.STAGED:
+            candidate.state = DeviceState.VERIFIED
+        candidate.probation = None
         return []
 
     def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[Action]:
@@ -437,12 +438,19 @@ class PlanManager(Pursuit):
             return []
         if candidate.runner is not None or blamed is not candidate.plan:
             return self._step_back(how, now_s)
-        self._candidate = None
-        if candidate.phase is AttemptPhase.PROBATION:
+        if candidate.probation is not None:
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
-        return self.outcomes.failed(candidate.attempt, reason)
+        return self._failed(candidate, reason)
+
+    def _failed(self, candidate: Candidate, reason: str) -> list[Action]:
+        """The attempt is over: what runs beside it is what runs, though it may not be last-known-good."""
+        self._candidate = None
+        actions = self.outcomes.failed(candidate.attempt, reason)
+        if self.active is not None and self.active.ref.digest != candidate.digest:
+            self.outcomes.active_changed(self._ref_of(self.active))
+        return actions
 
     def _blamed(self) -> RunnablePlan | None:
         """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
@@ -453,7 +461,7 @@ class PlanManager(Pursuit):
         candidate, engine = self._candidate, self._engine
         if candidate is not None:
             loads = engine.key_of(candidate.digest, engine.loading) is not None
-            if candidate.phase is AttemptPhase.PROBATION or loads:
+            if candidate.probation is not None or loads:
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
@@ -464,8 +472,7 @@ class PlanManager(Pursuit):
         actions: list[Action] = []
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
-            self._candidate = None
-            actions += self.outcomes.failed(candidate.attempt, reason)
+            actions += self._failed(candidate, reason)
         if self._good is not None and self._good.ref.digest == digest:
             if self._restoring is None:  # else it was said before, and is being tried again
                 actions.append(JournalNote("last_good_unusable", reason))

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from stageloom.shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard, Waiting
@@ -98,14 +97,6 @@ class WaitingLog:
         return (levels[0], levels[-1]) if levels else (nothing, nothing)
 
 
-class ProbationVerdict(Enum):
-    """What probation has come to."""
-
-    OPEN = "open"
-    PASSED = "passed"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProbationConfig:
     """How long and how strict."""
@@ -130,7 +121,7 @@ class Probation:
         self.ends_s = began_s + self.config.length_s
         self.completed = 0
         self.failed = 0
-        self.verdict = ProbationVerdict.OPEN
+        self.verdict = GuardVerdict.OPEN
         self.reason = ""
         self._began_s = began_s
         self._waiting = waiting
@@ -147,7 +138,7 @@ class Probation:
 
     def task_ended(self, outcome: Outcome, reason: str) -> None:
         """A task ended while the plan ran."""
-        if self.verdict is not ProbationVerdict.OPEN:
+        if self.verdict is not GuardVerdict.OPEN:
             return
         self.completed += outcome is Outcome.COMPLETED
         if outcome is not Outcome.FAILED:
@@ -155,17 +146,17 @@ class Probation:
         self.failed += 1
         ran = self.completed + self.failed
         if self.failed >= self.config.min_failed and self.failed > self.config.max_failed_share * ran:
-            self._end(ProbationVerdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
+            self._end(GuardVerdict.ROLL_BACK, f"{self.failed} of {ran} tasks failed: {reason}")
 
     def tick(self, now_s: float) -> None:
         """Ask the guard, and end probation when its time is over."""
-        if self._guard is not None and self._waiting is not None and self.verdict is ProbationVerdict.OPEN:
+        if self._guard is not None and self._waiting is not None and self.verdict is GuardVerdict.OPEN:
             seen = self._guard.seen(self._waiting.since(self._began_s, now_s), now_s)
             if seen is GuardVerdict.ROLL_BACK:
-                self._end(ProbationVerdict.FAILED, self._guard.reason)
+                self._end(GuardVerdict.ROLL_BACK, self._guard.reason)
         if now_s >= self.ends_s:
-            self._end(ProbationVerdict.PASSED, f"{self.completed} tasks completed, {self.failed} failed")
+            self._end(GuardVerdict.KEEP, f"{self.completed} tasks completed, {self.failed} failed")
 
-    def _end(self, verdict: ProbationVerdict, reason: str) -> None:
-        if self.verdict is ProbationVerdict.OPEN:
+    def _end(self, verdict: GuardVerdict, reason: str) -> None:
+        if self.verdict is GuardVerdict.OPEN:
             self.verdict, self.reason = verdict, reason

@@ -6,32 +6,30 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Action,
-    Activated,
     CheckPlan,
     LoadInEngine,
     PlanStaged,
     StopEngine,
-    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
+from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialConfig, TrialRecord
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.telemetry import PlanActivated
 
-_NEVER: Attempt = (0, 0)
+_NEVER: AttemptId = (0, 0)
 _RATES_S = 10.0
 
 
@@ -56,13 +54,13 @@ class Restoring:
 
     def __init__(self, patience_s: float, now_s: float) -> None:
         """It has just failed for the first time; for `patience_s` that is no verdict."""
-        self.told = False  # the link knows
+        self.told = False  # the core knows
         self._verdict_s = now_s + patience_s
         self._delay_s = _FIRST_S
         self._again_s = now_s + self._delay_s
 
     def overdue(self, now_s: float) -> bool:
-        """Whether it has failed for so long that the link must know."""
+        """Whether it has failed for so long that the core must know."""
         return now_s >= self._verdict_s
 
     def due(self, now_s: float) -> bool:
@@ -74,35 +72,16 @@ class Restoring:
         return True
 
 
-class AttemptPhase(Enum):
-    """How far a candidate has come."""
-
-    VERIFYING = "verifying"
-    STAGING = "staging"
-    STAGED = "staged"
-    TRIAL = "trial"
-    ACTIVATING = "activating"
-    PROBATION = "probation"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManagerConfig:
-    """Limits of the manager's patience."""
-
-    probation: ProbationConfig = field(default_factory=ProbationConfig)
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    timing_s: float = 10.0  # the models of a trial are timed for so long at most
-    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
-    restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
+_DOING: Final = {DeviceState.RECEIVED: "verifying", DeviceState.VERIFIED: "staging"}
 
 
 @dataclass
-class PlanAttempt:
-    """A plan, how far it has come, and what watches it there."""
+class Candidate:
+    """The plan of an attempt, the state of the attempt that is worked on here, and what watches it there."""
 
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
-    phase: AttemptPhase
+    state: DeviceState
     guarded: bool = False
     probation: Probation | None = None
     runner: TrialRunner | None = None
@@ -112,9 +91,14 @@ class PlanAttempt:
         return self.plan.ref.digest
 
     @property
+    def local(self) -> bool:
+        """The plan was made here: no generation names it."""
+        return self.attempt[0] == LOCAL_EPOCH
+
+    @property
     def runs(self) -> bool:
         """It runs or is to run next, for good."""
-        return self.phase in (AttemptPhase.ACTIVATING, AttemptPhase.PROBATION)
+        return self.state is DeviceState.PROBATION
 
     @property
     def in_window(self) -> bool:
@@ -125,17 +109,19 @@ class PlanAttempt:
 class Outcomes(Protocol):
     """What became of a plan, for the owner of the durable state, whose actions come back."""
 
-    def verified(self, attempt: Attempt) -> list[Action]: ...
+    def verified(self, attempt: AttemptId) -> list[Action]: ...
 
     def staged(self, staged: PlanStaged) -> list[Action]: ...
 
-    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]: ...
+    def trial_begins(self, attempt: AttemptId, record: TrialRecord) -> list[Action]: ...
 
-    def trial_decided(self, decided: TrialDecided) -> list[Action]: ...
+    def trial_decided(
+        self, attempt: AttemptId, control: Digest | None, result: TrialResult
+    ) -> list[Action]: ...
 
-    def passed(self, attempt: Attempt) -> list[Action]: ...
+    def passed(self, attempt: AttemptId) -> list[Action]: ...
 
-    def failed(self, attempt: Attempt, reason: str) -> list[Action]: ...
+    def failed(self, attempt: AttemptId, reason: str) -> list[Action]: ...
 
     def restore_failed(self, reason: str) -> list[Action]: ...
 
@@ -162,7 +148,7 @@ class Pursuit:
         self._good: RunnablePlan | None = None
         self._fallback = fallback
         self._adopted: RunnablePlan | None = None  # runs on although its attempt was abandoned
-        self._candidate: PlanAttempt | None = None
+        self._candidate: Candidate | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
         self._served: Mapping[str, ModelSignature] = {}
@@ -212,9 +198,14 @@ class Pursuit:
         return self._exchanging
 
     @property
-    def phase(self) -> AttemptPhase | None:
-        """How far the present attempt has come."""
-        return self._candidate.phase if self._candidate else None
+    def phase(self) -> str | None:
+        """What is being done about the present attempt, as `TrialStatus.phase` spells it."""
+        candidate = self._candidate
+        if candidate is None:
+            return None
+        if candidate.runs and candidate.probation is None:
+            return "activating"
+        return _DOING.get(candidate.state, candidate.state.value)
 
     @property
     def runner(self) -> TrialRunner | None:
@@ -284,9 +275,9 @@ class Pursuit:
             return []
         if candidate.digest not in self._checked:
             return self._check(candidate.plan)
-        if candidate.phase is AttemptPhase.VERIFYING:
+        if candidate.state is DeviceState.RECEIVED:
             return self.outcomes.verified(candidate.attempt)
-        if candidate.phase is not AttemptPhase.STAGING or not self._at_rest():
+        if candidate.state is not DeviceState.VERIFIED or not self._at_rest():
             return []
         key = engine.key_of(candidate.digest, engine.loaded)
         if key in engine.freed:
@@ -296,7 +287,7 @@ class Pursuit:
                 engine.stopping = True  # a newcomer is judged by a fresh process
                 return [StopEngine()]
             return self._load(candidate.plan)
-        candidate.phase = AttemptPhase.STAGED
+        candidate.state = DeviceState.STAGED
         return self.outcomes.staged(self._staged(candidate))
 
     def _at_rest(self) -> bool:
@@ -304,7 +295,7 @@ class Pursuit:
         target = self._target()
         return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
 
-    def _staged(self, candidate: PlanAttempt) -> PlanStaged:
+    def _staged(self, candidate: Candidate) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
             return PlanStaged(candidate.attempt)
@@ -390,15 +381,19 @@ class Pursuit:
         plan = self.active
         if plan is None or self.runner is not None:
             return []
-        ref = plan.ref
-        if plan is self._fallback:
-            ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
+        ref = self._ref_of(plan)
         actions: list[Action] = []
-        if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
+        if not (self._candidate and self._candidate.in_window):  # the core knows, once it has the verdict
             self.outcomes.active_changed(ref)
         if self._announced != ref.digest:
             self._announced = ref.digest
-            wanted = self._candidate is not None and self._candidate.digest == ref.digest
-            attempt = self._candidate.attempt if self._candidate is not None and wanted else _NEVER
-            actions.append(Activated(ref, attempt))
+            candidate = self._candidate
+            desired = candidate is not None and candidate.digest == ref.digest and not candidate.local
+            attempt = candidate.attempt if candidate is not None and desired else _NEVER
+            actions.append(PlanActivated(ref.digest, ref.origin, *attempt))
         return actions
+
+    def _ref_of(self, plan: RunnablePlan) -> PlanRef:
+        """The plan as reports name it."""
+        ref = plan.ref
+        return PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter) if plan is self._fallback else ref

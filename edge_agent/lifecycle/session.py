@@ -6,7 +6,9 @@ Nothing of it survives a restart. Every method that sends takes the report of wh
 from dataclasses import dataclass
 from typing import Final
 
-from stageloom.edge_agent.lifecycle.events import Action, AlarmRaised, Reconnect, SendMessage
+from msgspec import structs
+
+from stageloom.edge_agent.lifecycle.events import Action, Reconnect, SendMessage
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import Alarm, AlarmAck, Heartbeat, Hello, Report, Reported, Welcome
 
@@ -184,22 +186,14 @@ class AlarmBox:
         """The alarm that the planner is not known to have."""
         return self._open
 
-    def take(self, raised: AlarmRaised, environment: str) -> None:
-        """A trigger fired in this environment; an older alarm that was not acknowledged gives way."""
+    def take(self, raised: Alarm, environment: str) -> None:
+        """A trigger fired in this environment; an older alarm that was not acknowledged gives way.
+
+        `raised` has yet to get its boot and number.
+        """
         self._raised += 1
         self._sent_s = float("-inf")
-        self._open = Alarm(
-            boot=self._boot,
-            number=self._raised,
-            at_us=raised.at_us,
-            cause=raised.cause,
-            value=raised.value,
-            threshold=raised.threshold,
-            plan=raised.plan,
-            loads=raised.loads,
-            samples=raised.samples,
-            environment=environment,
-        )
+        self._open = structs.replace(raised, boot=self._boot, number=self._raised, environment=environment)
 
     def acknowledged(self, ack: AlarmAck) -> None:
         """The planner has it; an acknowledgement of another boot or of an older alarm changes nothing."""

@@ -1,7 +1,7 @@
-"""The states of a desired plan on the device, and of one made there: every step that is legal."""
+"""The states of a plan on the device, desired or made there: the legal steps, and what is durable."""
 
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, structs
 
@@ -45,136 +45,103 @@ class TransitionCause(str, Enum):
 
 S = DeviceState
 C = TransitionCause
+OVER: Final = None
+"""After an attempt at a plan that was made here: it leaves no state, whatever came of it."""
+NEVER: Final = False
+"""There is no such step."""
 
-TRANSITIONS: Final[dict[tuple[DeviceState | None, TransitionCause], DeviceState]] = {
-    (None, C.DESIRED): S.RECEIVED,
-    (S.RECEIVED, C.DESIRED): S.RECEIVED,
-    (S.RECEIVED, C.NOTHING_TO_DO): S.COMMITTED,
-    (S.RECEIVED, C.ARTIFACTS_MISSING): S.WAITING,
-    (S.RECEIVED, C.VERIFIED): S.VERIFIED,
-    (S.RECEIVED, C.REFUSED): S.REJECTED,
-    (S.RECEIVED, C.BOOT): S.RECEIVED,
-    (S.WAITING, C.DESIRED): S.RECEIVED,
-    (S.WAITING, C.VERIFIED): S.VERIFIED,
-    (S.WAITING, C.REFUSED): S.REJECTED,
-    (S.WAITING, C.BOOT): S.RECEIVED,
-    (S.VERIFIED, C.DESIRED): S.RECEIVED,
-    (S.VERIFIED, C.ARTIFACTS_MISSING): S.WAITING,
-    (S.VERIFIED, C.STAGED): S.STAGED,
-    (S.VERIFIED, C.REFUSED): S.REJECTED,
-    (S.VERIFIED, C.BOOT): S.RECEIVED,
-    (S.STAGED, C.DESIRED): S.RECEIVED,
-    (S.STAGED, C.TRIAL_BEGINS): S.TRIAL,
-    (S.STAGED, C.ACTIVATE): S.PROBATION,
-    (S.STAGED, C.REFUSED): S.REJECTED,
-    (S.STAGED, C.TRIAL_LOST): S.REJECTED,
-    (S.STAGED, C.TRIAL_EVEN): S.NO_GAIN,
-    (S.STAGED, C.TRIAL_ABANDONED): S.VERIFIED,
-    (S.STAGED, C.BOOT): S.RECEIVED,
-    (S.TRIAL, C.DESIRED): S.RECEIVED,
-    (S.TRIAL, C.TRIAL_WON): S.PROBATION,
-    (S.TRIAL, C.TRIAL_LOST): S.REJECTED,
-    (S.TRIAL, C.TRIAL_EVEN): S.NO_GAIN,
-    (S.TRIAL, C.TRIAL_ABANDONED): S.VERIFIED,
-    (S.TRIAL, C.BOOT): S.REJECTED,
-    (S.PROBATION, C.DESIRED): S.RECEIVED,
-    (S.PROBATION, C.PROBATION_PASSED): S.COMMITTED,
-    (S.PROBATION, C.PROBATION_FAILED): S.ROLLED_BACK,
-    (S.PROBATION, C.BOOT): S.RECEIVED,
-    (S.PROBATION, C.BOOT_AGAIN): S.ROLLED_BACK,
-    (S.COMMITTED, C.DESIRED): S.RECEIVED,
-    (S.COMMITTED, C.RESTORE_FAILED): S.ROLLED_BACK,
-    (S.COMMITTED, C.ARTIFACTS_MISSING): S.WAITING,
-    (S.COMMITTED, C.BOOT): S.COMMITTED,
-    (S.REJECTED, C.DESIRED): S.RECEIVED,
-    (S.REJECTED, C.MEASURE): S.REJECTED,
-    (S.REJECTED, C.ENVIRONMENT): S.RECEIVED,
-    (S.REJECTED, C.BOOT): S.REJECTED,
-    (S.NO_GAIN, C.DESIRED): S.RECEIVED,
-    (S.NO_GAIN, C.MEASURE): S.NO_GAIN,
-    (S.NO_GAIN, C.ENVIRONMENT): S.RECEIVED,
-    (S.NO_GAIN, C.BOOT): S.NO_GAIN,
-    (S.ROLLED_BACK, C.DESIRED): S.RECEIVED,
-    (S.ROLLED_BACK, C.MEASURE): S.ROLLED_BACK,
-    (S.ROLLED_BACK, C.ENVIRONMENT): S.RECEIVED,
-    (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
-}
+After: TypeAlias = DeviceState | Literal[False] | None
 
-LOCAL_TRANSITIONS: Final[dict[tuple[DeviceState, TransitionCause], DeviceState | None]] = {
-    (S.RECEIVED, C.VERIFIED): S.VERIFIED,
-    (S.RECEIVED, C.REFUSED): None,
-    (S.RECEIVED, C.DESIRED): None,
-    (S.RECEIVED, C.RESTORE_FAILED): None,
-    (S.RECEIVED, C.BOOT): None,
-    (S.VERIFIED, C.STAGED): S.STAGED,
-    (S.VERIFIED, C.NOT_NOW): None,
-    (S.VERIFIED, C.REFUSED): None,
-    (S.VERIFIED, C.DESIRED): None,
-    (S.VERIFIED, C.RESTORE_FAILED): None,
-    (S.VERIFIED, C.BOOT): None,
-    (S.STAGED, C.ACTIVATE): S.PROBATION,
-    (S.STAGED, C.TRIAL_BEGINS): S.TRIAL,
-    (S.STAGED, C.TRIAL_LOST): None,
-    (S.STAGED, C.TRIAL_EVEN): None,
-    (S.STAGED, C.TRIAL_ABANDONED): None,
-    (S.STAGED, C.REFUSED): None,
-    (S.STAGED, C.ENVIRONMENT): None,
-    (S.STAGED, C.DESIRED): None,
-    (S.STAGED, C.RESTORE_FAILED): None,
-    (S.STAGED, C.BOOT): None,
-    (S.TRIAL, C.TRIAL_WON): S.PROBATION,
-    (S.TRIAL, C.TRIAL_LOST): None,
-    (S.TRIAL, C.TRIAL_EVEN): None,
-    (S.TRIAL, C.TRIAL_ABANDONED): None,
-    (S.TRIAL, C.ENVIRONMENT): None,
-    (S.TRIAL, C.DESIRED): None,
-    (S.TRIAL, C.RESTORE_FAILED): None,
-    (S.TRIAL, C.BOOT): None,
-    (S.PROBATION, C.PROBATION_PASSED): None,
-    (S.PROBATION, C.PROBATION_FAILED): None,
-    (S.PROBATION, C.DESIRED): None,
-    (S.PROBATION, C.RESTORE_FAILED): None,
-    (S.PROBATION, C.BOOT): None,
+TRANSITIONS: Final[dict[tuple[DeviceState | None, TransitionCause], tuple[After, After]]] = {
+    # state, cause: the state of the desired plan after it, that of a plan made here
+    (None, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.RECEIVED, C.DESIRED): (S.RECEIVED, OVER),
+    (S.RECEIVED, C.NOTHING_TO_DO): (S.COMMITTED, NEVER),
+    (S.RECEIVED, C.ARTIFACTS_MISSING): (S.WAITING, NEVER),
+    (S.RECEIVED, C.VERIFIED): (S.VERIFIED, S.VERIFIED),
+    (S.RECEIVED, C.REFUSED): (S.REJECTED, OVER),
+    (S.RECEIVED, C.BOOT): (S.RECEIVED, OVER),
+    (S.RECEIVED, C.RESTORE_FAILED): (NEVER, OVER),
+    (S.WAITING, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.WAITING, C.VERIFIED): (S.VERIFIED, NEVER),
+    (S.WAITING, C.REFUSED): (S.REJECTED, NEVER),
+    (S.WAITING, C.BOOT): (S.RECEIVED, NEVER),
+    (S.VERIFIED, C.DESIRED): (S.RECEIVED, OVER),
+    (S.VERIFIED, C.ARTIFACTS_MISSING): (S.WAITING, NEVER),
+    (S.VERIFIED, C.STAGED): (S.STAGED, S.STAGED),
+    (S.VERIFIED, C.REFUSED): (S.REJECTED, OVER),
+    (S.VERIFIED, C.BOOT): (S.RECEIVED, OVER),
+    (S.VERIFIED, C.RESTORE_FAILED): (NEVER, OVER),
+    (S.STAGED, C.DESIRED): (S.RECEIVED, OVER),
+    (S.STAGED, C.TRIAL_BEGINS): (S.TRIAL, S.TRIAL),
+    (S.STAGED, C.ACTIVATE): (S.PROBATION, S.PROBATION),
+    (S.STAGED, C.REFUSED): (S.REJECTED, OVER),
+    (S.STAGED, C.TRIAL_LOST): (S.REJECTED, OVER),
+    (S.STAGED, C.TRIAL_EVEN): (S.NO_GAIN, OVER),
+    (S.STAGED, C.TRIAL_ABANDONED): (S.VERIFIED, OVER),
+    (S.STAGED, C.BOOT): (S.RECEIVED, OVER),
+    (S.STAGED, C.ENVIRONMENT): (NEVER, OVER),
+    (S.STAGED, C.RESTORE_FAILED): (NEVER, OVER),
+    (S.STAGED, C.NOT_NOW): (NEVER, OVER),
+    (S.TRIAL, C.DESIRED): (S.RECEIVED, OVER),
+    (S.TRIAL, C.TRIAL_WON): (S.PROBATION, S.PROBATION),
+    (S.TRIAL, C.TRIAL_LOST): (S.REJECTED, OVER),
+    (S.TRIAL, C.TRIAL_EVEN): (S.NO_GAIN, OVER),
+    (S.TRIAL, C.TRIAL_ABANDONED): (S.VERIFIED, OVER),
+    (S.TRIAL, C.BOOT): (S.REJECTED, OVER),
+    (S.TRIAL, C.ENVIRONMENT): (NEVER, OVER),
+    (S.TRIAL, C.RESTORE_FAILED): (NEVER, OVER),
+    (S.PROBATION, C.DESIRED): (S.RECEIVED, OVER),
+    (S.PROBATION, C.PROBATION_PASSED): (S.COMMITTED, OVER),
+    (S.PROBATION, C.PROBATION_FAILED): (S.ROLLED_BACK, OVER),
+    (S.PROBATION, C.BOOT): (S.RECEIVED, OVER),
+    (S.PROBATION, C.BOOT_AGAIN): (S.ROLLED_BACK, NEVER),
+    (S.PROBATION, C.RESTORE_FAILED): (NEVER, OVER),
+    (S.COMMITTED, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.COMMITTED, C.RESTORE_FAILED): (S.ROLLED_BACK, NEVER),
+    (S.COMMITTED, C.ARTIFACTS_MISSING): (S.WAITING, NEVER),
+    (S.COMMITTED, C.BOOT): (S.COMMITTED, NEVER),
+    (S.REJECTED, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.REJECTED, C.MEASURE): (S.REJECTED, NEVER),
+    (S.REJECTED, C.ENVIRONMENT): (S.RECEIVED, NEVER),
+    (S.REJECTED, C.BOOT): (S.REJECTED, NEVER),
+    (S.NO_GAIN, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.NO_GAIN, C.MEASURE): (S.NO_GAIN, NEVER),
+    (S.NO_GAIN, C.ENVIRONMENT): (S.RECEIVED, NEVER),
+    (S.NO_GAIN, C.BOOT): (S.NO_GAIN, NEVER),
+    (S.ROLLED_BACK, C.DESIRED): (S.RECEIVED, NEVER),
+    (S.ROLLED_BACK, C.MEASURE): (S.ROLLED_BACK, NEVER),
+    (S.ROLLED_BACK, C.ENVIRONMENT): (S.RECEIVED, NEVER),
+    (S.ROLLED_BACK, C.BOOT): (S.ROLLED_BACK, NEVER),
 }
-"""The attempt at a plan that was made on the device; None: it is over."""
 
 UNDONE: Final = frozenset({S.RECEIVED, S.WAITING, S.VERIFIED, S.STAGED})
 """Nothing of the plan ran yet: a start finds any of these as `received`, and so they are the same on disk."""
+
+OPEN: Final = UNDONE | {S.TRIAL, S.PROBATION}
+"""Something is still to be done about the plan."""
 
 VERDICTS: Final = frozenset({S.REJECTED, S.NO_GAIN, S.ROLLED_BACK})
 """Final for (generation, environment)."""
 
 
-def step(state: DeviceState | None, cause: TransitionCause) -> DeviceState:
-    """The state after `cause`.
+def step(state: DeviceState | None, cause: TransitionCause, *, local: bool = False) -> DeviceState | None:
+    """The state of an attempt after `cause`; None: it is over, as only that at a plan made here can be.
 
     Raises:
         RuntimeError: the step is not in the table; the core is wrong.
     """
-    try:
-        return TRANSITIONS[state, cause]
-    except KeyError:
-        name = "nothing" if state is None else state.value
-        raise RuntimeError(f"no step from {name} by {cause.value}") from None
+    after = TRANSITIONS.get((state, cause), (NEVER, NEVER))[local]
+    if after is False:
+        name, whose = "nothing" if state is None else state.value, " of a plan made here" if local else ""
+        raise RuntimeError(f"no step{whose} from {name} by {cause.value}")
+    return after
 
 
-def local_step(state: DeviceState, cause: TransitionCause) -> DeviceState | None:
-    """The state of a local attempt after `cause`; None: it is over.
-
-    Raises:
-        RuntimeError: the step is not in the table; the core is wrong.
-    """
-    try:
-        return LOCAL_TRANSITIONS[state, cause]
-    except KeyError:
-        raise RuntimeError(f"no step of a plan made here from {state.value} by {cause.value}") from None
-
-
-Attempt = tuple[int, int]
-
+AttemptId: TypeAlias = tuple[int, int]
+"""Epoch and generation of the desired plan; `LOCAL_EPOCH` and the local counter of one that was made here."""
 
 LOCAL_EPOCH: Final = -1
-"""The epoch of attempts at plans made here; they are numbered by the local counter."""
 
 
 class PlanRef(Struct, frozen=True):
@@ -194,15 +161,15 @@ class RunnablePlan(Struct, frozen=True):
 
 
 class Planned(Struct, frozen=True, kw_only=True):
-    """Why a plan was made here, and which desired value was the newest then."""
+    """The desired value that is tried, or that was the newest when a plan was made here, and why it was."""
 
     epoch: Epoch
     generation: Generation
-    cause: ShortText
+    cause: ShortText = ""
 
 
-class LocalAttempt(Struct, frozen=True, kw_only=True):
-    """A plan made here that is being tried: received, verified, staged, then under probation.
+class PlanAttempt(Struct, frozen=True, kw_only=True):
+    """A plan on its way from `received` to what comes of it: the desired one, or one that was made here.
 
     `record` is there from before it first runs, `way` says what decides about it.
     """
@@ -211,23 +178,19 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
     planned: Planned
     state: DeviceState
     record: TrialRecord | None = None
-    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.trials.Way
+    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.attempts.Way
 
     @property
-    def attempt(self) -> Attempt:
+    def local(self) -> bool:
+        """The plan was made here."""
+        return self.plan.ref.origin is Origin.LOCAL
+
+    @property
+    def id(self) -> AttemptId:
         """What the plan manager knows it by."""
-        return (LOCAL_EPOCH, self.plan.ref.local_counter)
-
-    def moved(self, cause: TransitionCause) -> "LocalAttempt":
-        """One step on.
-
-        Raises:
-            RuntimeError: the step is not in the table of local states, or ends the attempt.
-        """
-        state = local_step(self.state, cause)
-        if state is None:
-            raise RuntimeError(f"an attempt at a plan made here is over by {cause.value}")
-        return structs.replace(self, state=state)
+        if self.local:
+            return (LOCAL_EPOCH, self.plan.ref.local_counter)
+        return (self.planned.epoch, self.planned.generation)
 
 
 class Proven(Struct, frozen=True):
@@ -255,16 +218,16 @@ class LinkState(Struct, frozen=True, kw_only=True):
     probation_boots: Count = 0
     trial: TrialRecord | None = None
     abandoned: Count = 0  # trials of this generation that ended without a verdict
-    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.trials.Way
+    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.attempts.Way
     proven: tuple[Proven, ...] = ()
     local_counter: Count = 0
     answered: tuple[Count, ...] = ()
-    local: LocalAttempt | None = None
+    local: PlanAttempt | None = None
     planned: Planned | None = None
     barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptId:
         """What the desired plan is tried for."""
         return (self.desired.epoch, self.desired.generation) if self.desired else (0, 0)
 
@@ -283,20 +246,39 @@ class LinkState(Struct, frozen=True, kw_only=True):
         undone = {"state": DeviceState.RECEIVED, "reason": "", "revision": 0, "abandoned": 0}
         return bool(structs.replace(self, **undone) == structs.replace(other, **undone))
 
+    @property
+    def attempts(self) -> tuple[PlanAttempt, ...]:
+        """At the desired plan, and at one that was made here."""
+        plan, desired, local = self.candidate, self.desired, self.local
+        at_local = () if local is None else (local,)
+        if plan is None or desired is None or self.state is None:
+            return at_local
+        planned = Planned(epoch=desired.epoch, generation=desired.generation)
+        at_desired = PlanAttempt(
+            plan=plan, planned=planned, state=self.state, record=self.trial, way=self.way
+        )
+        return (at_desired, *at_local)
+
     def moved(self, cause: TransitionCause, reason: str) -> "LinkState":
-        """One step on.
+        """The desired value one step on, whether or not it names a plan.
 
         Raises:
             RuntimeError: the step is not in the table of states.
         """
         return structs.replace(self, state=step(self.state, cause), reason=bounded(reason))
 
-    def without_local(self, cause: TransitionCause) -> "LinkState":
-        """The attempt at a plan made here is over; nothing else changes.
+    def advanced(
+        self, attempt: PlanAttempt, cause: TransitionCause, reason: str = "", **fields: object
+    ) -> "LinkState":
+        """`attempt` one step on, with other values of its `record` and `way`; `reason` is the desired plan's.
 
         Raises:
-            RuntimeError: the cause does not end it.
+            RuntimeError: the step is not in the table of states.
         """
-        if self.local is not None and local_step(self.local.state, cause) is not None:
-            raise RuntimeError(f"an attempt at a plan made here goes on after {cause.value}")
-        return structs.replace(self, local=None)
+        after = step(attempt.state, cause, local=attempt.local)
+        if after is None:
+            return structs.replace(self, local=None)
+        tried = structs.replace(attempt, state=after, **fields)
+        if attempt.local:
+            return structs.replace(self, local=tried)
+        return structs.replace(self, state=after, reason=bounded(reason), trial=tried.record, way=tried.way)

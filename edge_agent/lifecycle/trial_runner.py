@@ -2,16 +2,15 @@
 
 First the models' times are measured under the control, while it serves as ever; a device without a task in
 that time cannot compare anything, which is *no gain*. Then the core takes over: its record is made durable by
-the link (`TrialBegins`, answered by `recorded`), and only after that the candidate may run.
+the lifecycle core (`trial_begins`, answered by `recorded`), and only after that the candidate may run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
-from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, MeasureWindow, TrialDecided
-from stageloom.edge_agent.lifecycle.states import Attempt
-from stageloom.edge_agent.worker.messages import WindowMeasured
+from msgspec import structs
+
+from stageloom.edge_agent.lifecycle.events import Action
+from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, PauseLaunches, WindowMeasured
 from stageloom.shared.engine.trial import (
     Activate,
     Decide,
@@ -34,71 +33,48 @@ _FEW_TASKS = 5
 _SHORTEST_S = 1e-6  # a time of zero is one that the clock could not tell
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPlans:
-    """The two plans of a trial, and what they need."""
-
-    record: TrialRecord
-    models: tuple[str, ...]
-    control_bytes: int
-    candidate_bytes: int
-    memory_bytes: int
-
-
-class _Stage(Enum):
-    TIMING = "timing"
-    TRIAL = "trial"
-    OVER = "over"
-
-
-@dataclass(slots=True)
-class _Times:
-    """What was seen of one model under the control."""
-
-    completed: int = 0
-    busy_s: float = 0.0
-    instances: int = 0
-    instance_s: float = 0.0
-
-
 class TrialRunner:
-    """One trial of one attempt. `side` is the plan to launch into, unless `draining`."""
+    """One trial. `side` is the plan to launch into, unless `draining`; with a `result` it is over."""
 
     def __init__(
         self,
-        attempt: Attempt,
-        plans: TrialPlans,
+        record: TrialRecord,
+        models: tuple[str, ...],
+        *,
+        control_bytes: int,
+        candidate_bytes: int,
+        memory_bytes: int,
         begins: Callable[[], list[Action]],
         rng: Rng,
         numbers: Iterator[int],
         config: TrialConfig,
-        timing_s: float,
     ) -> None:
         """`begins` has the record stored, after which `recorded` is called.
 
-        `numbers` of windows are unique in this agent; the models are timed for `timing_s` at most.
+        Bytes are what the plans take, and what both may take together. `numbers` of windows are unique in
+        this agent.
         """
-        self.attempt = attempt
-        self.plans = plans
+        self.record = record
         self.side = Side.CONTROL
         self.draining = False
-        self.decided: TrialDecided | None = None
+        self.result: TrialResult | None = None
+        self._models = models
+        self._control_bytes, self._candidate_bytes = control_bytes, candidate_bytes
+        self._memory_bytes = memory_bytes
         self._begins = begins
         self._rng = rng
         self._numbers = numbers
         self._config = config
-        self._timing_s = timing_s
-        self._stage = _Stage.TIMING
         self._began_s = 0.0
         self._number = 0  # of the window that is measured
         self._window = 0  # the core's number of it
-        self._times = {name: _Times() for name in plans.models}
+        self._seen = {name: ModelFigures(name, 0, 0.0, 0, 0.0) for name in models}  # under the control
         self._oldest_age_s = 0.0
-        self._core: TrialCore | None = None
+        self._core: TrialCore | None = None  # once the models are timed
 
     @property
     def over(self) -> bool:
-        return self._stage is _Stage.OVER
+        return self.result is not None
 
     @property
     def stalled(self) -> bool:
@@ -117,25 +93,24 @@ class TrialRunner:
     def begin(self, now: float) -> list[Action]:
         """Time the models under the control; refused if both plans do not fit into memory."""
         self._began_s = now
-        plans = self.plans
-        if crowded := crowding(plans.control_bytes, plans.candidate_bytes, plans.memory_bytes):
+        if crowded := crowding(self._control_bytes, self._candidate_bytes, self._memory_bytes):
             return self._end(TrialResult(verdict=Verdict.REFUSED, reason=crowded))
         return [self._measure(now, now + _LOOK_S)]
 
     def again(self) -> list[Action]:
-        """The link asks again: what it was told did not reach the disk."""
+        """The core asks again: what it was told did not reach the disk."""
         return self._begins() if self._core is not None and self._core.saving else []
 
     def recorded(self, now: float) -> list[Action]:
         """The record is durable: the windows begin."""
-        return self._do(self._core.recorded(now)) if self._core is not None and not self.over else []
+        return [] if self._core is None else self._do(self._core.recorded(now))
 
     def drained(self, now: float) -> list[Action]:
-        return self._do(self._core.drained(now)) if self._core is not None and not self.over else []
+        return [] if self._core is None else self._do(self._core.drained(now))
 
     def activated(self, side: Side, now: float) -> list[Action]:
         """New launches go to this plan."""
-        if self._core is None or self.over or side is not self.side:
+        if self._core is None or side is not self.side:
             return []
         return self._do(self._core.activated(now))
 
@@ -161,11 +136,9 @@ class TrialRunner:
 
     def tick(self, now: float) -> list[Action]:
         """End what has stalled."""
-        if self.over:
-            return []
         if self._core is not None:
             return self._do(self._core.tick(now))
-        if now > self._began_s + self._timing_s + self._config.stall_s:
+        if now > self._began_s + self._config.timing_s + self._config.stall_s:
             return self.abandon("the models could not be timed: the engine process does not answer", now)
         return []
 
@@ -173,20 +146,22 @@ class TrialRunner:
 
     def _timed(self, figures: WindowMeasured, now: float) -> list[Action]:
         self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
-        for one in figures.models:
-            times = self._times.get(one.name)
-            if times is not None:
-                times.completed += one.completed
-                times.busy_s += one.busy_s
-                times.instances += one.instances
-                times.instance_s += one.instance_s
-        taken_s = now - self._began_s
-        seen = [times for times in self._times.values() if times.completed]
-        enough = bool(seen) and all(times.completed >= _FEW_TASKS for times in seen)
-        all_seen = len(seen) == len(self._times)
-        if taken_s < self._timing_s and not (enough and (all_seen or taken_s >= self._timing_s / 5)):
+        for model in figures.models:
+            if (seen := self._seen.get(model.name)) is not None:
+                self._seen[model.name] = structs.replace(
+                    seen,
+                    completed=seen.completed + model.completed,
+                    busy_s=seen.busy_s + model.busy_s,
+                    instances=seen.instances + model.instances,
+                    instance_s=seen.instance_s + model.instance_s,
+                )
+        taken_s, longest_s = now - self._began_s, self._config.timing_s
+        busy = [seen for seen in self._seen.values() if seen.completed]
+        enough = bool(busy) and all(seen.completed >= _FEW_TASKS for seen in busy)
+        all_busy = len(busy) == len(self._seen)
+        if taken_s < longest_s and not (enough and (all_busy or taken_s >= longest_s / 5)):
             return [self._measure(now, now + _LOOK_S)]
-        if not seen:
+        if not busy:
             reason = (
                 f"no task completed in {taken_s:.0f} s: an idle device cannot compare plans; push it again "
                 "under load, or take it without a trial with `stageloom plan push --now`"
@@ -196,28 +171,30 @@ class TrialRunner:
 
     def _begin_core(self, now: float) -> list[Action]:
         """A model without a task so far counts like the average of the others, should one come."""
-        service_s = {n: t.busy_s / t.completed for n, t in self._times.items() if t.completed}
-        instance_s = {n: t.instance_s / t.instances for n, t in self._times.items() if t.instances}
+        service_s = {
+            name: seen.busy_s / seen.completed for name, seen in self._seen.items() if seen.completed
+        }
+        instance_s = {
+            name: seen.instance_s / seen.instances for name, seen in self._seen.items() if seen.instances
+        }
         usual_s = sum(service_s.values()) / len(service_s)
         longest_s = max(instance_s.values(), default=usual_s)
-        plans = self.plans
         setup = TrialSetup(
-            record=plans.record,
-            models=plans.models,
-            service_s=tuple(max(service_s.get(name, usual_s), _SHORTEST_S) for name in plans.models),
-            instance_s=tuple(max(instance_s.get(name, longest_s), _SHORTEST_S) for name in plans.models),
-            control_bytes=plans.control_bytes,
-            candidate_bytes=plans.candidate_bytes,
-            memory_bytes=plans.memory_bytes,
+            record=self.record,
+            models=self._models,
+            service_s=tuple(max(service_s.get(name, usual_s), _SHORTEST_S) for name in self._models),
+            instance_s=tuple(max(instance_s.get(name, longest_s), _SHORTEST_S) for name in self._models),
+            control_bytes=self._control_bytes,
+            candidate_bytes=self._candidate_bytes,
+            memory_bytes=self._memory_bytes,
             oldest_age_s=self._oldest_age_s,
         )
-        self._stage = _Stage.TRIAL
         self._core = TrialCore(setup, self._rng, self._config)
         return self._do(self._core.begin(now))
 
     def _figures(self, seen: WindowMeasured) -> WindowFigures:
         completed = {one.name: one.completed for one in seen.models}
-        counts = tuple(completed.get(name, 0) for name in self.plans.models)
+        counts = tuple(completed.get(name, 0) for name in self._models)
         return WindowFigures(
             completed=counts,
             failed=seen.failed,
@@ -237,7 +214,7 @@ class TrialRunner:
                     out += self._begins()
                 case Drain():
                     self.draining = True
-                    out.append(DrainEngine())
+                    out.append(PauseLaunches(refuse=False))
                 case Activate(side):
                     self.side, self.draining = side, False
                 case MeasureSide(window, _, from_s, to_s):
@@ -247,14 +224,13 @@ class TrialRunner:
                     out += self._end(result)
         return out
 
-    def _measure(self, from_s: float, to_s: float) -> MeasureWindow:
+    def _measure(self, from_s: float, to_s: float) -> OpenWindow:
         self._number = next(self._numbers)
         if self._core is None:
-            return MeasureWindow(self._number, from_s, to_s)
-        return MeasureWindow(self._number, from_s, to_s, self._core.brake_age_s)
+            return OpenWindow(self._number, from_s, to_s)
+        return OpenWindow(self._number, from_s, to_s, self._core.brake_age_s)
 
     def _end(self, result: TrialResult) -> list[Action]:
-        self._stage = _Stage.OVER
         self.draining = False
-        self.decided = TrialDecided(self.attempt, self.plans.record.control, result)
+        self.result = result
         return []

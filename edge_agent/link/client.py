@@ -20,16 +20,17 @@ import zmq
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.connection import Change, Membership, PlannerConnection
-from stageloom.edge_agent.link.fetch import ArtifactFolder
+from stageloom.edge_agent.link.connection import Membership, PlannerConnection
 from stageloom.edge_agent.link.spool import Spool
 from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.bulk import ChunkRequest
 from stageloom.shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
 from stageloom.shared.text import bounded
 
@@ -68,7 +69,7 @@ class LinkClient:
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         config.folder.mkdir(parents=True, exist_ok=True)
-        self.artifacts = ArtifactFolder(config.folder / "artifacts")
+        self.artifacts = ArtifactStore(config.folder / "artifacts")
         self._welcomed = False  # on the connection that stands
         self._fetcher = fetching.FetchCore()
         self._spool = Spool(
@@ -259,10 +260,10 @@ class LinkClient:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.RequestChunk(request):
-                    self._connection.send("bulk", request)
-                case fetching.GiveUp(digest, reason):
-                    self._tell(ev.FetchFailed(digest, reason))
+                case ChunkRequest():
+                    self._connection.send("bulk", action)
+                case ev.FetchFailed():
+                    self._tell(action)
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return
@@ -315,16 +316,11 @@ class LinkClient:
     def _follow(self, ready: dict[Any, int], now_s: float) -> None:
         """What became of the control connection."""
         for change in self._connection.changes(ready):
-            match change:
-                case Change.UP:
-                    self._interrupted()
-                    self._tell(ev.Connected())
-                case Change.DOWN:
-                    self._interrupted()
-                    self._tell(ev.Lost())
-                case Change.FAILED:
-                    # What was refused may be put right.
-                    self._later(next(self._delays), now_s)
+            if change is None:
+                self._later(next(self._delays), now_s)  # what was refused may be put right
+            else:
+                self._interrupted()
+                self._tell(change)
         problem = self._connection.problem
         if problem and problem != self._told_problem:
             log.error("%s", problem)
@@ -340,14 +336,6 @@ def _encoded(row: telemetry.Row) -> bytes | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """The batch that is out."""
-
-    sent_s: float
-    batch: TelemetryBatch
-
-
 class Uplink:
     """Decides when a batch is due. Only what was acknowledged leaves the spool."""
 
@@ -356,13 +344,14 @@ class Uplink:
         self._spool = spool
         self._every_s = every_s
         self._again_s = again_s
-        self._flight: _Flight | None = None
+        self._flight: TelemetryBatch | None = None  # the batch that is out
+        self._sent_s = 0.0
         self._next_s = 0.0
         self._correlation = 0
 
     def due(self, now_s: float) -> TelemetryBatch | None:
         """The batch to send now, on a session that stands; say `sent` if it went."""
-        if self._flight is not None and now_s - self._flight.sent_s < self._again_s:
+        if self._flight is not None and now_s - self._sent_s < self._again_s:
             return None
         if now_s < self._next_s:
             return None
@@ -371,15 +360,15 @@ class Uplink:
         return self._spool.next_batch(self._correlation)
 
     def sent(self, batch: TelemetryBatch, now_s: float) -> None:
-        self._flight = _Flight(now_s, batch)
+        self._flight, self._sent_s = batch, now_s
 
     def landed(self, correlation: int, now_s: float) -> bool:
         """The planner has answered; whether a backlog is to be sent at once."""
         flight = self._flight
-        if flight is None or flight.batch.correlation != correlation:
+        if flight is None or flight.correlation != correlation:
             return False
         self._flight = None
-        full = len(flight.batch.rows) == MAX_BATCH_ROWS
+        full = len(flight.rows) == MAX_BATCH_ROWS
         if full:
             self._next_s = now_s
         return full
@@ -387,9 +376,9 @@ class Uplink:
     def unreadable(self, correlation: int) -> bool:
         """The planner cannot read this batch: its rows are given up, and counted. Whether it was ours."""
         flight = self._flight
-        if flight is None or flight.batch.correlation != correlation:
+        if flight is None or flight.correlation != correlation:
             return False
-        self._spool.reject(flight.batch.ranges)
+        self._spool.reject(flight.ranges)
         return True
 
     def interrupted(self) -> None:

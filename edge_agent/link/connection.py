@@ -7,7 +7,6 @@ to whoever sends and receives.
 import logging
 import struct
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -16,6 +15,7 @@ import zmq
 from msgspec import Struct
 from zmq.utils import z85
 
+from stageloom.edge_agent.lifecycle.events import Connected, Lost
 from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.durable_file import replace_synced
 from stageloom.shared.errors import DecodeError, StateError, StorageError
@@ -97,14 +97,6 @@ def load_membership(path: Path) -> Membership | None:
         raise StateError(f"{path} is unreadable: {error}", remedy="join the planner again") from error
 
 
-class Change(Enum):
-    """What became of the control connection."""
-
-    UP = "up"
-    DOWN = "down"
-    FAILED = "failed"  # a handshake; libzmq does not come back by itself after a refusal
-
-
 class PlannerConnection:
     """The sockets between `open` and `close`, which may follow each other any number of times."""
 
@@ -177,8 +169,11 @@ class PlannerConnection:
             if dealer is not None and dealer in ready:
                 yield from ((lane, message) for message in _waiting(lane, dealer))
 
-    def changes(self, ready: Mapping[Any, int]) -> Iterator[Change]:
-        """What the monitor tells, up to a `close` in between."""
+    def changes(self, ready: Mapping[Any, int]) -> Iterator[Connected | Lost | None]:
+        """What the monitor tells, up to a `close` in between.
+
+        None: a handshake failed; libzmq does not come back by itself after a refusal.
+        """
         monitor = self._monitor
         if monitor is None or monitor not in ready:
             return
@@ -191,15 +186,15 @@ class PlannerConnection:
                 self._handshake_open = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._handshake_open, self.problem, self._handshakes_failed = False, "", 0
-                yield Change.UP
+                yield Connected()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._handshake_failed(OUR_KEY_REFUSED)
-                yield Change.FAILED
+                yield None
             elif event == zmq.EVENT_DISCONNECTED and not self._handshake_open:
-                yield Change.DOWN
+                yield Lost()
             else:
                 self._handshake_failed(PLANNER_KEY_DIFFERS)
-                yield Change.FAILED
+                yield None
 
     def _handshake_failed(self, problem: str) -> None:
         self._handshake_open = False

@@ -16,9 +16,9 @@ import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.core import Lifecycle
-from stageloom.edge_agent.lifecycle.host import LifecycleHost, NoLink
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell, NoLink
 from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
 from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
@@ -41,7 +41,7 @@ NEXT_KEY_NAME: Final = "device.key.next"  # after a revocation, until the planne
 MEMBERSHIP_NAME: Final = "membership"
 
 
-def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleHost, list[str]]:
+def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleShell, list[str]]:
     """The link of an agent that serves what a planner desires, and what was wrong with the state on disk.
 
     Raises:
@@ -74,7 +74,7 @@ def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleH
             )
         )
         client.start()
-        host = LifecycleHost(
+        host = LifecycleShell(
             core, client, path, environment=environment, present=present, problem=problem or ""
         )
         return host, problems
@@ -89,7 +89,7 @@ def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleH
         )
 
     alone = NoLink("not_joined", why or "run `stageloom-agent join TOKEN` to join a planner")
-    return LifecycleHost(core, alone, path, environment=environment, present=present), problems
+    return LifecycleShell(core, alone, path, environment=environment, present=present), problems
 
 
 def _identity(home: Path) -> tuple[tuple[KeyPair, Membership] | None, str]:

@@ -4,25 +4,13 @@ At most `credits` requests are open over all artifacts, so at most credits x chu
 reach the disk in order: the length of the partial file is all that a restart needs to know.
 """
 
-import errno
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
-from stageloom.shared.artifact import file_digest
-from stageloom.shared.failpoint import failpoint
+from stageloom.edge_agent.lifecycle.events import FetchFailed
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.bulk import MAX_CHUNK_BYTES, BulkToDevice, Chunk, ChunkRequest
 from stageloom.shared.messages.control import ArtifactNeed
-
-
-@dataclass(frozen=True)
-class RequestChunk:
-    """Send this request on the bulk lane."""
-
-    request: ChunkRequest
 
 
 @dataclass(frozen=True)
@@ -41,15 +29,8 @@ class Finish:
     digest: Digest
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    """The planner does not have it; it is asked for again while it is wanted."""
-
-    digest: Digest
-    reason: str
-
-
-FetchAction = RequestChunk | Write | Finish | GiveUp
+FetchAction = ChunkRequest | Write | Finish | FetchFailed
+"""A `ChunkRequest` goes out on the bulk lane; what failed is asked for again while it is wanted."""
 
 
 @dataclass
@@ -112,7 +93,9 @@ class FetchCore:
         good = chunk.digest == fetch.need.digest and chunk.offset_bytes == offset
         if not good or chunk.size_bytes != fetch.need.size_bytes or not chunk.data:
             self.stop(fetch.need.digest)
-            return [GiveUp(fetch.need.digest, "the planner's artifact does not have the size that was named")]
+            return [
+                FetchFailed(fetch.need.digest, "the planner's artifact does not have the size that was named")
+            ]
         if offset >= fetch.written_bytes:
             fetch.held[offset] = chunk.data[: fetch.need.size_bytes - offset]
         return self._advance(fetch)
@@ -136,7 +119,7 @@ class FetchCore:
             fetch.open[self._correlation] = (offset, now_s)
             return []
         self.stop(fetch.need.digest)
-        return [GiveUp(fetch.need.digest, refused.reason or refused.code.value), *self._fill(now_s)]
+        return [FetchFailed(fetch.need.digest, refused.reason or refused.code.value), *self._fill(now_s)]
 
     def _fill(self, now_s: float) -> list[FetchAction]:
         """Use free credits, oldest fetch first."""
@@ -154,90 +137,11 @@ class FetchCore:
                 fetch.open[self._correlation] = (offset, now_s)
                 free -= 1
                 actions.append(
-                    RequestChunk(
-                        ChunkRequest(
-                            correlation=self._correlation,
-                            digest=fetch.need.digest,
-                            offset_bytes=offset,
-                            length_bytes=length,
-                        )
+                    ChunkRequest(
+                        correlation=self._correlation,
+                        digest=fetch.need.digest,
+                        offset_bytes=offset,
+                        length_bytes=length,
                     )
                 )
         return actions
-
-
-RESERVE_BYTES: Final = 2 << 20
-"""Left free for the link's state: three copies of the largest that there can be, and the spool's ledger."""
-
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class ArtifactFolder:
-    """Artifacts by digest: `DIGEST` is a whole one, `DIGEST.part` the beginning of one that a fetch resumes.
-
-    A device whose disk is full can store no state, so it could not even take a plan that fits. An artifact is
-    therefore not begun where it does not fit, and the beginning of one goes when the disk fills meanwhile.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Raises:
-        OSError: the folder can be neither made nor read.
-        """
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def path(self, digest: Digest) -> Path:
-        """Where the whole artifact lies, or will."""
-        return self._folder / digest
-
-    def present(self) -> frozenset[Digest]:
-        """Whole artifacts, by name: their digests were checked when they came and are again when opened."""
-        return frozenset(Digest(path.name) for path in self._folder.iterdir() if len(path.name) == 64)
-
-    def partial_bytes(self, digest: Digest) -> int:
-        """How much of an artifact lies here already."""
-        part = self._part(digest)
-        return part.stat().st_size if part.exists() else 0
-
-    def require_room(self, size_bytes: int, have_bytes: int) -> None:
-        """See that the rest of an artifact fits.
-
-        Raises:
-            OSError: it does not.
-        """
-        disk = os.statvfs(self._folder)
-        free_bytes = disk.f_bavail * disk.f_frsize
-        if size_bytes - have_bytes + RESERVE_BYTES > free_bytes:
-            text = f"{size_bytes - have_bytes} bytes are to come and {free_bytes} free"
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {text}")
-
-    def append(self, digest: Digest, offset_bytes: int, data: bytes) -> None:
-        """Add a chunk at the end of the partial file.
-
-        Raises:
-            OSError: the disk is full, and the partial file is gone; or it is not `offset_bytes` long.
-        """
-        try:
-            with self._part(digest).open("ab") as file:
-                if file.tell() != offset_bytes:
-                    raise OSError(f"the partial artifact has {file.tell()} bytes, not {offset_bytes}")
-                file.write(data)
-        except OSError as error:
-            if error.errno in _FULL:
-                self._part(digest).unlink(missing_ok=True)
-            raise
-        failpoint("agent.artifact.append")
-
-    def finish(self, digest: Digest) -> bool:
-        """Take a complete file in if it is what it should be; throw it away if not."""
-        part = self._part(digest)
-        if file_digest(part) != digest:
-            part.unlink()
-            return False
-        failpoint("agent.artifact.rename")
-        part.replace(self.path(digest))
-        failpoint("agent.artifact.renamed")
-        return True
-
-    def _part(self, digest: Digest) -> Path:
-        return self._folder / f"{digest}.part"

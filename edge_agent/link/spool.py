@@ -25,7 +25,7 @@ from pathlib import Path
 from struct import Struct as Layout
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.codec import Codec, CodecLimits
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 _HEAD: Final = Layout(">II")
 _LEDGER: Final = "ledger"
 _MAX_RANGES: Final = 60
+_MAX_DROPPED: Final = 4096  # ranges per boot in the ledger file
 _AGE_PARTS: Final = 16
 """A segment takes rows for so small a part of the greatest age: rows leave at most that much too late."""
 
@@ -65,13 +66,16 @@ def add_range(ranges: list[tuple[int, int]], first: int, end: int) -> list[tuple
     return merged
 
 
-@dataclass
-class Account:
-    """One boot. `produced` is the next sequence; `told` is what the planner has committed of these books."""
+class Account(Struct, array_like=True):
+    """One boot, as the ledger file holds it.
 
-    produced: int = 0
-    dropped_ranges: list[tuple[int, int]] = field(default_factory=list)
-    told: tuple[int, int] = (0, 0)
+    `produced` is the next sequence; `told` is what the planner has committed of these books.
+    """
+
+    boot: BootId
+    produced: Count = 0
+    told: tuple[Count, Count] = (0, 0)
+    dropped_ranges: Annotated[list[tuple[Count, Count]], Meta(max_length=_MAX_DROPPED)] = []
 
     def dropped(self, end: int | None = None) -> int:
         """Dropped rows, or those with a sequence below `end`."""
@@ -93,25 +97,18 @@ class Account:
                 return high
         return first
 
-    def ledger(self, boot: int, end: int | None = None) -> Ledger:
+    def ledger(self, end: int | None = None) -> Ledger:
         """What to tell the planner once all rows below `end` have left; `end` None: they all have.
 
         Told like this, produced = stored + dropped holds in the planner's books after every commit, whatever
         is lost here afterwards.
         """
         produced = self.produced if end is None else end
-        return Ledger(boot, produced, self.dropped(produced))
-
-
-class _Entry(Struct, frozen=True, array_like=True):
-    boot: BootId
-    produced: Count
-    told: tuple[Count, Count]
-    dropped: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=4096)]
+        return Ledger(self.boot, produced, self.dropped(produced))
 
 
 class _Books(Struct, frozen=True, tag="spool_ledger", tag_field="type"):
-    entries: Annotated[tuple[_Entry, ...], Meta(max_length=4096)]
+    entries: Annotated[tuple[Account, ...], Meta(max_length=4096)]
     removing: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
 
 
@@ -121,8 +118,8 @@ _BOOKS: Codec[_Books] = Codec(_Books, CodecLimits(frame_bytes=1 << 20, body_byte
 def encode_books(accounts: dict[int, Account], removing: tuple[str, ...]) -> bytes:
     """The ledger file: all accounts, and the segments that are about to be removed."""
     entries = tuple(
-        _Entry(boot, one.produced, one.told, tuple(one.dropped_ranges[-4096:]))
-        for boot, one in accounts.items()
+        structs.replace(account, dropped_ranges=account.dropped_ranges[-_MAX_DROPPED:])
+        for account in accounts.values()
     )
     return _BOOKS.encode(_Books(entries, removing))
 
@@ -134,8 +131,7 @@ def decode_books(frame: bytes) -> tuple[dict[int, Account], tuple[str, ...]]:
         DecodeError: damaged.
     """
     books = _BOOKS.decode(frame)
-    accounts = {one.boot: Account(one.produced, list(one.dropped), one.told) for one in books.entries}
-    return accounts, books.removing
+    return {account.boot: account for account in books.entries}, books.removing
 
 
 @dataclass
@@ -206,7 +202,7 @@ class Spool:
         self._complained = False
         folder.mkdir(parents=True, exist_ok=True)
         self._accounts, self._segments = self._recover()
-        self._accounts.setdefault(boot, Account())
+        self._accounts.setdefault(boot, Account(boot))
         self._finish(())
 
     def close(self) -> None:
@@ -403,7 +399,7 @@ class Spool:
         for boot, account in self._accounts.items():
             if boot in left and boot not in ends:
                 continue  # its oldest row is still to come
-            ledger = account.ledger(boot, ends[boot] if boot in left else None)
+            ledger = account.ledger(ends[boot] if boot in left else None)
             if (ledger.produced, ledger.dropped) != account.told:
                 ledgers.append(ledger)
         return tuple(ledgers[:_MAX_RANGES])
@@ -491,7 +487,7 @@ class Spool:
                 age_s = max(now_us - path.stat().st_mtime_ns // 1000, 0) * 1e-6
                 segment.opened_s = segment.newest_s = now_s - age_s
                 segment.add(_read_rows(path))
-                account = accounts.setdefault(segment.boot, Account())
+                account = accounts.setdefault(segment.boot, Account(segment.boot))
                 account.produced = max(account.produced, segment.end)
                 found.append(segment)
         self._count_torn(accounts, found)

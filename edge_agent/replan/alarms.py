@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stageloom.edge_agent.lifecycle.events import AlarmRaised
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
-from stageloom.shared.messages.control import AlarmSample, ModelLoad
+from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, QueueState, progress_bits
 from stageloom.shared.policy.trigger import DeviceSnapshot, Firing, Trigger, TriggerConfig
@@ -26,26 +25,6 @@ _DEADLINES_S: Final = 60.0
 
 _MODELS: Final = 64  # what an alarm holds
 _BLOCKS: Final = 62  # what a mask holds
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlarmSettings:
-    """What the agent's settings say of the trigger."""
-
-    measure: QueueMeasure = QueueMeasure.WORK
-    threshold: float | None = None  # s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks
-    cooldown_s: float = 10.0
-
-    def trigger(self, tightest_s: float | None) -> TriggerConfig:
-        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
-        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
-        variance = TOP_THRESHOLD if self.measure is QueueMeasure.TASKS else config.variance
-        return replace(
-            config,
-            measure=self.measure,
-            variance=variance if self.threshold is None else self.threshold,
-            cooldown_s=self.cooldown_s,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +79,31 @@ class Deadlines:
 class Alarms:
     """One device's trigger, fed by the engine."""
 
-    def __init__(self, settings: AlarmSettings | None = None) -> None:
-        self.settings = settings or AlarmSettings()
-        self.trigger = Trigger(self.settings.trigger(None))
+    def __init__(
+        self,
+        *,
+        measure: QueueMeasure = QueueMeasure.WORK,
+        threshold: float | None = None,
+        cooldown_s: float = 10.0,
+    ) -> None:
+        """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks."""
+        self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
+        self.trigger = Trigger(self.config(None))
         self._arrivals = ArrivalRates()
         self._deadlines = Deadlines()
         self._tightest_s: float | None = None
         self._service_s: dict[str, float] = {}
+
+    def config(self, tightest_s: float | None) -> TriggerConfig:
+        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
+        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
+        variance = TOP_THRESHOLD if self._measure is QueueMeasure.TASKS else config.variance
+        return replace(
+            config,
+            measure=self._measure,
+            variance=variance if self._threshold is None else self._threshold,
+            cooldown_s=self._cooldown_s,
+        )
 
     def glance(
         self,
@@ -127,7 +124,7 @@ class Alarms:
         tightest_s = self._deadlines.add(seen.at_s, seen.tightest_s)
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
-            self.trigger.configure(self.settings.trigger(tightest_s))
+            self.trigger.configure(self.config(tightest_s))
         observed = DeviceSnapshot(
             queues=tuple(
                 QueueState(tasks=q.queued, service_s=self._service(q.name), oldest_age_s=q.oldest_age_s)
@@ -161,9 +158,11 @@ class Alarms:
         return self._service_s.get(model, 0.0)
 
 
-def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
-    """Everything the lifecycle core needs; `at_us` is the wall clock."""
-    return AlarmRaised(
+def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alarm:
+    """What the planner is told, but for boot, number and environment; `at_us` is the wall clock."""
+    return Alarm(
+        boot=0,
+        number=1,
         at_us=at_us,
         cause=fired.firing.cause.value,
         value=fired.firing.value,

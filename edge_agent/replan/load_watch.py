@@ -6,7 +6,7 @@ from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
 from stageloom.edge_agent.worker.messages import Stats
 from stageloom.shared.engine.stats import QueueSnapshot
@@ -23,11 +23,9 @@ class LoadWatch:
         self._mode = parts.machine.power_mode  # that the link knows of
         self._service = ServiceTimes(())
         self._alarms = Alarms(
-            AlarmSettings(
-                measure=config.alarm_measure,
-                threshold=config.alarm_threshold,
-                cooldown_s=config.alarm_cooldown_s,
-            )
+            measure=config.alarm_measure,
+            threshold=config.alarm_threshold,
+            cooldown_s=config.alarm_cooldown_s,
         )
 
     def plan_active(self, facts: PlanFacts) -> None:

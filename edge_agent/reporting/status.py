@@ -116,9 +116,9 @@ def trial_status(manager: PlanManager, now_s: float) -> TrialStatus | None:
     if phase is None:
         return None
     if runner is None:
-        return TrialStatus(phase=phase.value)
+        return TrialStatus(phase=phase)
     pairs, ratio, left_s = runner.progress(now_s)
-    return TrialStatus(phase=phase.value, pairs=pairs, ratio=ratio, seconds_left=round(left_s, 1))
+    return TrialStatus(phase=phase, pairs=pairs, ratio=ratio, seconds_left=round(left_s, 1))
 
 
 def queue_status(stats: Stats, served: Container[str]) -> tuple[QueueStatus, ...]:

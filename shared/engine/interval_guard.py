@@ -9,6 +9,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+Share = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
 def never_below_arrivals(
@@ -48,15 +54,14 @@ class GuardVerdict(str, Enum):
     ROLL_BACK = "roll_back"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardConfig:
-    """How long and how strict."""
+class GuardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a plan that is activated without a trial is guarded: for how long, and how strictly."""
 
-    length_s: float = 10.0
-    worsening: float = 0.2
-    min_tasks: int = 100  # fewer have no 99th percentile, only a slowest one
-    age_floor_s: float = 0.01  # as in a trial: below it a fifth more is nothing
-    sample_s: float = 0.25  # an age may have been seen so long ago
+    length_s: Seconds = 10.0
+    worsening: Share = 0.2
+    min_tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 100  # fewer have no 99th percentile
+    age_floor_s: Seconds = 0.01  # as in a trial: below it a fifth more is nothing
+    sample_s: Seconds = 0.25  # an age may have been seen so long ago
 
 
 class IntervalGuard:

@@ -15,8 +15,11 @@ changes nothing. `now` is in seconds on one monotonic clock; call `tick` no late
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+from msgspec import Meta, Struct
+
+from stageloom.shared.engine.interval_guard import Seconds, Share
 from stageloom.shared.engine.windows import (
     PairedLogs,
     Rng,
@@ -52,10 +55,6 @@ class TrialRecord:
     environment: str  # power mode, executor versions, precision: what the verdict holds for
     began_us: int  # wall clock, microseconds since 1970
 
-    def bars(self, candidate: Digest, environment: str) -> bool:
-        """Whether this trial, found unfinished, forbids another one of `candidate`."""
-        return (self.candidate, self.environment) == (candidate, environment)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
@@ -88,23 +87,23 @@ def found_at_boot(record: TrialRecord) -> TrialResult:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialConfig:
+class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run; the defaults are those whose error rates docs/trial.md states."""
 
-    shortest_window_s: float = 0.25
-    instance_times: float = 20.0  # a window is at least so many instances long
-    cut: float = 0.1  # of a window's begin is not measured: the plan's pipeline fills
-    min_pairs: int = 8  # first look
-    confidence: float = 0.95  # of each bound
-    gain: float = 0.02  # less is not worth a change; as much worse is a rejection
-    limit_s: float = 60.0
-    guard: float = 0.2  # p99 or oldest age worse by more is a rejection
-    age_floor_s: float = 0.01  # ages that differ by less are equal to every user
-    brake_age_s: float = 1.0  # no task waits longer for the candidate, unless it did for the control
-    stall_s: float = 10.0  # a drain, a swap or a window that is overdue by more is a fault
-    min_failed: int = 3
-    max_failed_share: float = 0.1  # more than the control's
+    timing_s: Seconds = 10.0  # the models are timed for so long at most before the windows begin
+    shortest_window_s: Seconds = 0.25
+    instance_times: Annotated[float, Meta(ge=1.0, le=10_000.0)] = 20.0  # in a window, at least
+    cut: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1  # of a window's begin is not measured: it fills
+    min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
+    confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.95  # of each bound
+    gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
+    limit_s: Seconds = 60.0
+    guard: Share = 0.2  # p99 or oldest age worse by more is a rejection
+    age_floor_s: Seconds = 0.01  # ages that differ by less are equal to every user
+    brake_age_s: Seconds = 1.0  # no task waits longer for the candidate, unless it did for the control
+    stall_s: Seconds = 10.0  # a drain, a swap or a window that is overdue by more is a fault
+    min_failed: Annotated[int, Meta(ge=1, le=1_000_000)] = 3
+    max_failed_share: Share = 0.1  # more than the control's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
-from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
 from stageloom.edge_agent.replan.policy import plain_plan
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.messages import control
@@ -24,9 +24,9 @@ SERVICE_S = {"a": 0.02, "b": 0.02}
 class Device:
     """An engine core of two models with one lane, whose steps take 20 ms, and its alarms."""
 
-    def __init__(self, settings: AlarmSettings | None = None) -> None:
+    def __init__(self, threshold: float | None = None) -> None:
         self.driver = Driver(chains(2, 1))
-        self.alarms = Alarms(settings)
+        self.alarms = Alarms(threshold=threshold)
         self.held = False
         self.fired: list[tuple[float, Fired]] = []
         self._step_ends_s = 0.0
@@ -110,14 +110,14 @@ def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
 
 
 def test_settings_choose_measure_threshold_and_cool_down() -> None:
-    tasks = AlarmSettings(measure=QueueMeasure.TASKS).trigger(0.2)
+    tasks = Alarms(measure=QueueMeasure.TASKS).config(0.2)
     assert (tasks.measure, tasks.variance) == (QueueMeasure.TASKS, TOP_THRESHOLD)
-    given = AlarmSettings(threshold=7.0, cooldown_s=3.0).trigger(None)
+    given = Alarms(threshold=7.0, cooldown_s=3.0).config(None)
     assert (given.variance, given.cooldown_s) == (7.0, 3.0)
 
 
 def test_a_swap_whose_plan_has_measured_nothing_yet_keeps_the_queued_work() -> None:
-    device = Device(AlarmSettings(threshold=0.01))
+    device = Device(threshold=0.01)
     device.run(2.0, {"a": 5.0, "b": 5.0})
     device.held = True
     device.run(3.0, {"a": 100.0, "b": 5.0})

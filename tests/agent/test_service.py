@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.lifecycle.host import alone
+from stageloom.edge_agent.lifecycle.shell import alone
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.edge_agent.service import Agent

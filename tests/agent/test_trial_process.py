@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from stageloom import Client
-from stageloom.edge_agent.config import GuardSettings, TrialSettings
+from stageloom.edge_agent.lifecycle.attempts import structure_of
 from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
-from stageloom.edge_agent.lifecycle.trials import structure_of
 from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.interval_guard import GuardConfig
+from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import AgentRestarted, TaskRefused
 from stageloom.shared.messages.control import Activation, DeviceState
 from stageloom.shared.plan import QueuePlan
@@ -24,7 +25,7 @@ from tests.agent.models import import_file, plan_for, write_state
 from tests.agent.process import AgentProcess
 from tests.e2e.networks import reference, rows, write_chain
 
-COARSE = TrialSettings(
+COARSE = TrialConfig(
     shortest_window_s=0.1,
     gain=0.3,  # far from what two busy cores do to a plan against itself
     guard=10.0,
@@ -138,7 +139,7 @@ def test_worse_plan_is_rejected_under_load_and_no_task_is_lost(
 def test_plan_against_itself_gives_no_gain(home: Path, library: Path, chain: Artifact) -> None:
     twin = plan_for({"chain": chain}, queue=QueuePlan(max_tasks=200))  # the same steps, another digest
     write_state(home, good=fast(chain), desired=twin)
-    settings = TrialSettings(shortest_window_s=0.1, gain=0.5, guard=10.0, brake_age_s=60.0, limit_s=3.0)
+    settings = TrialConfig(shortest_window_s=0.1, gain=0.5, guard=10.0, brake_age_s=60.0, limit_s=3.0)
     with AgentProcess(home, trial=settings) as agent, under_load(agent, library) as load:
         assert until_verdict(agent) == "no_gain"
     assert load.restarted == 0
@@ -167,7 +168,7 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
     state, _ = load_state(home / STATE_NAME)
 
     write_state(home, good=slow(chain), desired=fast(chain), proven=state.proven)
-    with AgentProcess(home, trial=COARSE, probation_s=0.2, guard=GuardSettings(length_s=0.3)) as agent:
+    with AgentProcess(home, trial=COARSE, probation_s=0.2, guard=GuardConfig(length_s=0.3)) as agent:
         assert until_verdict(agent) == "committed"
     state, _ = load_state(home / STATE_NAME)
     assert state.way == "proven"
@@ -200,7 +201,7 @@ def test_plan_under_which_a_process_dies_is_rejected_and_never_tried_again_at_bo
     """The engine process crashes in a window of the candidate, or the whole agent is killed there."""
     good, candidate = fast(chain), slow(chain)
     write_state(home, good=good, desired=candidate)
-    long = TrialSettings(shortest_window_s=3.0, limit_s=600.0)
+    long = TrialConfig(shortest_window_s=3.0, limit_s=600.0)
     with AgentProcess(home, trial=long) as agent:
         with under_load(agent, library):
             in_window = agent.until(

@@ -70,12 +70,13 @@ CORES_ELSEWHERE = (
     "stageloom.edge_agent.lifecycle.facts",
     "stageloom.edge_agent.lifecycle.local",
     "stageloom.edge_agent.lifecycle.manager",
+    "stageloom.edge_agent.lifecycle.needs",
     "stageloom.edge_agent.lifecycle.probation",
     "stageloom.edge_agent.lifecycle.pursuit",
     "stageloom.edge_agent.lifecycle.session",
     "stageloom.edge_agent.lifecycle.states",
     "stageloom.edge_agent.lifecycle.trial_runner",
-    "stageloom.edge_agent.lifecycle.trials",
+    "stageloom.edge_agent.lifecycle.attempts",
 )
 
 

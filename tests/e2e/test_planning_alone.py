@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from stageloom import Client
-from stageloom.edge_agent.config import GuardSettings
 from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.planner.store.policies import store_policy
 from stageloom.planner.store.store import ReadStore
+from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.maddpg.actions import actions_of
@@ -66,7 +66,7 @@ def test_with_the_planner_killed_the_agent_re_plans_with_its_policy_and_the_plan
     slow = f"interval={INTERVAL_S},strict=yes"
     models = ("--model", f"alpha:{slow}", "--model", f"beta:{slow}", "--scheduler", "sequential")
     pushed = fleet.make_plan("paced", *models)
-    guard = GuardSettings(length_s=1.0, min_tasks=10)
+    guard = GuardConfig(length_s=1.0, min_tasks=10)
     device.start()
     fleet.do("plan", "push", device.name, "paced", "--now", "--autonomy", "full")
     device.until_seen(lambda seen: seen["report"]["state"] == "committed", "the plan to be committed")

@@ -13,8 +13,8 @@ import zmq
 
 from stageloom.edge_agent.lifecycle import events as dev
 from stageloom.edge_agent.lifecycle.core import Lifecycle
-from stageloom.edge_agent.lifecycle.host import LifecycleHost
 from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell
 from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
 from stageloom.edge_agent.link.connection import Membership, make_dealer, new_keys
@@ -31,7 +31,7 @@ from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.control import ArtifactNeed, Desired
 from stageloom.shared.token import Endpoints
-from tests.link import orders
+from tests.lifecycle import orders
 from tests.link.memory_store import MemoryStore
 
 LANES: dict[str, tuple[Any, Any]] = {
@@ -171,6 +171,17 @@ def heartbeat(boot: int = 1, generation: int = 0) -> control.Heartbeat:
     return control.Heartbeat(boot=boot, epoch=0, generation=generation, state=None, revision=0)
 
 
+class _Shell(LifecycleShell):
+    """One whose engine, policy and journal are a function."""
+
+    def __init__(self, manage: Callable[[Any], None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._manage = manage
+
+    def carry_on(self, action: Any) -> None:
+        self._manage(action)
+
+
 class Agent:
     """A device whose plan manager agrees to everything at once, on a main loop of its own."""
 
@@ -189,7 +200,8 @@ class Agent:
         plans: Any = orders.RecordingPlans()
         state, _ = load_state(folder / STATE_NAME)
         core = Lifecycle(state, config=LinkConfig(boot=boot, silent_after_s=3.0), plans=plans)
-        self.host = LifecycleHost(
+        self.host = _Shell(
+            self._manage,
             core,
             self.client,
             folder / STATE_NAME,
@@ -208,7 +220,8 @@ class Agent:
         return self.status.state == "connected"
 
     def _run(self) -> None:
-        self.host.start(self._manage)
+        parts: Any = None
+        self.host.start(parts)
         while not self._stopping.is_set():
             select.select([self.client.fileno()], [], [], 0.05)
             self.host.take()

@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.lifecycle.states import (
-    LOCAL_TRANSITIONS,
-    TRANSITIONS,
-    VERDICTS,
-    TransitionCause,
-    step,
-)
 from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
-from stageloom.shared.messages.control import DeviceState
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -26,43 +18,6 @@ def _rows(text: str, columns: int) -> list[tuple[str, ...]]:
         if line[:1] == "|"
     ]
     return [row for row in rows if len(row) == columns]
-
-
-def _published_steps(after: str, before: str) -> list[tuple[str, ...]]:
-    section = (DOCS / "states.md").read_text().split(after)[1].split(before)[0]
-    return [row for row in _rows(section, 3) if row[0] not in ("from", "---")]
-
-
-def test_the_published_transitions_are_those_of_the_code() -> None:
-    published = _published_steps("### Transitions", "| cause | meaning |")
-    literal = [
-        (f"`{before.value}`" if before else "nothing", f"`{cause.value}`", f"`{after.value}`")
-        for (before, cause), after in TRANSITIONS.items()
-    ]
-    assert published == literal
-
-
-@pytest.mark.promise("step-local-attempt-published")
-def test_the_published_transitions_of_a_local_attempt_are_those_of_the_code() -> None:
-    published = _published_steps("LOCAL_TRANSITIONS` is this table", "What an attempt leaves")
-    literal = [
-        (f"`{before.value}`", f"`{cause.value}`", f"`{after.value}`" if after else "over")
-        for (before, cause), after in LOCAL_TRANSITIONS.items()
-    ]
-    assert published == literal
-
-
-@pytest.mark.promise("step-local-attempt-published")
-def test_every_way_for_a_local_attempt_to_end_says_what_it_leaves() -> None:
-    section = (DOCS / "states.md").read_text().split("| how it ended |")[1]
-    told = set(re.findall(r"`([a-z_]+)`", " ".join(row[0] for row in _rows(section, 3))))
-    assert told == {cause.value for (_, cause), after in LOCAL_TRANSITIONS.items() if after is None}
-
-
-def test_every_state_and_cause_is_explained() -> None:
-    text = (DOCS / "states.md").read_text()
-    for name in [*DeviceState, *TransitionCause]:
-        assert re.search(rf"^\|[^|]*`{name.value}`[^|]*\|", text, re.MULTILINE), name
 
 
 def test_every_message_is_published() -> None:
@@ -89,22 +44,3 @@ def test_the_published_bounds_are_those_of_the_codecs(label: str, codecs: list[o
     for codec, text in zip(codecs, cells[label].split("/"), strict=True):
         number = int(re.findall(r"[0-9,]+", text)[0].replace(",", ""))
         assert number == codec.limits.frame_bytes  # type: ignore[attr-defined]
-
-
-def test_every_state_can_be_superseded_and_survives_a_boot() -> None:
-    for state in DeviceState:
-        assert TRANSITIONS[state, TransitionCause.DESIRED] is DeviceState.RECEIVED
-        assert (state, TransitionCause.BOOT) in TRANSITIONS
-    for verdict in VERDICTS:
-        causes = {cause for state, cause in TRANSITIONS if state is verdict}
-        assert causes == {
-            TransitionCause.DESIRED,
-            TransitionCause.MEASURE,
-            TransitionCause.ENVIRONMENT,
-            TransitionCause.BOOT,
-        }, "a verdict is final"
-
-
-def test_a_step_that_is_not_in_the_table_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="no step from rejected by probation_passed"):
-        step(DeviceState.REJECTED, TransitionCause.PROBATION_PASSED)

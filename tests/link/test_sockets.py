@@ -29,7 +29,7 @@ from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.base import Message, RefusalCode
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.token import Endpoints
-from tests.link import orders
+from tests.lifecycle import orders
 from tests.link.memory_store import MemoryStore
 from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
 
@@ -381,6 +381,7 @@ def test_a_plan_travels_is_committed_and_reported(tmp_path: Path) -> None:
             "VerifyPlan",
             "StagePlan",
             "ActivatePlan",
+            "AbandonPlan",  # it is over: nothing of it is left to give up
         ]
 
 

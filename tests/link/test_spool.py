@@ -203,7 +203,7 @@ def test_the_planners_books_balance_after_every_commit(seed: int) -> None:
 
 @given(ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12))
 def test_dropped_ranges_are_a_set(ranges: list[tuple[int, int]]) -> None:
-    account, plain = Account(produced=60), set[int]()
+    account, plain = Account(1, produced=60), set[int]()
     for first, length in ranges:
         account.drop(first, first + length + 1)
         plain |= set(range(first, first + length + 1))

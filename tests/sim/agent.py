@@ -18,29 +18,23 @@ from stageloom.edge_agent.lifecycle.check import PlanChecker, PlanUnusable
 from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
-    Activated,
     CheckPlan,
-    DrainEngine,
     JournalNote,
     KeepFallback,
     LoadInEngine,
-    MeasureWindow,
     StartEngine,
     StopEngine,
-    SwapTo,
-    UnloadPlan,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
+from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
 from stageloom.planner.dispatch.events import Lane
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.steps import Outcome, PlanKey, Task
@@ -48,7 +42,9 @@ from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import TaskId
 from stageloom.shared.messages import telemetry
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.bulk import ChunkRequest
+from stageloom.shared.messages.control import Alarm, Origin
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
 from tests.sim.library import KnownPlan
 from tests.sim.spool import WatchedSpool
@@ -64,13 +60,15 @@ _DISK_POINTS: Final = frozenset(
 """Failpoints at which a full disk shows as an error that the code is made for."""
 
 
-_CONFIG: Final = ManagerConfig(
-    probation=ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0)),
-    trial=TrialConfig(
-        shortest_window_s=0.4, instance_times=1.0, min_pairs=3, limit_s=8.0, stall_s=3.0, min_failed=1
-    ),
+_PROBATION: Final = ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0))
+_TRIAL: Final = TrialConfig(
     timing_s=3.0,
-    load_limit_s=6.0,
+    shortest_window_s=0.4,
+    instance_times=1.0,
+    min_pairs=3,
+    limit_s=8.0,
+    stall_s=3.0,
+    min_failed=1,
 )
 
 
@@ -112,18 +110,19 @@ class Agent:
         wall_s = world.wall_us() * 1e-6 - world.now_s
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
         self.spool = WatchedSpool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
-        self.artifacts = ArtifactFolder(self.home / "artifacts")
-        self.store = ArtifactStore(self.home / "artifacts")
-        self._checker = PlanChecker(self.store)
+        self.artifacts = ArtifactStore(self.home / "artifacts")
+        self._checker = PlanChecker(self.artifacts)
         self._fallback_file = StateFile(self.home / "fallback")
         self.supervisor = Supervisor(Random(rng.random()))
         self.waiting = WaitingLog()
         self.manager = PlanManager(
             self.supervisor,
-            _CONFIG,
             self._load_fallback(),
             waiting=self.waiting,
             rng=Random(rng.random()),
+            probation=_PROBATION,
+            trial=_TRIAL,
+            load_limit_s=6.0,
         )
         self.core = Lifecycle(state, config=LinkConfig(boot=boot, wall_s=wall_s), plans=self.manager)
         self.batch_sent_s = float("-inf")
@@ -227,7 +226,7 @@ class Agent:
         self.run()
 
     def run(self) -> None:
-        """Carry out what the core decided, as `stageloom.edge_agent.lifecycle.host` and `shell` do."""
+        """Carry out what the core decided, as `stageloom.edge_agent.lifecycle.shell` does."""
         while (action := self.core.next(self.world.now_s)) is not None:
             self.reached(f"lifecycle.{type(action).__name__}")
             self._carry_out(action)
@@ -270,10 +269,10 @@ class Agent:
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
             match action:
-                case fetching.RequestChunk(request):
-                    self.send(Lane.BULK, request)
-                case fetching.GiveUp(digest, reason):
-                    self.handle(ev.FetchFailed(digest, reason))
+                case ChunkRequest():
+                    self.send(Lane.BULK, action)
+                case ev.FetchFailed():
+                    self.handle(action)
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return
@@ -322,8 +321,8 @@ class Agent:
             case ev.FetchArtifact(need):
                 self.fetcher.credits = self.core.session.bulk_credits
                 self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
-            case ev.RecordRow(row):
-                self.record([row])
+            case TrialEnded():
+                self.record([action])
             case ev.Reconnect(reason, delay_s):
                 world.note(self.name, "reconnects: %s", reason)
                 self.reconnect(delay_s if delay_s is not None else world.rng.random())
@@ -331,21 +330,22 @@ class Agent:
                 self._background.put(lambda: self._guard(lambda: self._checked(self._checker.check(plan))))
             case LoadInEngine(key, plan):
                 if process is not None:
-                    process.command(lambda: process.load(key, plan.ref.digest))
-            case SwapTo(key, keep):
+                    process.command(lambda: process.load(PlanKey(key), plan.ref.digest))
+            case SwitchPlan(key, keep):
                 if process is not None:
-                    process.command(lambda: process.activate(key, keep))
-            case DrainEngine():
+                    process.command(lambda: process.activate(PlanKey(key), keep))
+            case PauseLaunches():
                 if process is not None:
                     process.command(process.drain)
-            case MeasureWindow():
+            case OpenWindow():
                 if process is not None:
                     process.command(lambda: process.measure(action))
-            case Activated(ref):
-                self.world.note(self.name, "runs %s", ref.digest[:8])
-            case UnloadPlan(key):
+            case PlanActivated():
+                telemetry.encode_row(telemetry.Row(world.wall_us(), action))  # it may leave the device
+                self.world.note(self.name, "runs %s", action.plan[:8])
+            case Unload(key):
                 if process is not None:
-                    process.command(lambda: process.unload(key))
+                    process.command(lambda: process.unload(PlanKey(key)))
             case StartEngine(delay_s):
                 life = self.life
                 self.world.later(
@@ -379,7 +379,7 @@ class Agent:
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
-            for digest in self.store.collect(self.manager.needed(), downloads=downloads):
+            for digest in self.artifacts.collect(self.manager.needed(), downloads=downloads):
                 self.handle(ev.ArtifactGone(digest))
 
     # -- the engine process and its tasks -------------------------------------------------------------------
@@ -492,7 +492,18 @@ class Agent:
         """Queues diverge, and this plan would be run without the planner."""
         ref = PlanRef(plan.digest, Origin.LOCAL)
         local = RunnablePlan(ref, plan.wire, plan.needs)
-        self.tell(ev.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
+        raised = Alarm(
+            boot=0,
+            number=1,
+            at_us=self.world.wall_us(),
+            cause="variance",
+            value=2.0,
+            threshold=1.0,
+            plan=None,
+            loads=(),
+            samples=(),
+        )
+        self.tell(raised)
         self.tell(ev.PlansMade((local,)))
 
     # -- what the disk does by itself -----------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stageloom.edge_agent.lifecycle.events import MeasureWindow
 from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.messages import OpenWindow
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task
 from stageloom.shared.ids import Digest, TaskId
@@ -98,12 +98,12 @@ class EngineProcess(PlayedEngine):
         self._draining = True
         self._do(self.core.drain(self.now))
 
-    def measure(self, order: MeasureWindow) -> None:
+    def measure(self, order: OpenWindow) -> None:
         """Report what happens between two instants; a newer order takes an older one's place."""
         self._measuring = order.number
         self._after(max(0.0, order.to_s - self.now), lambda: self._measured(order))
 
-    def _measured(self, order: MeasureWindow) -> list[Action]:
+    def _measured(self, order: OpenWindow) -> list[Action]:
         """Played figures: what the plan is worth, with a little noise."""
         if self._measuring != order.number or self.running is None:
             return []

@@ -197,7 +197,9 @@ def test_a_plan_that_runs_before_its_record_is_on_disk_is_found(monkeypatch: pyt
 def test_a_trial_that_a_restart_tries_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with world.world(1, Faults()) as made:
         in_a_trial(made)
-        monkeypatch.setitem(TRANSITIONS, (DeviceState.TRIAL, TransitionCause.BOOT), DeviceState.RECEIVED)
+        monkeypatch.setitem(
+            TRANSITIONS, (DeviceState.TRIAL, TransitionCause.BOOT), (DeviceState.RECEIVED, None)
+        )
         made.agent.crash()
         with pytest.raises(Broken, match="trial: agent found a trial at its start"):
             made.until(made.now_s + 5.0)
@@ -241,7 +243,7 @@ def test_a_drop_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_ledger_that_tells_of_rows_still_to_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Account.ledger
-    monkeypatch.setattr(Account, "ledger", lambda self, boot, end=None: honest(self, boot))
+    monkeypatch.setattr(Account, "ledger", lambda self, end=None: honest(self))
     assert first_broken(Faults(loss=0.3, cut=0.2)).startswith("books: the planner counts")
 
 

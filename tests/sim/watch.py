@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from stageloom.edge_agent.lifecycle.attempts import Way
 from stageloom.edge_agent.lifecycle.states import UNDONE, VERDICTS, LinkState
-from stageloom.edge_agent.lifecycle.trials import Way
 from stageloom.shared.engine.trial import TrialRecord
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Report

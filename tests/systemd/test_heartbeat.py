@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.lifecycle.host import alone
+from stageloom.edge_agent.lifecycle.shell import alone
 from stageloom.edge_agent.service import Agent, Watchdog
 from stageloom.planner.service import _beat
 from stageloom.shared.systemd.notify import Notifier

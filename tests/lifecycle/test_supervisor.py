@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.edge_agent.lifecycle.engine_view import Supervisor, SupervisorConfig
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, ProbationVerdict
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig
+from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import Digest
 
@@ -15,7 +16,7 @@ A, B = Digest("a" * 64), Digest("b" * 64)
 
 
 def test_first_restart_is_immediate_and_the_next_ones_wait_longer() -> None:
-    supervisor = Supervisor(Random(1), SupervisorConfig(first_delay_s=1.0, longest_delay_s=8.0))
+    supervisor = Supervisor(Random(1), first_delay_s=1.0, longest_delay_s=8.0)
     delays = [supervisor.crashed(None, 0.1 * i) for i in range(6)]
     assert delays[0] == 0.0
     for delay, whole_s in zip(delays[1:], (1.0, 2.0, 4.0, 8.0, 8.0), strict=True):
@@ -23,7 +24,7 @@ def test_first_restart_is_immediate_and_the_next_ones_wait_longer() -> None:
 
 
 def test_a_process_that_lived_long_starts_the_pace_anew() -> None:
-    supervisor = Supervisor(Random(1), SupervisorConfig(stable_s=30.0))
+    supervisor = Supervisor(Random(1), stable_s=30.0)
     supervisor.started(0.0)
     assert supervisor.crashed(A, 1.0) == 0.0
     supervisor.started(2.0)
@@ -57,7 +58,7 @@ def test_probation_passes_when_its_time_is_over_and_not_before() -> None:
     for now_s in (104.9, 105.0):
         probation.tick(now_s)
         verdicts.append(probation.verdict)
-    assert verdicts == [ProbationVerdict.OPEN, ProbationVerdict.PASSED]
+    assert verdicts == [GuardVerdict.OPEN, GuardVerdict.KEEP]
 
 
 def test_refused_and_expired_tasks_do_not_speak_against_a_plan() -> None:
@@ -65,20 +66,20 @@ def test_refused_and_expired_tasks_do_not_speak_against_a_plan() -> None:
     for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.CANCELLED):
         probation.task_ended(outcome, "load")
     probation.tick(1e9)
-    assert probation.verdict is ProbationVerdict.PASSED
+    assert probation.verdict is GuardVerdict.KEEP
 
 
 @given(st.lists(st.booleans(), max_size=200))
 def test_probation_fails_exactly_when_enough_of_those_that_ran_have_failed(failures: list[bool]) -> None:
     config = ProbationConfig(min_failed=3, max_failed_share=0.1)
     probation = Probation(0.0, config)
-    expected = ProbationVerdict.OPEN
+    expected = GuardVerdict.OPEN
     failed = 0
     for index, fails in enumerate(failures, 1):
         probation.task_ended(Outcome.FAILED if fails else Outcome.COMPLETED, "wrong")
         failed += fails
-        if expected is ProbationVerdict.OPEN and fails and failed >= 3 and failed > 0.1 * index:
-            expected = ProbationVerdict.FAILED
+        if expected is GuardVerdict.OPEN and fails and failed >= 3 and failed > 0.1 * index:
+            expected = GuardVerdict.ROLL_BACK
         assert probation.verdict is expected
 
 

@@ -12,30 +12,31 @@ from stageloom.edge_agent.lifecycle import events
 from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.events import (
-    Activated,
     CheckPlan,
-    DrainEngine,
     JournalNote,
     KeepFallback,
     LoadInEngine,
-    MeasureWindow,
     StartEngine,
     StopEngine,
-    SwapTo,
-    UnloadPlan,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.worker.messages import ModelFigures, WindowMeasured
+from stageloom.edge_agent.worker.messages import (
+    ModelFigures,
+    OpenWindow,
+    PauseLaunches,
+    SwitchPlan,
+    Unload,
+    WindowMeasured,
+)
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, Origin
-from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ class World:
         self.engine_gone()
         self.manager = PlanManager(
             Supervisor(Random(self.rng.random())),
-            ManagerConfig(probation=ProbationConfig(length_s=5.0), trial=self.trial),
             self.fallback,
             rng=self.rng,
+            probation=ProbationConfig(length_s=5.0),
+            trial=self.trial,
         )
         config = LinkConfig(boot=self.rng.getrandbits(60) | 1)
         self.core = Lifecycle(self.disk, config=config, plans=self.manager)
@@ -152,22 +154,21 @@ class World:
                     self.core.persisted(state)
                 case events.Hold(state):
                     self.core.held(state)
-                case events.RecordRow(row):
-                    assert isinstance(row, TrialEnded)
-                    self.rows.append(row)
+                case TrialEnded():
+                    self.rows.append(action)
                 case CheckPlan(one):
                     self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
                 case LoadInEngine(key, one):
                     self.engine(lambda key=key, one=one: self.load(key, one))  # type: ignore[misc]
-                case SwapTo(key, keep):
-                    self.engine(partial(self.swap, key, keep))
-                case DrainEngine():
+                case SwitchPlan(key, keep):
+                    self.engine(partial(self.swap, PlanKey(key), keep))
+                case PauseLaunches():
                     self.engine(lambda: self.do(self.manager.drained(self.now_s)))
-                case MeasureWindow():
+                case OpenWindow():
                     self.engine(partial(self.measure, action))
-                case Activated():
+                case PlanActivated():
                     pass
-                case UnloadPlan(key):
+                case Unload(key):
                     self.engine(lambda key=key: self.unload(key))  # type: ignore[misc]
                 case StopEngine():
                     self.engine(lambda: self.exit("stopped"))
@@ -210,7 +211,7 @@ class World:
             self.loaded[key] = one.wire.decode()
             self.do(self.manager.loaded(key))
 
-    def measure(self, order: MeasureWindow) -> None:
+    def measure(self, order: OpenWindow) -> None:
         """Tell what the plan that runs did, once the window has ended."""
         life, letter = self.life, self.running
 

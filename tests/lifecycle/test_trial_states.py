@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.attempts import MAX_PROVEN, proven_with
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
-from stageloom.edge_agent.lifecycle.states import LinkState, Proven
-from stageloom.edge_agent.lifecycle.trials import MAX_PROVEN, proven
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, Proven, RunnablePlan
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
-from stageloom.shared.messages.control import Activation, ArtifactNeed, DeviceState
+from stageloom.shared.messages.control import Activation, ArtifactNeed, DeviceState, Origin
 from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from stageloom.shared.stage_string import parse
-from tests.link import orders
-from tests.link.test_device_core import GOOD, Driver, desired, kinds
+from tests.lifecycle import orders
+from tests.lifecycle.driver import GOOD, Driver, desired, kinds
 
 PLAN = digest_bytes([b"plan"])
 ATTEMPT = (1, 1)
@@ -39,13 +39,13 @@ def on_trial() -> Driver:
     return driver
 
 
-def decided(verdict: Verdict, reason: str = "because") -> ev.TrialDecided:
+def decided(verdict: Verdict, reason: str = "because") -> orders.TrialDecided:
     result = TrialResult(verdict=verdict, reason=reason, ratio=1.1, interval=(1.05, 1.15), pairs=9)
-    return ev.TrialDecided(ATTEMPT, GOOD.ref.digest, result)
+    return orders.TrialDecided(ATTEMPT, GOOD.ref.digest, result)
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [one.row for one in actions if isinstance(one, ev.RecordRow) and isinstance(one.row, TrialEnded)]
+    return [action for action in actions if isinstance(action, TrialEnded)]
 
 
 @pytest.mark.promise("record-trial-disk-before")
@@ -199,7 +199,7 @@ def test_a_change_of_intervals_is_told_when_its_guard_has_decided() -> None:
 def test_intervals_below_what_arrives_are_refused_unless_ordered() -> None:
     starving = ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True, starves="50 tasks/s arrive")
     driver = Driver(LinkState(last_good=GOOD)).online()
-    staged(driver, starving)
+    assert "AbandonPlan" in kinds(staged(driver, starving)), "it is unloaded"
     assert driver.state is DeviceState.REJECTED
     assert driver.core.report().reason == "50 tasks/s arrive"
     ordered = Driver(LinkState(last_good=GOOD)).online()
@@ -240,7 +240,8 @@ def test_a_request_for_measurements_does_not_try_a_rejected_plan_again() -> None
 def test_the_set_of_proven_plans_is_bounded_and_keeps_the_newest() -> None:
     state = LinkState(environment="env")
     for number in range(MAX_PROVEN + 9):
-        one = LinkState(desired=desired(1, b"%d" % number), environment="env", proven=state.proven)
-        state = LinkState(proven=proven(one, holds=True))
+        one = LinkState(environment="env", proven=state.proven)
+        plan = RunnablePlan(PlanRef(digest_bytes([b"%d" % number]), Origin.PLANNER), b"%d" % number, ())
+        state = LinkState(proven=proven_with(one, plan, holds=True))
     assert len(state.proven) == MAX_PROVEN
     assert state.proven[-1].structure == digest_bytes([b"%d" % (MAX_PROVEN + 8)])

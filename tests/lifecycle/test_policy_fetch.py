@@ -4,8 +4,8 @@ from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, PolicyNeed
-from tests.link import orders
-from tests.link.test_device_core import Driver, desired, kinds
+from tests.lifecycle import orders
+from tests.lifecycle.driver import Driver, desired, kinds
 
 POLICY = PolicyNeed(digest_bytes([b"policy"]), 4_000_000)
 FETCH = ev.FetchArtifact(ArtifactNeed("policy", POLICY.digest, POLICY.size_bytes))

@@ -7,16 +7,16 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import DrainEngine, JournalNote, LoadInEngine, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.events import JournalNote, LoadInEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import LinkState, Proven
-from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.edge_agent.worker.messages import PauseLaunches, PlanTooLarge, SwitchPlan, Unload
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.messages.control import Activation, DeviceState
-from tests.agent.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone
+from tests.lifecycle.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
 
 BETTER, SAME, WORSE = Nature(speed=1.3), SOUND, Nature(speed=0.7)
 CRASHES = Nature(crashes_after_s=0.1)
@@ -259,7 +259,7 @@ def test_trial_of_plans_that_do_not_fit_together_is_refused_with_sizes_and_a_rem
     manager, _ = crowded_manager()
     told = manager.run_trial((1, 1), plan("a"), "here", 0, 1.0)[0]
     assert isinstance(told, Tell)
-    assert isinstance(told.event, link.TrialDecided)
+    assert isinstance(told.event, orders.TrialDecided)
     assert told.event.result.verdict.value == "refused"
     assert "need 130 bytes, more than the 100" in told.event.result.reason
     assert "plan push --now" in told.event.result.reason
@@ -267,13 +267,13 @@ def test_trial_of_plans_that_do_not_fit_together_is_refused_with_sizes_and_a_rem
 
 def test_ordered_plan_that_does_not_fit_beside_the_other_takes_its_place_and_the_pause_is_counted() -> None:
     manager, old = crowded_manager()
-    assert manager.activate((1, 1), plan("a")) == [DrainEngine()]
+    assert manager.activate((1, 1), plan("a")) == [PauseLaunches(refuse=False)]
     assert manager.exchanging, "tasks wait"
-    assert manager.drained(2.0) == [UnloadPlan(old)]
+    assert manager.drained(2.0) == [Unload(old)]
     (load,) = manager.released(old)
     assert isinstance(load, LoadInEngine)
     assert load.plan == plan("a")
-    assert manager.loaded(load.key, 60, 100) == [SwapTo(load.key)]
+    assert manager.loaded(load.key, 60, 100) == [SwitchPlan(load.key)]
     note = manager.activated(load.key, 3.0, paused_s=0.25)[0]
     assert isinstance(note, JournalNote)
     assert (note.code, "250 ms" in note.text) == ("swap_pause", True)
@@ -291,7 +291,7 @@ def test_old_plan_comes_back_if_the_one_that_took_its_place_cannot_be_loaded() -
     assert told == Tell(orders.PlanFailed((1, 1), "out of memory"))
     assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
-    assert manager.loaded(again.key, 70, 100) == [SwapTo(again.key)]
+    assert manager.loaded(again.key, 70, 100) == [SwitchPlan(again.key)]
 
 
 def test_plan_that_does_not_fit_alone_is_refused_with_sizes_and_a_remedy() -> None:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stageloom.edge_agent.lifecycle.core import Lifecycle
-from stageloom.edge_agent.lifecycle.events import PlanStaged, TrialDecided
+from stageloom.edge_agent.lifecycle.events import PlanStaged
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
-from stageloom.shared.engine.trial import TrialRecord
+from stageloom.edge_agent.lifecycle.states import AttemptId, PlanRef, RunnablePlan
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.ids import Digest
 
 # -- what the core asks of the plan manager -----------------------------------------------------------------
@@ -20,19 +20,19 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class VerifyPlan:
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
 
 
 @dataclass(frozen=True)
 class RunTrial:
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
     environment: str
     at_us: int
@@ -40,19 +40,19 @@ class RunTrial:
 
 @dataclass(frozen=True)
 class TrialRecorded:
-    attempt: Attempt
+    attempt: AttemptId
 
 
 @dataclass(frozen=True)
 class ActivatePlan:
-    attempt: Attempt
+    attempt: AttemptId
     plan: RunnablePlan
     guarded: bool = False
 
 
 @dataclass(frozen=True)
 class AbandonPlan:
-    attempt: Attempt
+    attempt: AttemptId
 
 
 class RecordingPlans:
@@ -63,24 +63,24 @@ class RecordingPlans:
     def restore(self, plan: RunnablePlan) -> list[Any]:
         return [RestorePlan(plan)]
 
-    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Any]:
+    def verify(self, attempt: AttemptId, plan: RunnablePlan) -> list[Any]:
         return [VerifyPlan(attempt, plan)]
 
-    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Any]:
+    def stage(self, attempt: AttemptId, plan: RunnablePlan) -> list[Any]:
         return [StagePlan(attempt, plan)]
 
     def run_trial(
-        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+        self, attempt: AttemptId, plan: RunnablePlan, environment: str, at_us: int, now_s: float
     ) -> list[Any]:
         return [RunTrial(attempt, plan, environment, at_us)]
 
-    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Any]:
+    def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Any]:
         return [TrialRecorded(attempt)]
 
-    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Any]:
+    def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Any]:
         return [ActivatePlan(attempt, plan, guarded)]
 
-    def abandon(self, attempt: Attempt) -> list[Any]:
+    def abandon(self, attempt: AttemptId) -> list[Any]:
         return [AbandonPlan(attempt)]
 
 
@@ -88,21 +88,27 @@ class RecordingPlans:
 
 
 class PlanVerified(NamedTuple):
-    attempt: Attempt
+    attempt: AttemptId
 
 
 class PlanFailed(NamedTuple):
-    attempt: Attempt
+    attempt: AttemptId
     reason: str
 
 
 class TrialBegins(NamedTuple):
-    attempt: Attempt
+    attempt: AttemptId
     record: TrialRecord
 
 
+class TrialDecided(NamedTuple):
+    attempt: AttemptId
+    control: Digest | None
+    result: TrialResult
+
+
 class ProbationPassed(NamedTuple):
-    attempt: Attempt
+    attempt: AttemptId
 
 
 class RestoreFailed(NamedTuple):
@@ -124,7 +130,7 @@ class ManagerRestarted(NamedTuple):
 
 
 class _Tell(NamedTuple):
-    """One of the values above, PlanStaged or TrialDecided."""
+    """One of the values above, or PlanStaged."""
 
     event: Any
 
@@ -144,8 +150,8 @@ def happen(core: Lifecycle, event: Any, now_s: float) -> None:
             core.add(core.failed(attempt, reason))
         case TrialBegins(attempt, record):
             core.add(core.trial_begins(attempt, record))
-        case TrialDecided():
-            core.add(core.trial_decided(event))
+        case TrialDecided(attempt, control, result):
+            core.add(core.trial_decided(attempt, control, result))
         case ProbationPassed(attempt):
             core.add(core.passed(attempt))
         case RestoreFailed(reason):
@@ -178,7 +184,7 @@ _OUTCOMES: dict[str, Any] = {
     "verified": PlanVerified,
     "staged": lambda staged: staged,
     "trial_begins": TrialBegins,
-    "trial_decided": lambda decided: decided,
+    "trial_decided": TrialDecided,
     "passed": ProbationPassed,
     "failed": PlanFailed,
     "restore_failed": RestoreFailed,

@@ -6,13 +6,15 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.shared.messages import control
-from tests.link.test_device_core import Driver
+from tests.lifecycle.driver import Driver
 
 BOOT = 11  # the driver's
 
 
-def raised(value: float = 1.0, **fields: Any) -> ev.AlarmRaised:
+def raised(value: float = 1.0, **fields: Any) -> control.Alarm:
     given: dict[str, Any] = {
+        "boot": 0,
+        "number": 1,
         "at_us": 1,
         "cause": "variance",
         "value": value,
@@ -21,7 +23,7 @@ def raised(value: float = 1.0, **fields: Any) -> ev.AlarmRaised:
         "loads": (control.ModelLoad("m", 10.0, 5_000.0, 20, 400_000),),
         "samples": (control.AlarmSample((1,), (0.5,)),) * 10,
     }
-    return ev.AlarmRaised(**(given | fields))
+    return control.Alarm(**(given | fields))
 
 
 def alarms(actions: list[ev.Action]) -> list[control.Alarm]:

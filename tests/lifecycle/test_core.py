@@ -1,91 +1,17 @@
 """The device's core, event by event, without sockets, clocks or files."""
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from stageloom.edge_agent.lifecycle import events as ev
-from stageloom.edge_agent.lifecycle.core import Lifecycle
-from stageloom.edge_agent.lifecycle.session import LinkConfig
-from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state, load_state, save_state
-from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle.states import LinkState
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
-from stageloom.shared.errors import DecodeError
-from stageloom.shared.ids import Digest
-from stageloom.shared.messages import bulk, control
+from stageloom.shared.messages import control
 from stageloom.shared.messages.base import RefusalCode, Refused
-from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
-from tests.link import orders
-
-NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
-GOOD = RunnablePlan(PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
-
-
-def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields: Any) -> Desired:
-    return Desired(epoch=epoch, generation=generation, plan_digest=digest_bytes([plan]), plan=plan, **fields)
-
-
-class Driver:
-    """A core whose writes reach the disk unless `full`."""
-
-    def __init__(self, state: LinkState | None = None, *, boot: bool = True) -> None:
-        plans: Any = orders.RecordingPlans()
-        self.core = Lifecycle(state or LinkState(), config=LinkConfig(boot=11), plans=plans)
-        self.now_s = 0.0
-        self.full = False
-        self.disk = state or LinkState()
-        if boot:
-            self.booted = self.boot()
-
-    def boot(self, present: frozenset[Digest] = frozenset()) -> list[Any]:
-        self.core.boot("env", present, 0.0)
-        return self.run()
-
-    def run(self) -> list[Any]:
-        actions: list[Any] = []
-        while (action := self.core.next(self.now_s)) is not None:
-            if isinstance(action, ev.Persist):
-                if self.full:
-                    self.core.persist_failed("disk full", self.now_s)
-                    continue
-                self.disk = action.state
-                self.core.persisted(action.state)
-            elif isinstance(action, ev.Hold):
-                self.core.held(action.state)
-            if not isinstance(action, ev.CollectArtifacts):
-                actions.append(action)
-        return actions
-
-    def do(self, event: Any, *, after_s: float = 0.0) -> list[Any]:
-        self.now_s += after_s
-        orders.happen(self.core, event, self.now_s)
-        return self.run()
-
-    def online(self) -> "Driver":
-        self.do(ev.Connected())
-        welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
-        self.do(ev.Received(welcome))
-        return self
-
-    def stored(self) -> DeviceState | None:
-        """The state on disk."""
-        return self.disk.state
-
-    @property
-    def state(self) -> DeviceState | None:
-        return self.core.state.state
-
-    def to_probation(self, generation: int = 1, plan: bytes = b"plan") -> list[ev.Action]:
-        self.do(ev.Received(desired(generation, plan)))
-        self.do(orders.PlanVerified((1, generation)))
-        return self.do(ev.PlanStaged((1, generation)))
-
-
-def kinds(actions: list[ev.Action]) -> list[str]:
-    return [type(action).__name__ for action in actions]
+from stageloom.shared.messages.control import DeviceState, Origin
+from tests.lifecycle import orders
+from tests.lifecycle.driver import GOOD, NEED, Driver, desired, kinds
 
 
 def test_a_plan_goes_from_received_to_committed() -> None:
@@ -333,7 +259,7 @@ def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then()
     driver.do(orders.TrialBegins((1, 1), record))
     assert driver.stored() is DeviceState.TRIAL
     ended = TrialResult(verdict=Verdict.ABANDONED, reason="the engine crashed")
-    driver.do(ev.TrialDecided((1, 1), GOOD.ref.digest, ended))
+    driver.do(orders.TrialDecided((1, 1), GOOD.ref.digest, ended))
     assert driver.stored() is DeviceState.VERIFIED
 
 
@@ -394,117 +320,3 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
     assert not any(isinstance(one, ev.RunProfile) for one in again.do(ev.TimePassed()))
     driver.do(ev.Received(desired(2)))
     assert driver.core.state.answered == (), "forgotten with the request"
-
-
-# -- the state file -----------------------------------------------------------------------------------------
-
-
-def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any) -> None:
-    path = tmp_path / "link.state"
-    assert load_state(path) == (LinkState(), None)
-    state = LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
-    save_state(path, state)
-    assert load_state(path) == (state, None)
-    path.write_bytes(path.read_bytes()[:-7])
-    loaded, problem = load_state(path)
-    assert loaded == LinkState() and problem is not None and "set aside" in problem
-    assert load_state(path) == (LinkState(), None), "no boot loop"
-
-
-def test_the_largest_state_fits_its_file() -> None:
-    blob = bytes(at * 7919 % 251 for at in range(96 << 10))
-    needs = tuple(ArtifactNeed(f"m{at:063d}", digest_bytes([b"%d" % at]), 2**44) for at in range(64))
-    wanted = desired(
-        1, blob, artifacts=needs, profiles=tuple(control.ProfileRequest(at, needs[at]) for at in range(64))
-    )
-    plan = RunnablePlan(PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
-    state = LinkState(desired=wanted, last_good=plan, reason="r" * 512)
-    assert decode_state(encode_state(state)) == state
-    with pytest.raises(DecodeError):
-        decode_state(b"\x00" + msgspec.msgpack.encode({"revision": -1}))
-
-
-# -- fetching -----------------------------------------------------------------------------------------------
-
-
-def _blob_need(size: int) -> tuple[bytes, ArtifactNeed]:
-    blob = bytes(at % 251 for at in range(size))
-    return blob, ArtifactNeed("m", digest_bytes([blob]), size)
-
-
-def _answer(blob: bytes, ask: fetching.RequestChunk) -> bulk.Chunk:
-    request = ask.request
-    data = blob[request.offset_bytes : request.offset_bytes + request.length_bytes]
-    return bulk.Chunk(
-        correlation=request.correlation,
-        digest=request.digest,
-        offset_bytes=request.offset_bytes,
-        size_bytes=len(blob),
-        data=data,
-    )
-
-
-@pytest.mark.parametrize("have", [0, 1, 10, 25, 99])
-def test_a_fetch_resumes_where_the_partial_file_ends(have: int) -> None:
-    blob, need = _blob_need(100)
-    core = fetching.FetchCore(chunk_bytes=10)
-    core.credits = 3
-    part, asked, open_asks = blob[:have], 0, list(core.want(need, have, 0.0))
-    while open_asks:
-        ask = open_asks.pop()  # answered in reverse: chunks arrive out of order
-        if isinstance(ask, fetching.Finish):
-            continue
-        assert isinstance(ask, fetching.RequestChunk)
-        asked += 1
-        for action in core.received(_answer(blob, ask), 0.0):
-            if isinstance(action, fetching.Write):
-                assert action.offset_bytes == len(part)
-                part += action.data
-            else:
-                open_asks.append(action)
-    assert part == blob and asked == -(-(100 - have) // 10)
-
-
-def test_no_more_requests_are_open_than_there_are_credits() -> None:
-    core = fetching.FetchCore(chunk_bytes=10)
-    core.credits = 3
-    (_, first), (_, second) = _blob_need(100), _blob_need(90)
-    assert len(core.want(first, 0, 0.0)) == 3
-    assert core.want(second, 0, 0.0) == []
-
-
-def test_a_lost_chunk_is_asked_for_again_and_a_late_one_does_no_harm() -> None:
-    blob, need = _blob_need(20)
-    core = fetching.FetchCore(chunk_bytes=20, again_after_s=5.0)
-    (ask,) = core.want(need, 0, 0.0)
-    assert core.tick(4.9) == []
-    (again,) = core.tick(5.0)
-    assert isinstance(ask, fetching.RequestChunk) and isinstance(again, fetching.RequestChunk)
-    assert core.received(_answer(blob, ask), 5.1) == [], "its number is not open any more"
-    assert [type(one) for one in core.received(_answer(blob, again), 5.2)] == [
-        fetching.Write,
-        fetching.Finish,
-    ]
-
-
-def test_an_artifact_of_another_size_is_given_up() -> None:
-    blob, need = _blob_need(20)
-    core = fetching.FetchCore()
-    (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.RequestChunk)
-    (action,) = core.received(msgspec.structs.replace(_answer(blob, ask), size_bytes=21), 0.0)
-    assert isinstance(action, fetching.GiveUp)
-
-
-def test_a_busy_planner_is_asked_again_and_a_missing_artifact_is_given_up() -> None:
-    _, need = _blob_need(20)
-    core = fetching.FetchCore(again_after_s=5.0)
-    (ask,) = core.want(need, 0, 0.0)
-    assert isinstance(ask, fetching.RequestChunk)
-    assert core.received(Refused(correlation=ask.request.correlation, code=RefusalCode.BUSY), 1.0) == []
-    (again,) = core.tick(6.0)
-    assert isinstance(again, fetching.RequestChunk) and again.request.offset_bytes == 0
-    gone = Refused(
-        correlation=again.request.correlation, code=RefusalCode.NOT_FOUND, reason="no such artifact"
-    )
-    assert core.received(gone, 7.0) == [fetching.GiveUp(need.digest, "no such artifact")]

@@ -12,19 +12,19 @@ from stageloom.edge_agent.lifecycle.events import (
     LoadInEngine,
     StartEngine,
     StopEngine,
-    SwapTo,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig
-from stageloom.edge_agent.lifecycle.pursuit import AttemptPhase, ManagerConfig
-from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.worker.messages import SwitchPlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
-from tests.agent.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone, said
+from stageloom.shared.messages.telemetry import PlanActivated, Row, decode_row, encode_row
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone, said
+from tests.lifecycle.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,28 +174,28 @@ def test_repeated_orders_change_nothing() -> None:
     assert isinstance(load, LoadInEngine)
     assert manager.stage((1, 1), plan("a")) == []
     assert Tell(link.PlanStaged((1, 1))) in manager.loaded(load.key)
-    assert manager.activate((1, 1), plan("a")) == [SwapTo(load.key)]
+    assert manager.activate((1, 1), plan("a")) == [SwitchPlan(load.key)]
     assert manager.activate((1, 1), plan("a")) == []
     manager.activated(load.key, 0.0)
     assert manager.activate((1, 1), plan("a")) == []
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
 
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     """The good plan `g` ran, `n` is under probation; their keys."""
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(probation=ProbationConfig(min_failed=1)))
+    manager = manager_alone(Supervisor(Random(0)), probation=ProbationConfig(min_failed=1))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
     assert isinstance(load, LoadInEngine)
-    assert manager.loaded(load.key) == [SwapTo(load.key)]
+    assert manager.loaded(load.key) == [SwitchPlan(load.key)]
     manager.activated(load.key, 0.0)
     manager.activate((1, 1), plan("n"))
     (new,) = manager.checked(facts("n"))
     assert isinstance(new, LoadInEngine)
-    assert manager.loaded(new.key) == [SwapTo(new.key)]
+    assert manager.loaded(new.key) == [SwitchPlan(new.key)]
     manager.activated(new.key, 1.0)
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
     return manager, load.key, new.key
 
 
@@ -203,7 +203,7 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
     manager, old, new = manager_under_probation()
     for key in (old, None):
         assert manager.task_ended(Outcome.FAILED, "late", key) == []
-    assert manager.phase is AttemptPhase.PROBATION
+    assert manager.phase == "probation"
     actions = manager.task_ended(Outcome.FAILED, "wrong", new)
     assert [a.event for a in actions if isinstance(a, Tell)] == [
         orders.PlanFailed((1, 1), "1 of 1 tasks failed: wrong")
@@ -212,13 +212,13 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
 
 def test_plan_to_return_to_that_was_freed_meanwhile_is_loaded_again_and_not_given_up() -> None:
     manager, old, new = manager_under_probation()
-    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+    assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
     actions = manager.load_failed(old, f"plan {old} is not loaded, or it is in use")
     (again,) = actions
     assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
     assert manager.released(old) == []
-    assert manager.loaded(again.key) == [SwapTo(again.key)]
+    assert manager.loaded(again.key) == [SwitchPlan(again.key)]
 
 
 def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
@@ -230,7 +230,7 @@ def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
 
 
 def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back() -> None:
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), load_limit_s=10.0)
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -255,7 +255,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
 
 
 def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
-    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), load_limit_s=10.0)
     manager.ready()
     manager.stage((1, 1), plan("h"))
     manager.checked(facts("h"))
@@ -309,8 +309,23 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
     manager.abandon((1, 1))
     manager.activate((1, 2), plan("n"))
     manager.tick(1.5)
-    assert manager.phase is AttemptPhase.PROBATION
-    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+    assert manager.phase == "probation"
+    assert SwitchPlan(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+
+
+def test_plan_that_ran_on_is_reported_once_more_when_its_successor_fails() -> None:
+    """The core takes last-known-good to run then, and there may be none.
+
+    1. `n` is on probation; a newer value is desired, and `n` runs on.
+    2. The newer plan is to be activated, and its artifacts are found damaged.
+    3. `n` still runs, and that is said.
+    """
+    manager, _, _ = manager_under_probation()
+    manager.abandon((1, 1))
+    manager.activate((1, 2), plan("m"))
+    manager.check_failed(plan("m").ref.digest, "damaged", frozenset())
+    assert manager.active == plan("n")
+    assert said(manager)[-1] == orders.ActiveChanged(plan("n").ref)
 
 
 def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:
@@ -323,3 +338,19 @@ def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run
         manager.exited("signal 9", float(second))
         manager.ready()
     assert orders.ActiveChanged(None) in said(manager)[-2:]
+
+
+@pytest.mark.parametrize(("attempt", "told"), [((1, 7), (1, 7)), ((LOCAL_EPOCH, 3), (0, 0))])
+def test_activation_names_the_desired_value_and_none_for_a_plan_that_was_made_here(
+    attempt: AttemptId, told: tuple[int, int]
+) -> None:
+    manager = manager_alone(Supervisor(Random(0)))
+    manager.ready()
+    manager.activate(attempt, plan("a"))
+    (load,) = manager.checked(facts("a"))
+    assert isinstance(load, LoadInEngine)
+    manager.loaded(load.key)
+    (row,) = manager.activated(load.key, 0.0)
+    assert isinstance(row, PlanActivated)
+    assert (row.epoch, row.generation) == told
+    assert decode_row(encode_row(Row(1, row))).data == row, "it may leave the device"

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.lifecycle import host
+from stageloom.edge_agent.lifecycle import shell
 from stageloom.edge_agent.lifecycle.core import Lifecycle
 from stageloom.edge_agent.lifecycle.events import PlanStaged, TimePassed
-from stageloom.edge_agent.lifecycle.host import LifecycleHost, NoLink
 from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.shell import LifecycleShell, NoLink
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, DeviceState, Origin
-from tests.link import orders
+from tests.lifecycle import orders
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"a", ())
 RECEIVED = LinkState(
@@ -32,7 +32,13 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
     now_s = [100.0]
     plans: Any = orders.RecordingPlans()
     core = Lifecycle(RECEIVED, config=LinkConfig(boot=1, storage_again_s=5.0), plans=plans)
-    agent = LifecycleHost(
+    asked: list[Any] = []
+
+    class Recording(LifecycleShell):
+        def carry_on(self, action: Any) -> None:
+            asked.append(action)
+
+    agent = Recording(
         core,
         NoLink("not_joined", "not joined"),
         path,
@@ -40,8 +46,8 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
         present=frozenset(),
         now=lambda: now_s[0],
     )
-    asked: list[Any] = []
-    agent.start(asked.append)
+    nothing: Any = None
+    agent.start(nothing)
     assert [type(call) for call in asked] == [orders.VerifyPlan]
     agent.do(core.verified((1, 1)))
     assert isinstance(asked[-1], orders.StagePlan)
@@ -50,7 +56,7 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(host, "save_state", full)
+        patched.setattr(shell, "save_state", full)
         agent.do(core.staged(PlanStaged((1, 1))))
         assert isinstance(asked[-1], orders.StagePlan), "nothing is asked for"
         assert "No space left" in agent.status().detail

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine, SwapTo
+from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
-from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.edge_agent.worker.messages import PlanTooLarge, SwitchPlan
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.messages.control import DeviceState, Origin
-from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
-from tests.link import orders
-from tests.link.orders import Tell, manager_alone, said
+from tests.lifecycle import orders
+from tests.lifecycle.orders import Tell, manager_alone, said
+from tests.lifecycle.world import SOUND, Nature, World, desired, facts, plan, world_of
 
 _REASON = "no CUDA-capable device is detected"
 
@@ -23,7 +22,7 @@ _REASON = "no CUDA-capable device is detected"
 def failed_start(fallback: str | None = None) -> PlanManager:
     """The agent has started, and `g` did not load."""
     manager = manager_alone(
-        Supervisor(Random(0)), ManagerConfig(restore_patience_s=60.0), plan(fallback) if fallback else None
+        Supervisor(Random(0)), plan(fallback) if fallback else None, restore_patience_s=60.0
     )
     manager.ready()
     manager.restore(plan("g"))
@@ -61,7 +60,7 @@ def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_
     assert manager.tick(1.0) == [StopEngine()]
     load = fresh_try(manager, 1.1)
     assert isinstance(load, LoadInEngine)
-    assert manager.loaded(load.key) == [SwapTo(load.key)]
+    assert manager.loaded(load.key) == [SwitchPlan(load.key)]
     manager.activated(load.key, 1.2)
     assert said(manager)[-1] == orders.ActiveChanged(plan("g").ref)
     assert manager.active == plan("g")

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from stageloom.edge_agent.lifecycle import attempts, local
 from stageloom.edge_agent.lifecycle import events as ev
-from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.attempts import Way
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import (
     LOCAL_EPOCH,
-    LOCAL_TRANSITIONS,
-    Attempt,
+    NEVER,
+    TRANSITIONS,
+    AttemptId,
     LinkState,
-    LocalAttempt,
+    PlanAttempt,
     Planned,
     PlanRef,
     Proven,
@@ -26,9 +28,9 @@ from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
 from stageloom.shared.messages.telemetry import TrialEnded
-from tests.link import orders
-from tests.link.test_alarms import raised
-from tests.link.test_device_core import Driver, desired, kinds
+from tests.lifecycle import orders
+from tests.lifecycle.driver import Driver, desired, kinds
+from tests.lifecycle.test_alarms import raised
 
 LOCAL = RunnablePlan(PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
 OTHER = RunnablePlan(PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
@@ -53,7 +55,7 @@ def away(autonomy: Autonomy = Autonomy.FULL) -> Driver:
     return driver
 
 
-def staged(attempt: Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
+def staged(attempt: AttemptId = FIRST, **fields: Any) -> ev.PlanStaged:
     given: dict[str, Any] = {"control": CONTROL, "intervals_only": True}
     return ev.PlanStaged(attempt, **(given | fields))
 
@@ -71,7 +73,7 @@ def on_probation(driver: Driver, plan: RunnablePlan = LOCAL) -> list[ev.Action]:
 
 
 def rows(actions: list[ev.Action]) -> list[TrialEnded]:
-    return [a.row for a in actions if isinstance(a, ev.RecordRow) and isinstance(a.row, TrialEnded)]
+    return [action for action in actions if isinstance(action, TrialEnded)]
 
 
 def told(actions: list[ev.Action]) -> list[control.LocalPlan]:
@@ -166,7 +168,9 @@ def test_a_plan_that_nothing_compares_with_or_that_would_starve_a_model_is_not_r
         driver = away()
         alarmed(driver, LOCAL)
         driver.do(orders.PlanVerified(FIRST))
-        assert "ActivatePlan" not in kinds(driver.do(answer))
+        actions = driver.do(answer)
+        assert "ActivatePlan" not in kinds(actions)
+        assert orders.AbandonPlan(FIRST) in actions, "it is unloaded"
         assert driver.core.state.local is None and driver.core.report().origin is Origin.PLANNER
 
 
@@ -336,12 +340,12 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     )
     driver = Driver().online()
     assert "FetchArtifact" in kinds(driver.do(ev.Received(desired(1, stage_profile=wanted))))
-    assert ev.RunStageProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
-    assert "RunStageProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
+    assert ev.RunProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
+    assert "RunProfile" not in kinds(driver.do(ev.TimePassed(), after_s=1.0))
     driver.do(ev.ProfileAnswered(9))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
     actions = revived.boot(frozenset({absent.digest}))
-    assert "RunStageProfile" not in kinds(actions), "it was answered before the restart"
+    assert "RunProfile" not in kinds(actions), "it was answered before the restart"
     driver.do(ev.Received(desired(2, stage_profile=wanted)))
     assert driver.core.state.answered == (9,), "a newer desired value that still names it"
 
@@ -360,9 +364,9 @@ def on_trial(driver: Driver) -> TrialRecord:
     return record
 
 
-def decided(verdict: Verdict) -> ev.TrialDecided:
+def decided(verdict: Verdict) -> orders.TrialDecided:
     result = TrialResult(verdict=verdict, reason="measured", ratio=1.2, interval=(1.1, 1.3), pairs=9)
-    return ev.TrialDecided(FIRST, CONTROL, result)
+    return orders.TrialDecided(FIRST, CONTROL, result)
 
 
 @pytest.mark.promise("local-plan-another-structure")
@@ -400,7 +404,7 @@ def test_the_structure_that_lost_its_trial_is_not_offered_under_other_launch_int
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     same = digest_bytes([b"structure"])
-    monkeypatch.setattr(trials, "structure_of", lambda plan: same)
+    monkeypatch.setattr(attempts, "structure_of", lambda plan: same)
     monkeypatch.setattr(local, "structure_of", lambda plan: same)
     driver = away()
     driver.core.state = structs.replace(driver.core.state, proven=())
@@ -445,6 +449,24 @@ def test_a_desired_value_or_another_environment_ends_a_local_trial_without_a_ver
         assert rows(driver.do(decided(Verdict.COMMIT))) == [], "its late verdict says nothing"
 
 
+def test_a_local_attempt_ends_where_another_environment_has_the_desired_plan_tried_again() -> None:
+    """Two attempts at once would share the one candidate of the plan manager.
+
+    1. The desired plan was rejected, and a plan made here is under probation.
+    2. The power mode changes: the verdict falls, and the desired plan is verified again.
+    3. The attempt at the local plan is over; what runs runs on.
+    """
+    driver = committed()
+    driver.do(ev.Received(desired(2, b"worse", autonomy=Autonomy.FULL)))
+    driver.do(orders.PlanFailed((1, 2), "illegal"))
+    driver.do(ev.Lost())
+    on_probation(driver)
+    actions = driver.do(ev.EnvironmentChanged("another power mode"))
+    assert kinds(actions).index("AbandonPlan") < kinds(actions).index("VerifyPlan")
+    assert driver.core.state.local is None and driver.state is DeviceState.RECEIVED
+    assert driver.core.report().active == LOCAL.ref.digest
+
+
 @pytest.mark.promise("autonomy-proven-runs-unproven")
 def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_unproven_one() -> None:
     driver = away(Autonomy.PROVEN)
@@ -469,7 +491,7 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
 
 
-def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
+def attempt_in(state: DeviceState, way: Way) -> tuple[Driver, PlanAttempt]:
     """A device on a plan of its own, with an attempt at another one that has come so far."""
     driver = away()
     on_probation(driver)
@@ -477,67 +499,70 @@ def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
     record = TrialRecord(candidate=OTHER.ref.digest, control=LOCAL.ref.digest, environment="env", began_us=1)
     plan = structs.replace(OTHER, ref=structs.replace(OTHER.ref, local_counter=1))
     planned = Planned(epoch=1, generation=1, cause="age")
-    tried = LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
-    return structs.replace(driver.core.state, local=tried)
+    tried = PlanAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
+    driver.core.state = structs.replace(driver.core.state, local=tried)
+    return driver, tried
 
 
-def after(cause: TransitionCause, before: LinkState) -> LinkState:
+def after(cause: TransitionCause, driver: Driver, attempt: PlanAttempt) -> LinkState:
     """The state once the cause has come to the attempt."""
-    record = before.local.record if before.local else None
-    assert record is not None
-    attempt = before.local
-    assert attempt is not None
-    verdicts = {verdict_cause: verdict for verdict, verdict_cause in trials.VERDICT_CAUSES.items()}
+    core, before = driver.core, driver.core.state
+    assert attempt.record is not None
+    verdicts = {verdict_cause: verdict for verdict, verdict_cause in attempts.VERDICT_CAUSES.items()}
     ran = attempt.state is DeviceState.PROBATION
     match cause:
         case TransitionCause.VERIFIED:
-            return local.verified(before)
+            core.verified(FIRST)
         case TransitionCause.REFUSED | TransitionCause.PROBATION_FAILED:
             # A plan that fails is refused before it runs, and failed its probation from then on.
-            fits = ran == (cause is TransitionCause.PROBATION_FAILED)
-            return local.failed(before, "it fails", 1).state if fits else before
+            if ran == (cause is TransitionCause.PROBATION_FAILED):
+                core.failed(FIRST, "it fails")
         case TransitionCause.STAGED:
-            return local.staged(before, staged(), 1)
-        case TransitionCause.NOT_NOW:
-            return local.staged(before, staged(control=None), 1)
+            core.staged(staged())
+        case TransitionCause.NOT_NOW | TransitionCause.ACTIVATE:
+            if attempt.state is DeviceState.STAGED:
+                core.staged(staged(control=None if cause is TransitionCause.NOT_NOW else CONTROL))
+                core.next(0.0)
         case TransitionCause.TRIAL_BEGINS:
-            return local.trial_begins(before, record)
+            core.trial_begins(FIRST, attempt.record)
         case (
             TransitionCause.TRIAL_WON
             | TransitionCause.TRIAL_LOST
             | TransitionCause.TRIAL_EVEN
             | TransitionCause.TRIAL_ABANDONED
         ):
-            return local.decided(before, decided(verdicts[cause]).result, 1).state
+            core.trial_decided(*decided(verdicts[cause]))
         case TransitionCause.PROBATION_PASSED:
-            return local.passed(before, 1).state
-        case TransitionCause.ACTIVATE:
-            return local.activated(before)
+            core.passed(FIRST)
         case TransitionCause.DESIRED:
-            return local.superseded(before, 1).state
+            return attempts.superseded(before, 1)[0]
         case TransitionCause.ENVIRONMENT:
-            return local.environment_changed(before, 1).state
+            return attempts.environment_changed(before, "another power mode", 1)[0]
         case TransitionCause.BOOT:
-            return local.attempt_at_boot(before, 1).state
-    assert cause is TransitionCause.RESTORE_FAILED
-    back = local.lost(before)
-    assert back is not None
-    return back
+            return attempts.at_boot(before, 1)[0]
+        case TransitionCause.RESTORE_FAILED:
+            core.restore_failed("it does not load")
+        case _:
+            raise AssertionError(f"{cause} does not come to a local attempt")
+    return core.state
+
+
+_LOCAL_STEPS = {step: after for step, (_, after) in TRANSITIONS.items() if after is not NEVER}
 
 
 @pytest.mark.promise("step-local-attempt-published")
-@pytest.mark.parametrize("cause", sorted({cause for _, cause in LOCAL_TRANSITIONS}))
-@pytest.mark.parametrize("state", sorted({state for state, _ in LOCAL_TRANSITIONS}))
+@pytest.mark.parametrize("cause", sorted({cause for _, cause in _LOCAL_STEPS}))
+@pytest.mark.parametrize("state", sorted({state for state, _ in _LOCAL_STEPS if state is not None}))
 def test_a_local_attempt_takes_the_published_steps_and_no_other(
     state: DeviceState, cause: TransitionCause
 ) -> None:
     """What comes late, in a state that it is not meant for, changes nothing."""
-    way = trials.Way.GUARD if cause is TransitionCause.ACTIVATE else trials.Way.TRIAL
-    before = attempt_in(state, way)
+    way = Way.GUARD if cause is TransitionCause.ACTIVATE else Way.TRIAL
+    driver, attempt = attempt_in(state, way)
     if (state, cause) == (DeviceState.STAGED, TransitionCause.TRIAL_WON):
         with pytest.raises(RuntimeError, match="no step of a plan made here from staged by trial_won"):
-            after(cause, before)
+            after(cause, driver, attempt)
         return
-    expected = LOCAL_TRANSITIONS.get((state, cause), state)
-    found = after(cause, before).local
+    expected = _LOCAL_STEPS.get((state, cause), state)
+    found = after(cause, driver, attempt).local
     assert (found.state if found is not None else None) == expected
