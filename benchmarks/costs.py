@@ -38,11 +38,11 @@ from benchmarks import zoo
 from benchmarks.contract.schedules import bound_of, graph_of, plan_of
 from benchmarks.runner import Report, progress, rank_correlation, run
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.executor.onnx_timing import operator_runs
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, open_session
+from stageloom.edge_agent.executor.onnx.timing import operator_runs
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.messages import WorkerConfig
-from stageloom.edge_agent.worker.profiling import OwnExecutor, StageSamples, joined, profile_stages
+from stageloom.edge_agent.worker.profiling import StageSamples, joined, profile_stages
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.blocks import Block, CombinedGraph
 from stageloom.shared.bound import BoundPlan
@@ -164,7 +164,7 @@ def measured(
             progress(f"{left} steps left: operators of {name}")
             left -= 1
             request = TimingRequest(repeats=repeats, limit_s=60.0, wall_s=120.0)
-            for op, runs in enumerate(operator_runs(artifact, request, lambda: True)):
+            for op, runs in enumerate(operator_runs(artifact, request, lambda: True, open_session)):
                 operators.setdefault((artifact.digest, OpId(op)), []).extend(runs)
         if turn == TURNS:
             break
@@ -212,7 +212,7 @@ def _measure(
     """Blocks that the time was too short for have no runs."""
     moments = IdleTime(lambda: True, own_s=limit_s, wall_s=limit_s)
     held = {artifact.digest: artifact for artifact in artifacts}
-    return profile_stages(bound, held, executor, OwnExecutor(executor), moments, runs)
+    return profile_stages(bound, held, executor, moments, runs)
 
 
 def lower_decile(runs: Sequence[float]) -> float:

@@ -27,9 +27,9 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
+from benchmarks.contract.whole_model import WholeModel, lower_whole
 from benchmarks.runner import Report, progress, run
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.whole import WholeModel, lower_whole
 
 _REASON_CHARS = 200
 _QUICK_STEP = 8

@@ -89,6 +89,22 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
+def lost_tensors(instance: InstanceId) -> ExecutorError:
+    """What a step raises whose instance an earlier step has left without its tensors."""
+    return ExecutorError(f"instance {instance} lost its tensors in a failed step")
+
+
+class ExecutorPlan(Protocol):
+    """A loaded plan, with whatever an executor keeps for it."""
+
+    @property
+    def bound(self) -> BoundPlan: ...
+
+
+NO_GROUP = -1
+"""Of an item that an executor adds: it comes from no item of the schedule's launch list."""
+
+
 class GroupTime(Struct, frozen=True, gc=False):
     """When one item of the launch list ran, on the host's monotonic clock."""
 
@@ -107,8 +123,7 @@ class StepResult(Struct, frozen=True):
     groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingRequest:
+class TimingRequest(Struct, frozen=True, kw_only=True):
     """How to time a model's operators."""
 
     batch: int = 1

@@ -35,7 +35,7 @@ from stageloom.shared.plan import Plan
 Outputs = dict[str, np.ndarray]
 """By tensor name; `MODEL/TENSOR` for a task that names several models."""
 
-PREPARE_TIMEOUT_S = 300.0
+PREPARE_TIMEOUT_S = 600.0
 
 
 class InProcessEngine:
@@ -89,7 +89,7 @@ class InProcessEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         on_end: Callable[[TaskDone], None] | None = None,
-    ) -> "Future[Outputs]":
+    ) -> "EngineFuture":
         """One task of one model, or one task that several models share the input of.
 
         The future ends with the outputs or with TaskRefused, TaskExpired, TaskCancelled or TaskFailed.
@@ -106,10 +106,9 @@ class InProcessEngine:
             task.future.set_exception(error)
         return task.future
 
-    def cancel(self, future: "Future[Outputs]") -> None:
+    def cancel(self, future: "EngineFuture") -> None:
         """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
-        if isinstance(future, _TaskFuture):
-            self._driver.cancel(future.task)
+        self._driver.cancel(future.task)
 
     def record(self, recorder: Recorder | None) -> None:
         """Have everything that happens from now on recorded; None: no more."""
@@ -164,7 +163,7 @@ def _wanted(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-class _TaskFuture(Future[Outputs]):
+class EngineFuture(Future[Outputs]):
     """A future that knows its task."""
 
     def __init__(self, task: TaskId) -> None:
@@ -184,7 +183,7 @@ class _ArrayTask(EngineTask):
         **fields: Any,
     ) -> None:
         super().__init__(nbytes=sum(array.nbytes for array in inputs.values()), **fields)
-        self.future = _TaskFuture(self.id)
+        self.future = EngineFuture(self.id)
         self._inputs = inputs
         self._outputs: Outputs = {}
         self._on_end = on_end

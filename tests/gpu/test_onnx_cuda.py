@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.cuda.executor import launched_step
 from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
 from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from stageloom.shared.artifact import Artifact
@@ -86,7 +87,7 @@ def test_steps_are_launched_while_the_device_still_works_on_the_last(
     executor._on.sleep(executor._on.stream(0), 0.5)
     executor.issue(first, {one: [inputs]})
     executor.issue(second, {})
-    ends = [executor._launched[step.id].result().ended for step in (first, second)]
+    ends = [launched_step(executor._launched[step.id]).ended for step in (first, second)]
     cuda = executor._on._cuda  # type: ignore[attr-defined]
     assert [cuda.cudaEventQuery(end.handle)[0] for end in ends] == [cuda.cudaError_t.cudaErrorNotReady] * 2
     executor.wait(first.id)

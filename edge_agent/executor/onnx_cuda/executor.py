@@ -22,6 +22,8 @@ from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Str
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor
 from stageloom.edge_agent.executor.cuda.layout import CallKind
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, MemberTensor
+from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey
+from stageloom.edge_agent.executor.onnx.executor import OnnxSession
 from stageloom.edge_agent.executor.onnx_cuda.cuda import CudaSessionDevice
 from stageloom.edge_agent.executor.onnx_cuda.recipe import (
     PlanMemory,
@@ -38,7 +40,6 @@ from stageloom.edge_agent.executor.onnx_cuda.sessions import (
     time_operators,
     warm_up,
 )
-from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionCache, SessionKey
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,8 +17,7 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     require_precision,
 )
-from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
-from stageloom.edge_agent.executor.cuda.recipe import BufferRole
+from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
@@ -92,7 +92,6 @@ class LoadedPlan:
 
     def __init__(
         self,
-        key: PlanKey,
         bound: BoundPlan,
         lowerings: Sequence[ModelLowering],
         choices: KernelChoices,
@@ -103,33 +102,17 @@ class LoadedPlan:
         Raises:
             ExecutorError: a model cannot be lowered.
         """
-        self.key = key
         self.bound = bound
         self.precision = Precision(bound.plan.executor.precision)
-        self.device = device
         self.streams = streams_per_lane(bound.plan.lanes)
         self._lowerings = tuple(lowerings)
         self._choices = choices
-        self._lock = threading.Lock()
-        self._alone: dict[tuple[int, int, int], TorchProgram] = {}
         largest = [
             lowering.at_batch(model.buckets[-1])
             for lowering, model in zip(lowerings, bound.models, strict=True)
         ]
-        alone = {
-            (index, position, bucket): self.recipe(index, {position: bucket}, in_turn=True)
-            for index, combined in enumerate(bound.combined)
-            for position, member in enumerate(combined.members)
-            for bucket in bound.models[member.model].buckets
-        }
-        needed = [0] * len(bound.combined)
-        for (index, _, _), recipe in alone.items():
-            needed[index] = max(needed[index], recipe.arena_bytes)
-        for index, combined in enumerate(bound.combined):
-            largest_of = {p: bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)}
-            for mask in masks_to_hold(len(combined.members)):
-                buckets = {position: largest_of[position] for position in bits(mask)}
-                needed[index] = max(needed[index], self.recipe(index, buckets).arena_bytes)
+        alone = recipes_alone(bound, partial(self.recipe, in_turn=True))
+        needed = arenas_for(bound, alone, self.recipe)
         self.buffers = PlanBuffers(bound, largest, device, needed)
         self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
 
@@ -220,7 +203,7 @@ class TorchPlans:
         require_artifacts(bound, artifacts)
         try:
             lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
-            plan = LoadedPlan(key, bound, lowerings, self.choices, self._device)
+            plan = LoadedPlan(bound, lowerings, self.choices, self._device)
         except BaseException as error:
             self._models.release(key)
             if isinstance(error, RuntimeError):  # torch's own, out of memory for one
@@ -238,13 +221,11 @@ class TorchPlans:
 
     def _report_foreign(self, bound: BoundPlan, lowerings: Sequence[ModelLowering]) -> None:
         for model, lowering in zip(bound.models, lowerings, strict=True):
-            for foreign in lowering.at_batch(model.buckets[-1]).foreign:
+            for unit in lowering.at_batch(model.buckets[-1]).foreign:
+                (op,) = unit.ops
+                kind, name = model.graph.operators[op].kind, model.plan.name
                 log.warning(
-                    "model %s: operator %d (%s) runs in onnxruntime: %s",
-                    model.plan.name,
-                    foreign.op,
-                    foreign.kind,
-                    foreign.reason,
+                    "model %s: operator %d (%s) runs in onnxruntime: %s", name, op, kind, unit.foreign
                 )
 
     def unload(self, key: PlanKey) -> None:
@@ -276,7 +257,7 @@ class TorchPlans:
         role = BufferRole.ANSWER if member.last else BufferRole.HOME
         return plan.buffers.at(role, member.member, tensor, len(member.tasks))
 
-    def _slots(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
+    def _slots_of(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
         """(target, source) of a tensor that goes over to the new plan."""
         source, target = (
             self._plans[key].buffers.at(BufferRole.HOME, member, tensor, rows)

@@ -1,26 +1,21 @@
-"""onnxruntime sessions on the CPU, each made once and shared by replicas, masks and plans.
+"""Sessions of a backend, each made once and shared by replicas, masks and plans.
 
-A session computes a set of operators of one artifact at one batch. Sessions draw from one arena of the
-process and keep no threads of their own unless asked to: a lane's thread computes.
+A session computes a set of operators of one artifact at one batch. Nothing here imports a backend.
 """
 
 import ctypes
-import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-import onnxruntime
 
-from stageloom.edge_agent.executor.base import one_line
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.errors import ExecutorError, ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.merge import merged, padding
@@ -52,31 +47,15 @@ class SessionKey:
     tf32: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSession:
-    """A session with the tensors it reads and makes."""
-
-    session: Any
-    inputs: tuple[tuple[TensorId, str], ...]
-    outputs: tuple[TensorId, ...]
-    names: tuple[str, ...]  # of the outputs
+class ValuesSession(Protocol):
+    """A session on the processor."""
 
     def run(self, values: Values) -> None:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
-        feeds = {name: values[tensor] for tensor, name in self.inputs}
-        values.update(zip(self.outputs, self.session.run(self.names, feeds), strict=True))
 
-    def run_rows(self, values: Values) -> None:
-        """The same with a session of batch 1, row by row: for a batch whose own session is not there yet."""
-        rows = len(values[self.inputs[0][0]])
-        made = [
-            self.session.run(
-                self.names, {name: values[tensor][row : row + 1] for tensor, name in self.inputs}
-            )
-            for row in range(rows)
-        ]
-        for position, tensor in enumerate(self.outputs):
-            values[tensor] = np.concatenate([row[position] for row in made])
+
+SessionT = TypeVar("SessionT")
+"""A backend's session."""
 
 
 def weight_bytes(key: SessionKey, graph: Graph) -> int:
@@ -93,7 +72,7 @@ def activation_bytes(graph: Graph, batch: int) -> int:
     return _LARGEST_TENSORS * batch * max(tensor.nbytes for tensor in graph.tensors)
 
 
-class SessionCache:
+class SessionCache(Generic[SessionT]):
     """Sessions by key, with the plans that hold them. Methods may be called from any thread.
 
     Those that no plan holds any more stay for a while, up to `idle_bytes` of weights: plans come back, after
@@ -102,16 +81,16 @@ class SessionCache:
 
     def __init__(
         self,
-        idle_bytes: int = MAX_IDLE_BYTES,
-        make: "Callable[[SessionKey, ModelParts], OnnxSession] | None" = None,
+        make: Callable[[SessionKey, ModelParts], SessionT],
         weigh: Callable[[SessionKey, Graph], int] = weight_bytes,
+        idle_bytes: int = MAX_IDLE_BYTES,
     ) -> None:
-        """`make` opens a session, by default one on the processor; `weigh` says what it keeps in bytes."""
+        """`make` opens a session, `weigh` says what it keeps in bytes."""
         self._max_idle_bytes = idle_bytes
-        self._make = make or open_session
+        self._make = make
         self._weigh = weigh
         self._idle: dict[SessionKey, int] = {}  # bytes of their weights; the longest idle first
-        self._sessions: dict[SessionKey, OnnxSession] = {}
+        self._sessions: dict[SessionKey, SessionT] = {}
         self._weights: dict[SessionKey, int] = {}
         self._holders: dict[SessionKey, set[PlanKey]] = {}
         self._making = threading.Lock()  # one at a time: two would want twice the memory at once
@@ -120,15 +99,15 @@ class SessionCache:
         """Sessions that a plan holds."""
         return len(self._holders)
 
-    def get(self, key: SessionKey) -> OnnxSession | None:
+    def get(self, key: SessionKey) -> SessionT | None:
         """The session if it is there."""
         return self._sessions.get(key)
 
-    def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> OnnxSession:
+    def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> SessionT:
         """The session, made from `source` now if need be, held for a plan until `release`.
 
         Raises:
-            ExecutorError: onnxruntime cannot build it.
+            ExecutorError: the backend cannot build it.
         """
         with self._making:
             session = self._sessions.get(key)
@@ -145,14 +124,14 @@ class SessionCache:
         holder: PlanKey,
         keys: Collection[SessionKey],
         artifacts: Mapping[Digest, Artifact],
-        made: "Callable[[SessionKey, OnnxSession], None] | None" = None,
+        made: Callable[[SessionKey, SessionT], None] | None = None,
     ) -> None:
         """Have these sessions for a plan; an artifact is parsed only if one is missing, and then once.
 
         `made` is called with every session that was not there before.
 
         Raises:
-            ExecutorError: onnxruntime cannot build one.
+            ExecutorError: the backend cannot build one.
         """
         parsed: dict[Digest, ModelParts] = {}
 
@@ -211,63 +190,6 @@ def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], t
     return tuple(sorted(read - made)), tuple(sorted(needed))
 
 
-def open_session(key: SessionKey, source: ModelParts) -> OnnxSession:
-    """Make a session.
-
-    Raises:
-        ExecutorError: onnxruntime cannot build it.
-    """
-    _share_arena()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = key.intra_op_threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what it would print, it raises
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    # A pool that spins between operators takes the core that another lane computes on.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return session_from(key, source, options, ["CPUExecutionProvider"])
-
-
-def session_from(key: SessionKey, source: ModelParts, options: Any, providers: Sequence[Any]) -> OnnxSession:
-    """A session with these options and providers.
-
-    Raises:
-        ExecutorError: onnxruntime cannot build it.
-    """
-    graph = source.artifact.graph
-    inputs, outputs = borders(graph, key.ops)
-    try:
-        session = _from_memory_file(source, key, options, providers)
-    except ModelError as error:
-        raise ExecutorError(str(error)) from error
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        raise ExecutorError(
-            f"onnxruntime cannot load {len(key.ops)} operators of model {graph.name!r}: {one_line(error)}",
-            remedy="import the model again or use another executor",
-        ) from error
-    return OnnxSession(
-        session=session,
-        inputs=tuple((t, graph.tensors[t].name) for t in inputs),
-        outputs=outputs,
-        names=tuple(graph.tensors[t].name for t in outputs),
-    )
-
-
-def _from_memory_file(source: ModelParts, key: SessionKey, options: Any, providers: Sequence[Any]) -> Any:
-    """A session of a model that lies in memory.
-
-    Given as bytes, the session would keep them for its whole life: weights would be there twice.
-    """
-    fd = os.memfd_create("stageloom-model", os.MFD_CLOEXEC)
-    try:
-        source.write(fd, key.ops, key.batch, merge=key.merge)
-        return onnxruntime.InferenceSession(
-            f"/proc/self/fd/{fd}", options, providers=list(providers), enable_fallback=0
-        )
-    finally:
-        os.close(fd)
-
-
 def return_free_memory() -> None:
     """Give back to the system what loading took for a while: two to three times a model's weights.
 
@@ -276,20 +198,3 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-_arena_lock = threading.Lock()
-_arena: list[bool] = []
-
-
-def _share_arena() -> None:
-    """Give all sessions of the process one arena that grows by what is asked for, not by powers of two."""
-    with _arena_lock:
-        if _arena:
-            return
-        memory = onnxruntime.OrtMemoryInfo(
-            "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-        )
-        settings: Mapping[str, int] = {"arena_extend_strategy": 1}
-        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(dict(settings)))
-        _arena.append(True)
