@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import Member
 
@@ -45,14 +46,29 @@ def check_feeds(bound: BoundPlan, step: Step, feeds: StepFeeds) -> None:
         rows = feeds.get(member.instance, ())
         if len(rows) != len(member.tasks):
             raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
-        for described in (graph.tensors[t] for t in graph.inputs):
-            for row in rows:
-                array = row[described.name]
-                if array.shape != described.shape or array.dtype.name != described.dtype:
-                    raise ExecutorError(
-                        f"input {described.name!r} is {array.dtype} {list(array.shape)}, "
-                        f"not {described.dtype} {list(described.shape)}"
-                    )
+        for row in rows:
+            if problem := input_problem(graph, row):
+                raise ExecutorError(problem)
+
+
+def input_problem(graph: Graph, row: "Mapping[str, numpy.ndarray]") -> str:
+    """What is wrong with one task's inputs of a model; empty where they are as its graph says."""
+    for tensor in (graph.tensors[t] for t in graph.inputs):
+        array = row.get(tensor.name)
+        if array is None:
+            return f"model {graph.name!r} needs the input {tensor.name!r}"
+        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
+            wanted = f"{tensor.dtype} {list(tensor.shape)}"
+            return f"input {tensor.name!r} is {array.dtype} {list(array.shape)}, not {wanted}"
+    return ""
+
+
+def padded(rows: Rows, bucket: int) -> Rows:
+    """Rows for a whole bucket: what is missing repeats the first row. [bucket]
+
+    That is real data: zeros can be slow (denormals) or outside what a model accepts.
+    """
+    return [*rows, *[rows[0]] * (bucket - len(rows))]
 
 
 def split_rows(model: BoundModel, tasks: int, arrays: "Mapping[str, numpy.ndarray]") -> Rows:
@@ -105,7 +121,7 @@ NO_GROUP = -1
 """Of an item that an executor adds: it comes from no item of the schedule's launch list."""
 
 
-class GroupTime(Struct, frozen=True, gc=False):
+class GroupTime(NamedTuple):
     """When one item of the launch list ran, on the host's monotonic clock."""
 
     item: int

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.base import Executor, input_problem
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
 from stageloom.edge_agent.worker.runtime import EngineRuntime, StepObserver
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import BoundModel, bind
+from stageloom.shared.bound import bind
 from stageloom.shared.engine.stats import EngineStats
 from stageloom.shared.engine.steps import Code, Outcome, PlanKey
 from stageloom.shared.errors import (
@@ -28,7 +28,6 @@ from stageloom.shared.errors import (
     TaskFailed,
     TaskRefused,
 )
-from stageloom.shared.graph import Tensor
 from stageloom.shared.ids import Digest, TaskId
 from stageloom.shared.plan import Plan
 
@@ -143,24 +142,9 @@ class InProcessEngine:
             raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="activate one")
         for name in names:
             if name in bound.model_index:
-                _check_inputs(bound.models[bound.model_index[name]], inputs)
-
-
-def _check_inputs(model: BoundModel, inputs: Mapping[str, np.ndarray]) -> None:
-    for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
-        array = inputs.get(tensor.name)
-        if array is None:
-            raise TaskRefused("bad_input", f"model {model.plan.name!r} needs the input {tensor.name!r}")
-        if array.shape != tensor.shape or array.dtype != np.dtype(tensor.dtype):
-            raise TaskRefused("bad_input", f"input {tensor.name!r} is {_text(array)}, not {_wanted(tensor)}")
-
-
-def _text(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}"
-
-
-def _wanted(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
+                graph = bound.models[bound.model_index[name]].graph
+                if problem := input_problem(graph, inputs):
+                    raise TaskRefused("bad_input", problem)
 
 
 class EngineFuture(Future[Outputs]):

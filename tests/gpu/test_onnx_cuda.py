@@ -68,7 +68,7 @@ def test_answers_are_bit_stable_under_random_delays_on_every_stream(
 
 def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxCudaExecutor, model: Artifact) -> None:
     _streamed(executor, model)
-    sessions = executor._cache._sessions
+    sessions = executor._cache._values
     assert {one.session.get_providers()[0] for one in sessions.values()} == {PROVIDER}
     assert len({key.stream for key in sessions}) > 2
 

@@ -30,6 +30,7 @@ from stageloom.edge_agent.executor.base import (
     check_feeds,
     lost_tensors,
     one_line,
+    padded,
     split_rows,
 )
 from stageloom.edge_agent.executor.cuda.device import MOVING, Event, Stream, StreamDevice
@@ -326,10 +327,9 @@ class CudaExecutor(ABC, Generic[PlanT]):
     def _arrive(
         self, plan: PlanT, member: StepMember, bucket: int, rows: Rows, stream: Stream, issued: IssuedStep
     ) -> None:
-        """Copy the tasks' rows to the device. Padding repeats the first row, which is real data: zeros can be
-        slow (denormals) or outside what a model accepts."""
+        """Copy the tasks' rows to the device."""
         model = plan.bound.models[member.member.model]
-        filled = [*rows, *[rows[0]] * (bucket - len(rows))]
+        filled = padded(rows, bucket)
         for tensor in model.graph.inputs:
             piece, host = self._lend(model, tensor, bucket, issued)
             arrays = [row[model.graph.tensors[tensor].name] for row in filled]

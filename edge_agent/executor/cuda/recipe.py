@@ -79,7 +79,7 @@ class Recipe(Generic[KernelT]):
     @property
     def arena_bytes(self) -> int:
         """What its inner tensors need."""
-        return self.layout.plan.nbytes
+        return self.layout.nbytes
 
     @property
     def streams(self) -> int:

@@ -4,16 +4,16 @@ A session computes a set of operators of one artifact at one batch. Nothing here
 """
 
 import ctypes
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.shared_table import SharedTable
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.graph import Graph
@@ -72,8 +72,8 @@ def activation_bytes(graph: Graph, batch: int) -> int:
     return _LARGEST_TENSORS * batch * max(tensor.nbytes for tensor in graph.tensors)
 
 
-class SessionCache(Generic[SessionT]):
-    """Sessions by key, with the plans that hold them. Methods may be called from any thread.
+class SessionCache(SharedTable[SessionKey, SessionT]):
+    """Sessions by key, with the plans that hold them.
 
     Those that no plan holds any more stay for a while, up to `idle_bytes` of weights: plans come back, after
     a trial, a burst or a roll-back, and making their sessions again takes longer than the rest of a swap.
@@ -86,22 +86,12 @@ class SessionCache(Generic[SessionT]):
         idle_bytes: int = MAX_IDLE_BYTES,
     ) -> None:
         """`make` opens a session, `weigh` says what it keeps in bytes."""
+        super().__init__()
         self._max_idle_bytes = idle_bytes
         self._make = make
         self._weigh = weigh
         self._idle: dict[SessionKey, int] = {}  # bytes of their weights; the longest idle first
-        self._sessions: dict[SessionKey, SessionT] = {}
         self._weights: dict[SessionKey, int] = {}
-        self._holders: dict[SessionKey, set[PlanKey]] = {}
-        self._making = threading.Lock()  # one at a time: two would want twice the memory at once
-
-    def __len__(self) -> int:
-        """Sessions that a plan holds."""
-        return len(self._holders)
-
-    def get(self, key: SessionKey) -> SessionT | None:
-        """The session if it is there."""
-        return self._sessions.get(key)
 
     def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> SessionT:
         """The session, made from `source` now if need be, held for a plan until `release`.
@@ -109,17 +99,16 @@ class SessionCache(Generic[SessionT]):
         Raises:
             ExecutorError: the backend cannot build it.
         """
-        with self._making:
-            session = self._sessions.get(key)
-            if session is None:
-                parts = source()
-                session = self._sessions[key] = self._make(key, parts)
-                self._weights[key] = self._weigh(key, parts.artifact.graph)
-            self._idle.pop(key, None)
-            self._holders.setdefault(key, set()).add(holder)
+
+        def make() -> SessionT:
+            parts = source()
+            session = self._make(key, parts)
+            self._weights[key] = self._weigh(key, parts.artifact.graph)
             return session
 
-    def hold(
+        return self.hold(holder, key, make)
+
+    def hold_all(
         self,
         holder: PlanKey,
         keys: Collection[SessionKey],
@@ -141,7 +130,7 @@ class SessionCache(Generic[SessionT]):
             return parsed[digest]
 
         for key in sorted(keys, key=attrgetter("artifact", "batch", "ops", "stream")):
-            new = key not in self._sessions
+            new = self.get(key) is None
             session = self.ensure(key, holder, partial(parts, key.artifact))
             if new and made is not None:
                 made(key, session)
@@ -149,35 +138,32 @@ class SessionCache(Generic[SessionT]):
             parsed.clear()
             return_free_memory()
 
-    def release(self, holder: PlanKey) -> None:
-        """Let go of a plan's sessions."""
-        with self._making:
-            for key in [key for key, holders in self._holders.items() if holder in holders]:
-                self._holders[key].discard(holder)
-                if not self._holders[key]:
-                    del self._holders[key]
-                    self._idle[key] = self._weights[key]
-            self._shrink(self._max_idle_bytes)
-
     def idle(self) -> dict[SessionKey, int]:
         """Sessions that no plan holds, with the bytes of their weights."""
-        with self._making:
+        with self._lock:
             return dict(self._idle)
 
     def drop_idle(self) -> None:
         """Free the sessions that no plan holds."""
-        with self._making:
+        with self._lock:
             if not self._idle:
                 return
             self._shrink(0)
         return_free_memory()
+
+    def _taken(self, key: SessionKey) -> None:
+        self._idle.pop(key, None)
+
+    def _left(self, key: SessionKey) -> None:
+        self._idle[key] = self._weights[key]
+        self._shrink(self._max_idle_bytes)
 
     def _shrink(self, nbytes: int) -> None:
         over = sum(self._idle.values()) - nbytes
         while over > 0:
             key = next(iter(self._idle))
             over -= self._idle.pop(key)
-            del self._sessions[key], self._weights[key]
+            del self._values[key], self._weights[key]
 
 
 def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:

@@ -17,6 +17,7 @@ from stageloom.edge_agent.executor.base import (
     Rows,
     TimingRequest,
     bucket_of,
+    padded,
     require_artifacts,
     require_precision,
 )
@@ -109,7 +110,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
             for session in programs.keys(dict.fromkeys(range(len(block.members)), 1))
         }
         try:
-            self._cache.hold(key, singles, artifacts)
+            self._cache.hold_all(key, singles, artifacts)
         except ExecutorError:
             self._cache.release(key)
             raise
@@ -119,7 +120,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         loaded = self._plans[key.plan]
         program = self._lowered(key)
         keys = {session for sessions in program.sessions for session in sessions}
-        self._cache.hold(key.plan, keys, loaded.artifacts)
+        self._cache.hold_all(key.plan, keys, loaded.artifacts)
         return program
 
     def _lowered(self, key: ProgramKey) -> SessionProgram:
@@ -150,7 +151,10 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _arrive(self, step: Step, member: StepMember, rows: Rows) -> Values:
         graph = self._plans[step.program.plan].bound.models[member.member.model].graph
         bucket = bucket_of(step, member)
-        return {t: _stack([row[graph.tensors[t].name] for row in rows], bucket) for t in graph.inputs}
+        filled = padded(rows, bucket)
+        arrays = {tensor: [row[graph.tensors[tensor].name] for row in filled] for tensor in graph.inputs}
+        # A single row passes by reference.
+        return {t: own[0] if bucket == 1 else np.concatenate(own) for t, own in arrays.items()}
 
     def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
         values = slots[program.items[index].member]
@@ -222,17 +226,6 @@ def _activation_bytes(bound: BoundPlan) -> int:
     """What the plan's steps need at once: one run per lane, of its most demanding model."""
     largest = max(activation_bytes(model.graph, model.plan.batch) for model in bound.models)
     return bound.plan.lanes * largest
-
-
-def _stack(rows: Sequence[np.ndarray], bucket: int) -> np.ndarray:
-    """The tasks' rows as one batch; what is missing to the bucket repeats the first row. [bucket, ...]
-
-    A single row passes by reference. Padding repeats real data, since zeros can be slow (denormals) or
-    outside what a model accepts.
-    """
-    if bucket == 1:
-        return rows[0]
-    return np.concatenate([*rows, *[rows[0]] * (bucket - len(rows))])
 
 
 def _every_bucket(bound: BoundPlan, members: Sequence[Member]) -> Iterator[dict[int, int]]:

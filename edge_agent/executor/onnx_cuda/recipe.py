@@ -259,7 +259,7 @@ class PlanMemory:
         """Where a value lies."""
         if not _inner(value):
             return self.slot(recipe.parts[value.position].member, value.tensor)
-        return self._arenas[recipe.combined] + recipe.layout.offset(value)
+        return self._arenas[recipe.combined] + recipe.layout.offsets[value]
 
     def free(self) -> None:
         """Give it back; nothing on the device uses it any more."""

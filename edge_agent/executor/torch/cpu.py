@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import Rows, StepFeeds, StepResult, bucket_of, check_feeds
+from stageloom.edge_agent.executor.base import Rows, StepFeeds, StepResult, bucket_of, check_feeds, padded
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole
 from stageloom.edge_agent.executor.host import HostExecutor
 from stageloom.edge_agent.executor.torch.kernels import Lap
@@ -75,10 +75,10 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
                     launch()
 
     def _arrive(self, step: Step, member: StepMember, rows: Rows) -> None:
-        """Copy the tasks' rows to the input buffers; padding repeats the first row."""
+        """Copy the tasks' rows to the input buffers."""
         plan, bucket = self._plans[step.program.plan], bucket_of(step, member)
         graph = plan.bound.models[member.member.model].graph
-        filled = [*rows, *[rows[0]] * (bucket - len(rows))]
+        filled = padded(rows, bucket)
         for tensor in graph.inputs:
             buffer = plan.buffers.at(BufferRole.LANDING, member.member, tensor, bucket)
             arrays = [row[graph.tensors[tensor].name] for row in filled]

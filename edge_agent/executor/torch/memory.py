@@ -176,7 +176,7 @@ def tensors_of(recipe: TorchRecipe, memory: BufferSource) -> Mapping[MemberTenso
         if within is not None:
             return tensor(within.of).narrow(within.axis, within.start, spec.shape[within.axis])
         form = form_of(spec)
-        start = recipe.layout.offset(value)
+        start = recipe.layout.offsets[value]
         flat = arena[start : start + form.nbytes].view(spec.dtype)
         return flat.as_strided(form.shape, form.strides)
 
@@ -326,7 +326,7 @@ def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> i
     values = {value for call in calls for value in (*call.reads, *call.makes)}
     borders = {value for value in values if value.role is not BufferRole.INNER}
     forms = {value: _form(places.parts[value.position].model, value.tensor) for value in values}
-    return lay_out(ended, calls, borders, forms).plan.nbytes
+    return lay_out(ended, calls, borders, forms).nbytes
 
 
 def _form(model: BoundModel, tensor: TensorId) -> TensorForm:

@@ -1,7 +1,6 @@
 """Plans on lowered models: what `torch_cpu` and `torch_cuda` share."""
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -19,6 +18,7 @@ from stageloom.edge_agent.executor.base import (
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
+from stageloom.edge_agent.executor.shared_table import SharedTable
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
     BufferSource,
@@ -42,49 +42,7 @@ from stageloom.shared.ids import Digest, OpId, TensorId
 log = logging.getLogger(__name__)
 
 ModelKey = tuple[Digest, Precision]
-
-
-class SharedModels:
-    """Models by artifact and precision, each as long as a plan holds it."""
-
-    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
-        self._device = device
-        self._channels_last = channels_last
-        self._models: dict[ModelKey, ModelLowering] = {}
-        self._users: dict[ModelKey, set[PlanKey]] = {}
-        self._lock = threading.Lock()
-
-    def hold(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
-        """The model, made if no plan has it.
-
-        Raises:
-            ExecutorError: it cannot be lowered.
-        """
-        key = (artifact.digest, precision)
-        with self._lock:
-            if key not in self._models:
-                self._models[key] = ModelLowering(
-                    artifact, device=self._device, precision=precision, channels_last=self._channels_last
-                )
-            self._users.setdefault(key, set()).add(plan)
-            return self._models[key]
-
-    def release(self, plan: PlanKey) -> None:
-        """The plan is gone; models that no other plan holds go with it."""
-        with self._lock:
-            for key in [key for key, users in self._users.items() if plan in users]:
-                self._users[key].discard(plan)
-                if not self._users[key]:
-                    del self._users[key], self._models[key]
-
-    def __contains__(self, key: ModelKey) -> bool:
-        return key in self._models
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights on the device."""
-        with self._lock:
-            return sum(model.weights.held_bytes for model in self._models.values())
+"""Models are shared by artifact and precision."""
 
 
 class LoadedPlan:
@@ -173,7 +131,7 @@ class TorchPlans:
         self.choices = KernelChoices()
         self._device = device
         self._channels_last = channels_last
-        self._models = SharedModels(device, channels_last=channels_last)
+        self._models = SharedTable[ModelKey, ModelLowering]()
         self._plans: dict[PlanKey, LoadedPlan] = {}
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
@@ -184,13 +142,18 @@ class TorchPlans:
         """
         self._precision(bound)
         weights = stated_weight_bytes(bound)
-        missing = sum(size for key, size in weights.items() if alone or key not in self._models)
+        missing = sum(size for key, size in weights.items() if alone or self._models.get(key) is None)
         return missing + stated_plan_bytes(bound)
 
     @property
     def held_bytes(self) -> int:
         """Weights and buffers of the loaded plans as they are on the device."""
-        return self._models.nbytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
+        return self.weight_bytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return sum(lowering.weights.held_bytes for lowering in self._models.values())
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Lower the models, allocate every buffer, and bind what runs members one by one.
@@ -202,7 +165,7 @@ class TorchPlans:
         self._check_options(bound)
         require_artifacts(bound, artifacts)
         try:
-            lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
+            lowerings = [self._lowering(key, artifacts[m.plan.artifact], precision) for m in bound.models]
             plan = LoadedPlan(bound, lowerings, self.choices, self._device)
         except BaseException as error:
             self._models.release(key)
@@ -211,6 +174,17 @@ class TorchPlans:
             raise
         self._report_foreign(bound, lowerings)
         self._plans[key] = plan
+
+    def _lowering(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
+        """The model, shared with every other plan that has it in that precision."""
+        make = partial(
+            ModelLowering,
+            artifact,
+            device=self._device,
+            precision=precision,
+            channels_last=self._channels_last,
+        )
+        return self._models.hold(plan, (artifact.digest, precision), make)
 
     def _precision(self, bound: BoundPlan) -> Precision:
         require_precision(bound, self.name, [precision.value for precision in self.precisions])

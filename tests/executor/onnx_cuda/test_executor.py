@@ -215,7 +215,7 @@ def test_what_shares_the_arena_is_used_up_before_the_other_begins(model: Artifac
         for value in (*call.reads, *call.makes):
             if value.role is BufferRole.INNER:
                 uses.setdefault(value, set()).add(call.item)
-    offsets = {value: recipe.layout.offset(value) for value in uses}
+    offsets = {value: recipe.layout.offsets[value] for value in uses}
     spans = {
         value: range(offset, offset + graph.tensors[value.tensor].nbytes) for value, offset in offsets.items()
     }
