@@ -138,13 +138,15 @@ class NullExecutor:
 
     def _run(self, step: Step) -> tuple[GroupTime, ...]:
         key = step.program
-        masks = [1 << m.position for m in step.members] if step.fallback else [key.mask]
-        does = self._program(key.plan, key.combined, masks[0])
-        for mask in masks[1:]:
-            does += self._program(key.plan, key.combined, mask)
+        if not step.fallback:
+            does = self._program(key.plan, key.combined, key.mask)
+        else:
+            alone = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
+            does = tuple(run for program in alone for run in program)
         self.history.append(NullRecord(step.id, does))
         if self.pause is None and not self.tracing:
             return ()
+        masks = [1 << m.position for m in step.members] if step.fallback else [key.mask]
         groups: list[GroupTime] = []
         for mask in masks:
             for index, item in enumerate(self._plans[key.plan].launches(key.combined, mask)):

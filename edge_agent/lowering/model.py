@@ -35,8 +35,7 @@ from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Un
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId
-from stageloom.shared.importer.merged import merged_nodes, stacked_weights
-from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
 from stageloom.shared.merge import MergedConvolution, merged
 
 _PREFIX = "merged"

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stageloom.edge_agent.executor.shared_table import SharedTable
+from stageloom.edge_agent.executor.base import SharedTable
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from stageloom.edge_agent.executor.base import SharedTable
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
-from stageloom.edge_agent.executor.shared_table import SharedTable
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.graph import Graph

@@ -19,9 +19,8 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
-from stageloom.shared.importer.merged import merged_nodes, stacked_weights
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stageloom.edge_agent.executor.base import (
     OperatorTime,
+    SharedTable,
     TimingRequest,
     bucket_of,
     one_line,
@@ -18,7 +19,6 @@ from stageloom.edge_agent.executor.base import (
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
-from stageloom.edge_agent.executor.shared_table import SharedTable
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
     BufferSource,
