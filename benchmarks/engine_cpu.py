@@ -40,7 +40,7 @@ from benchmarks.zoo import noise_for
 from stageloom import Client
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.trace.command import record
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone, WorkerConfig

@@ -28,8 +28,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from benchmarks.runner import Report, progress, run
+from benchmarks.whole_model import lower_whole
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.whole import lower_whole
 
 _REASON_CHARS = 200
 _QUICK_STEP = 8

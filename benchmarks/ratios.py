@@ -29,7 +29,7 @@ import onnxruntime
 
 from benchmarks import zoo
 from benchmarks.runner import Report, progress, spread
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.artifact import Artifact

@@ -46,11 +46,11 @@ from benchmarks import zoo
 from benchmarks.ratios import Inputs
 from benchmarks.runner import Report, progress, run, spread
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.profiling import OwnExecutor, profile_stages
+from stageloom.edge_agent.worker.profiling import profile_stages
 from stageloom.planner.cli.comparison_plot import save
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.blocks import Block, combine, split
@@ -244,7 +244,7 @@ def _stages(
     bound = bind(plan, {digest: artifact.graph for digest, artifact in held.items()})
     moments = IdleTime(lambda: True, own_s=effort.limit_s, wall_s=2.0 * effort.limit_s)
     with closing(OnnxExecutor()) as executor:
-        times = profile_stages(bound, held, executor, OwnExecutor(executor), moments, effort.stage_repeats)
+        times = profile_stages(bound, held, executor, moments, effort.stage_repeats)
     found = []
     for combined, taken in zip(bound.combined, times, strict=True):
         schedule = combined.plan.schedule

@@ -10,6 +10,7 @@ from stageloom.shared.blocks import Block, CombinedGraph, combine, slot_readers,
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
+from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import violations
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 
@@ -76,6 +77,19 @@ class BoundPlan:
             for index, combined in enumerate(self.combined)
             for position, member in enumerate(combined.members)
         }
+
+    @cached_property
+    def _launches(self) -> dict[tuple[int, int], LaunchList]:
+        return {}
+
+    def launches(self, combined: int, mask: int) -> LaunchList:
+        """The launch list of a combined block with the members in `mask` active; lowered once."""
+        known = self._launches.get((combined, mask))
+        if known is None:
+            block = self.combined[combined]
+            known = lower(block.plan.schedule, block.graph, mask, barrier=self.plan.barrier)
+            self._launches[combined, mask] = known
+        return known
 
     @cached_property
     def model_index(self) -> dict[str, int]:

@@ -43,6 +43,10 @@ class Tensor:
         """Bytes of one instance of batch 1."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
+    def batched(self, batch: int) -> tuple[int, ...]:
+        """The shape at a batch, which lies along axis 0; at batch 1 that axis need not be there."""
+        return self.shape if batch == 1 else (batch, *self.shape[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from benchmarks.runner import progress
 from benchmarks.twin.engine_device import EngineDevice, StepSpan
 from stageloom.edge_agent.executor.base import TimingRequest
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
 from stageloom.planner.twin.calibrate import DeviceMeasurements, Operators, OverlapSample, StepSample
 from stageloom.planner.twin.window import Window

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stageloom.edge_agent.executor.base import StepResult
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.planner.twin.arrivals import ArrivalStream, Process

@@ -1,9 +1,10 @@
 """What the engine needs from a backend. An executor knows nothing of how a schedule was found."""
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -11,6 +12,7 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import Member
 
@@ -45,14 +47,29 @@ def check_feeds(bound: BoundPlan, step: Step, feeds: StepFeeds) -> None:
         rows = feeds.get(member.instance, ())
         if len(rows) != len(member.tasks):
             raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
-        for described in (graph.tensors[t] for t in graph.inputs):
-            for row in rows:
-                array = row[described.name]
-                if array.shape != described.shape or array.dtype.name != described.dtype:
-                    raise ExecutorError(
-                        f"input {described.name!r} is {array.dtype} {list(array.shape)}, "
-                        f"not {described.dtype} {list(described.shape)}"
-                    )
+        for row in rows:
+            if problem := input_problem(graph, row):
+                raise ExecutorError(problem)
+
+
+def input_problem(graph: Graph, row: "Mapping[str, numpy.ndarray]") -> str:
+    """What is wrong with one task's inputs of a model; empty where they are as its graph says."""
+    for tensor in (graph.tensors[t] for t in graph.inputs):
+        array = row.get(tensor.name)
+        if array is None:
+            return f"model {graph.name!r} needs the input {tensor.name!r}"
+        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
+            wanted = f"{tensor.dtype} {list(tensor.shape)}"
+            return f"input {tensor.name!r} is {array.dtype} {list(array.shape)}, not {wanted}"
+    return ""
+
+
+def padded(rows: Rows, bucket: int) -> Rows:
+    """Rows for a whole bucket: what is missing repeats the first row. [bucket]
+
+    That is real data: zeros can be slow (denormals) or outside what a model accepts.
+    """
+    return [*rows, *[rows[0]] * (bucket - len(rows))]
 
 
 def split_rows(model: BoundModel, tasks: int, arrays: "Mapping[str, numpy.ndarray]") -> Rows:
@@ -89,7 +106,23 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-class GroupTime(Struct, frozen=True, gc=False):
+def lost_tensors(instance: InstanceId) -> ExecutorError:
+    """What a step raises whose instance an earlier step has left without its tensors."""
+    return ExecutorError(f"instance {instance} lost its tensors in a failed step")
+
+
+class ExecutorPlan(Protocol):
+    """A loaded plan, with whatever an executor keeps for it."""
+
+    @property
+    def bound(self) -> BoundPlan: ...
+
+
+NO_GROUP = -1
+"""Of an item that an executor adds: it comes from no item of the schedule's launch list."""
+
+
+class GroupTime(NamedTuple):
     """When one item of the launch list ran, on the host's monotonic clock."""
 
     item: int
@@ -107,8 +140,7 @@ class StepResult(Struct, frozen=True):
     groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingRequest:
+class TimingRequest(Struct, frozen=True, kw_only=True):
     """How to time a model's operators."""
 
     batch: int = 1
@@ -216,3 +248,57 @@ class Executor(StepRunner, Protocol):
         Raises:
             ExecutorError: an operator cannot run alone.
         """
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class SharedTable(Generic[K, V]):
+    """Values by key, with who holds them: made for the first holder, kept until the last one lets go.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # also while a value is made: two would want twice the memory at once
+        self._values: dict[K, V] = {}
+        self._holders: dict[K, set[Hashable]] = {}
+
+    def __len__(self) -> int:
+        """Values that somebody holds."""
+        return len(self._holders)
+
+    def get(self, key: K) -> V | None:
+        """The value if it is there."""
+        return self._values.get(key)
+
+    def values(self) -> list[V]:
+        """All values that are there."""
+        with self._lock:
+            return list(self._values.values())
+
+    def hold(self, holder: Hashable, key: K, make: Callable[[], V]) -> V:
+        """The value, made now if it is not there, for a holder until `release`."""
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = make()
+            self._holders.setdefault(key, set()).add(holder)
+            self._taken(key)
+            return self._values[key]
+
+    def release(self, holder: Hashable) -> None:
+        """The holder needs none of its values any more."""
+        with self._lock:
+            for key in [key for key, holders in self._holders.items() if holder in holders]:
+                self._holders[key].discard(holder)
+                if not self._holders[key]:
+                    del self._holders[key]
+                    self._left(key)
+
+    def _taken(self, key: K) -> None:
+        """Somebody holds a value. The lock is held."""
+
+    def _left(self, key: K) -> None:
+        """Nobody holds a value any more. The lock is held."""
+        del self._values[key]

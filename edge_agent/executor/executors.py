@@ -20,7 +20,11 @@ from stageloom.shared.ids import Digest, StepId
 
 _WHERE = {
     "null": ("stageloom.edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
-    "onnx": ("stageloom.edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
+    "onnx": (
+        "stageloom.edge_agent.executor.onnx.executor",
+        "OnnxExecutor",
+        "pip install 'stageloom[edge,onnx]'",
+    ),
     "onnx_cuda": (
         "stageloom.edge_agent.executor.onnx_cuda.executor",
         "OnnxCudaExecutor",

@@ -6,7 +6,6 @@ It checks what a real backend would rely on, and answers zeros of the right shap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from msgspec import Struct
@@ -25,7 +24,6 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, StepId
-from stageloom.shared.launch_list import LaunchList, lower
 
 HISTORY = 4096
 _NONE = StepId(-1)
@@ -36,14 +34,6 @@ class NullRecord(Struct, frozen=True, gc=False):
 
     step: StepId
     items: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """A launch list that obeys its waits when it runs in order, and what running it does."""
-
-    launches: LaunchList
-    does: tuple[tuple[int, tuple[int, ...]], ...]  # see NullRecord.items
 
 
 class NullExecutor:
@@ -58,7 +48,7 @@ class NullExecutor:
         self.history: deque[NullRecord] = deque(maxlen=HISTORY)
         self._order = StepOrder()
         self._plans: dict[PlanKey, BoundPlan] = {}
-        self._programs: dict[tuple[PlanKey, int, int], _Program] = {}
+        self._does: dict[tuple[PlanKey, int, int], tuple[tuple[int, tuple[int, ...]], ...]] = {}
         self._zeros: dict[tuple[PlanKey, int, int], dict[str, np.ndarray]] = {}  # by model and block border
         self._issued: dict[StepId, Step] = {}
         self._last_issued: dict[int, StepId] = {}  # by lane
@@ -88,17 +78,15 @@ class NullExecutor:
         """Lower the schedule under the program's mask."""
         self._program(program.plan, program.combined, program.mask)
 
-    def _program(self, key: PlanKey, combined: int, mask: int) -> _Program:
-        known = self._programs.get((key, combined, mask))
+    def _program(self, key: PlanKey, combined: int, mask: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """What a program does, see `NullRecord.items`; it obeys its waits when it runs in order."""
+        known = self._does.get((key, combined, mask))
         if known is None:
-            plan = self._plans[key]
-            block = plan.combined[combined]
-            launches = lower(block.plan.schedule, block.graph, mask, barrier=plan.plan.barrier)
+            launches = self._plans[key].launches(combined, mask)
             for index, item in enumerate(launches):
                 if any(before >= index for before in item.waits):
                     raise ExecutorError(f"item {index} of combined block {combined} waits for a later item")
-            known = _Program(launches, tuple((item.member, item.ops) for item in launches))
-            self._programs[key, combined, mask] = known
+            known = self._does[key, combined, mask] = tuple((item.member, item.ops) for item in launches)
         return known
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
@@ -151,17 +139,17 @@ class NullExecutor:
     def _run(self, step: Step) -> tuple[GroupTime, ...]:
         key = step.program
         if not step.fallback:
-            programs = [self._program(key.plan, key.combined, key.mask)]
-            does = programs[0].does
+            does = self._program(key.plan, key.combined, key.mask)
         else:
-            programs = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
-            does = tuple(run for program in programs for run in program.does)
+            alone = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
+            does = tuple(run for program in alone for run in program)
         self.history.append(NullRecord(step.id, does))
         if self.pause is None and not self.tracing:
             return ()
+        masks = [1 << m.position for m in step.members] if step.fallback else [key.mask]
         groups: list[GroupTime] = []
-        for program in programs:
-            for index, item in enumerate(program.launches):
+        for mask in masks:
+            for index, item in enumerate(self._plans[key.plan].launches(key.combined, mask)):
                 if self.pause is not None:
                     self.pause()
                 now_s = time.monotonic()
@@ -188,8 +176,8 @@ class NullExecutor:
 
     def unload(self, key: PlanKey) -> None:
         self._plans.pop(key, None)
-        for program in [program for program in list(self._programs) if program[0] == key]:
-            del self._programs[program]
+        for program in [program for program in list(self._does) if program[0] == key]:
+            del self._does[program]
         for border in [border for border in list(self._zeros) if border[0] == key]:
             del self._zeros[border]
 

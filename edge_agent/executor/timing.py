@@ -1,13 +1,20 @@
 """Time for measurements on a device that serves: only while nothing waits, and not for ever."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
+
+if TYPE_CHECKING:
+    import numpy
 
 _POLL_S: Final = 0.005
+_SEED: Final = 7
 
 
 class IdleTime:
@@ -84,3 +91,66 @@ def time_repeats(lap: Callable[[], float], repeats: int, moments: IdleTime) -> O
         if moments.undisturbed:
             taken_s.append(took_s)
     return summary(taken_s) if taken_s else NOT_TIMED
+
+
+def time_in_order(
+    graph: Graph,
+    request: TimingRequest,
+    idle: Callable[[], bool],
+    begin: Callable[[int], Callable[[], float]],
+    forget: Callable[[TensorId], object],
+) -> tuple[OperatorTime, ...]:
+    """Time per operator, each run alone; NOT_TIMED where the time was up. [num_operators]
+
+    Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
+    plausible data. It asks for an idle moment before every run, and keeps no run during which a task came.
+
+    `begin(op)` allocates what an operator makes and returns a function that runs it, for the seconds of one
+    run; `forget(tensor)` frees a tensor whose last reader has run.
+
+    Raises:
+        ExecutorError: an operator cannot run alone.
+    """
+    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
+    times: list[OperatorTime] = []
+    live = set(graph.inputs)
+    for op, operator in enumerate(graph.operators):
+        if not moments.wait():
+            break
+        try:
+            with moments.spend():
+                lap = begin(op)
+                lap()  # warms caches and makes what later operators read
+            times.append(time_repeats(lap, request.repeats, moments))
+        except ExecutorError:
+            raise
+        except Exception as error:  # a backend's: their exceptions share no base class
+            raise ExecutorError(f"operator {op} of {graph.name!r} cannot run: {one_line(error)}") from error
+        live.update(operator.outputs)
+        for tensor in read_for_the_last_time(graph, op, live):
+            live.discard(tensor)
+            forget(tensor)
+    return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
+
+
+def read_for_the_last_time(graph: Graph, op: int, live: Iterable[TensorId]) -> list[TensorId]:
+    """Those of the live tensors that no operator behind this one reads."""
+    return [tensor for tensor in live if all(reader <= op for reader in graph.consumers[tensor])]
+
+
+def seeded_values(graph: Graph, tensors: Iterable[TensorId], batch: int) -> "dict[TensorId, numpy.ndarray]":
+    """Seeded contents for tensors of the graph, of their types. [batch, ...]"""
+    import numpy as np
+
+    rng = np.random.default_rng(_SEED)
+    values: dict[TensorId, np.ndarray] = {}
+    for tensor in tensors:
+        described = graph.tensors[tensor]
+        shape = described.batched(batch)
+        # numpy has no bfloat16 of its own: whoever takes one converts.
+        dtype = np.dtype("float32" if described.dtype == "bfloat16" else described.dtype)
+        if dtype.kind == "f":
+            values[tensor] = np.asarray(rng.standard_normal(shape), dtype)
+        else:
+            values[tensor] = np.asarray(rng.integers(0, 2, shape), dtype)
+    return values

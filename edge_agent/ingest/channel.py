@@ -76,7 +76,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 def send_with_descriptor(sock: socket.socket, packet: bytes, descriptor: int) -> None:
     """Send one packet and a copy of `descriptor`."""
-    sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
+    socket.send_fds(sock, [packet], [descriptor])
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -88,15 +88,18 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     packet, ancillary, flags, _ = sock.recvmsg(
         MAX_PACKET_BYTES + 1, socket.CMSG_SPACE(array.array("i").itemsize * 2), socket.MSG_CMSG_CLOEXEC
     )
-    descriptors: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            numbers = array.array("i")
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-            descriptors.extend(numbers)
     if flags & socket.MSG_TRUNC:
         packet = bytes(MAX_PACKET_BYTES + 1)
-    return packet, descriptors
+    return packet, descriptors_in(ancillary)
+
+
+def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors in what `recvmsg` returns beside a packet; the caller owns them."""
+    numbers = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return list(numbers)
 
 
 def ask(

@@ -6,6 +6,8 @@ submitted = completed + refused + failed + cancelled + expired + open.
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from stageloom.edge_agent.ingest.connection import Arena
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import TaskId
@@ -27,32 +29,40 @@ class OpenTask:
     arenas: tuple[Arena, ...] = ()  # in which its tensors lie, once it is handed to the engine process
 
 
-@dataclass(slots=True)
-class TaskCounts:
-    """How tasks ended, and how many arrived."""
+class TaskTotals(Struct, kw_only=True):
+    """One model's tasks: how many arrived, and what became of them. `submitted` = the sum of the others."""
 
+    model: str
     submitted: int = 0
     completed: int = 0
     refused: int = 0
     failed: int = 0
     cancelled: int = 0
     expired: int = 0
+    open: int = 0
 
     @property
     def ended(self) -> int:
         """Tasks that ended, in whatever way."""
         return self.completed + self.refused + self.failed + self.cancelled + self.expired
 
-    def add(self, outcome: Outcome) -> None:
+    def begin(self) -> None:
+        """A task arrived."""
+        self.submitted += 1
+        self.open += 1
+
+    def end(self, outcome: Outcome) -> None:
+        """A task ended."""
         name = outcome.value
         setattr(self, name, getattr(self, name) + 1)
+        self.open -= 1
 
 
 @dataclass(slots=True)
 class Interval:
     """What happened to one model's tasks since the last reading."""
 
-    counts: TaskCounts = field(default_factory=TaskCounts)
+    counts: TaskTotals  # `open` is their change
     latency_buckets: dict[int, int] = field(default_factory=dict)  # of completed tasks
     latency_sum_us: int = 0
     latency_max_us: int = 0
@@ -80,7 +90,7 @@ class TaskLedger:
     def __init__(self) -> None:
         self._next = 1
         self._open: dict[TaskId, OpenTask] = {}
-        self.totals: dict[str, TaskCounts] = {}
+        self.totals: dict[str, TaskTotals] = {}
         self._interval: dict[str, Interval] = {}
 
     def __len__(self) -> int:
@@ -91,8 +101,8 @@ class TaskLedger:
         task = OpenTask(TaskId(self._next), owner, owner_task, model, now_s)
         self._next += 1
         self._open[task.id] = task
-        self._totals_of(model).submitted += 1
-        self._interval_of(model).counts.submitted += 1
+        self._totals_of(model).begin()
+        self._interval_of(model).counts.begin()
         return task
 
     def end(self, task: TaskId, outcome: Outcome, now_s: float) -> OpenTask | None:
@@ -100,9 +110,9 @@ class TaskLedger:
         ended = self._open.pop(task, None)
         if ended is None:
             return None
-        self._totals_of(ended.model).add(outcome)
+        self._totals_of(ended.model).end(outcome)
         interval = self._interval_of(ended.model)
-        interval.counts.add(outcome)
+        interval.counts.end(outcome)
         if outcome is Outcome.COMPLETED:
             interval.add_latency(max(round((now_s - ended.received_at_s) * 1e6), 0))
         return ended
@@ -116,8 +126,8 @@ class TaskLedger:
         taken, self._interval = self._interval, {}
         return taken
 
-    def _totals_of(self, model: str) -> TaskCounts:
-        return self.totals.setdefault(model, TaskCounts())
+    def _totals_of(self, model: str) -> TaskTotals:
+        return self.totals.setdefault(model, TaskTotals(model=model))
 
     def _interval_of(self, model: str) -> Interval:
-        return self._interval.setdefault(model, Interval())
+        return self._interval.setdefault(model, Interval(TaskTotals(model=model)))

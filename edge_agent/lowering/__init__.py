@@ -7,5 +7,4 @@ program    a straight line of kernels over registers; units, which executors run
 kernels    further kernels for a convolution with what follows it
 batch      one model at one batch: its units, also of several operators or in onnxruntime
 model      an artifact lowered: `ModelLowering`, the entrance for executors; merge stages
-whole      a raw ONNX file through the same functions, for conformance
 """

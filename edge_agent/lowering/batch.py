@@ -90,15 +90,6 @@ _COMPLETE = frozenset({torch.float32, torch.float64, torch.int64, torch.bool})
 _ERROR_CHARS = 160
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """An operator that runs in onnxruntime."""
-
-    op: OpId
-    kind: str
-    reason: str
-
-
 @dataclass(frozen=True)
 class LoweredModel:
     """The units of one model at one batch."""
@@ -107,7 +98,11 @@ class LoweredModel:
     device: torch.device
     units: tuple[Unit, ...]  # by OpId
     specs: tuple[Spec, ...]  # by TensorId
-    foreign: tuple[Foreign, ...]
+
+    @property
+    def foreign(self) -> tuple[Unit, ...]:
+        """The units that run in onnxruntime."""
+        return tuple(unit for unit in self.units if unit.foreign)
 
     def allocate(self, tensor: TensorId) -> Tensor:
         """Return an uninitialised buffer for a tensor of the graph."""
@@ -135,8 +130,8 @@ class Parsed:
     def expected(self, tensor: TensorId, batch: int, *, channels_last: bool) -> Spec:
         """Return the graph's spec of a tensor, at a batch and in the store's precision."""
         described = self.graph.tensors[tensor]
-        shape = described.shape if batch == 1 else (batch, *described.shape[1:])
-        return Spec(shape, self.store.runtime_dtype(TORCH_OF_NAME[described.dtype]), channels_last)
+        dtype = self.store.runtime_dtype(TORCH_OF_NAME[described.dtype])
+        return Spec(described.batched(batch), dtype, channels_last)
 
     def name(self, tensor: TensorId) -> str:
         """A tensor's name in the file."""
@@ -152,13 +147,12 @@ class BatchLowering:
         self._graph = parsed.graph
         self._trace = parsed.trace(batch)
         self._traced: list[list[TracedNode] | None] = []  # by operator, None for a foreign one
-        self._foreign: list[Foreign] = []
         for tensor in self._graph.inputs:
             spec = parsed.expected(tensor, batch, channels_last=self._wants_channels_last(tensor))
             self._trace.add_input(parsed.name(tensor), spec)
         units = tuple(self._unit(OpId(i), operator) for i, operator in enumerate(self._graph.operators))
         specs = tuple(self._spec(TensorId(t)) for t in range(len(self._graph.tensors)))
-        self.lowered = LoweredModel(batch, parsed.store.device, units, specs, tuple(self._foreign))
+        self.lowered = LoweredModel(batch, parsed.store.device, units, specs)
 
     def joined(self, ops: Sequence[OpId]) -> Unit:
         """Return several operators as one unit, with no buffers between them and kernels that may span them.
@@ -185,7 +179,7 @@ class BatchLowering:
             return self._lowered_unit(op, operator)
         except Unsupported as error:
             self._traced.append(None)
-            return self._foreign_unit(op, operator, str(error))
+            return self._foreign_unit(op, str(error))
 
     def _lowered_unit(self, op: OpId, operator: Operator) -> Unit:
         nodes = [self._parsed.model.graph.node[node] for node in operator.nodes]
@@ -241,7 +235,7 @@ class BatchLowering:
         except RuntimeError as error:
             raise Unsupported(" ".join(str(error).split())[:_ERROR_CHARS]) from error
 
-    def _foreign_unit(self, op: OpId, operator: Operator, reason: str) -> Unit:
+    def _foreign_unit(self, op: OpId, reason: str) -> Unit:
         part = self._parsed.source.extract([op], batch=self._batch)
         specs = tuple(self._parsed.expected(t, self._batch, channels_last=False) for t in part.outputs)
         for tensor, spec in zip(part.outputs, specs, strict=True):
@@ -249,7 +243,6 @@ class BatchLowering:
         names = [self._parsed.name(t) for t in part.inputs]
         wanted = [TORCH_OF_NAME[self._graph.tensors[t].dtype] for t in part.inputs]
         session = ForeignSession(part, names, wanted, specs, self._parsed.store.device)
-        self._foreign.append(Foreign(op, operator.kind, reason))
         return Unit(
             ops=(op,),
             inputs=part.inputs,

@@ -11,6 +11,8 @@ import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 
+from stageloom.shared.graph import ITEM_BYTES
+
 
 class Unsupported(Exception):
     """This node cannot be lowered to torch, so its operator runs in onnxruntime; the text says why."""
@@ -43,12 +45,7 @@ TORCH_OF_ONNX: dict[int, torch.dtype] = {
     TensorProto.COMPLEX128: torch.complex128,
 }  # fmt: skip
 
-TORCH_OF_NAME: dict[str, torch.dtype] = {
-    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
-    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8,
-    "uint64": torch.uint64, "uint32": torch.uint32, "uint16": torch.uint16, "uint8": torch.uint8,
-    "bool": torch.bool,
-}  # fmt: skip
+TORCH_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 """Keys are the dtype names of a graph's tensors."""
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -57,22 +54,8 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Types that torch stores but hardly computes in; see `node.widened`."""
 
-_VIEWED: dict[torch.dtype, tuple[type, torch.dtype]] = {
-    torch.bfloat16: (np.uint16, torch.uint16),
-    torch.float8_e4m3fn: (np.uint8, torch.uint8),
-    torch.float8_e5m2: (np.uint8, torch.uint8),
-    torch.float8_e4m3fnuz: (np.uint8, torch.uint8),
-    torch.float8_e5m2fnuz: (np.uint8, torch.uint8),
-}
+_EXTENSIONS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 """Types that numpy has only as extensions: they pass as bits."""
-
-_OF_EXTENSION = {
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
-    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
-}
 
 
 def onnx_dtype(code: int) -> torch.dtype:
@@ -94,26 +77,25 @@ def tensor_from_numpy(array: np.ndarray) -> torch.Tensor:
     Raises:
         Unsupported: torch has no such element type.
     """
-    dtype = _OF_EXTENSION.get(array.dtype.name)
-    if dtype is not None:
-        bits, stored = _VIEWED[dtype]
+    name = array.dtype.name
+    if name in _EXTENSIONS:
+        bits = np.dtype(f"uint{8 * array.itemsize}")
         flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(bits).copy())
-        assert flat.dtype == stored
-        return flat.view(dtype).reshape(array.shape)
-    if array.dtype.kind not in "fiubc" or array.dtype.name not in (*TORCH_OF_NAME, "complex64", "complex128"):
-        raise Unsupported(f"{array.dtype.name} values")
+        return flat.view(getattr(torch, name)).reshape(array.shape)
+    if array.dtype.kind not in "fiubc" or name not in (*TORCH_OF_NAME, "complex64", "complex128"):
+        raise Unsupported(f"{name} values")
     return torch.from_numpy(np.array(array, order="C"))
 
 
 def numpy_from_tensor(value: torch.Tensor) -> np.ndarray:
     """Return a copy of a tensor's values; types that numpy lacks become the extension types of onnx."""
     value = value.detach().cpu().contiguous()
-    if value.dtype in _VIEWED:
+    name = str(value.dtype).removeprefix("torch.")
+    if name in _EXTENSIONS:
         import ml_dtypes
 
-        extension = next(name for name, dtype in _OF_EXTENSION.items() if dtype == value.dtype)
-        bits = value.view(_VIEWED[value.dtype][1]).numpy().copy()
-        array: np.ndarray = bits.view(getattr(ml_dtypes, extension))
+        bits = value.view(getattr(torch, f"uint{8 * value.itemsize}")).numpy().copy()
+        array: np.ndarray = bits.view(getattr(ml_dtypes, name))
         return array
     array = value.resolve_conj().numpy().copy()
     return array

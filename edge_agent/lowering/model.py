@@ -23,28 +23,28 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
 import onnx
 import torch
-from onnx import helper
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.batch import BatchLowering, Foreign, LoweredModel, Parsed, ways
-from stageloom.edge_agent.lowering.dtypes import Precision, Unsupported
+from stageloom.edge_agent.lowering.batch import BatchLowering, LoweredModel, Parsed, ways
+from stageloom.edge_agent.lowering.dtypes import Precision, Unsupported, numpy_from_tensor, tensor_from_numpy
 from stageloom.edge_agent.lowering.node import Constant, WeightStore, stored_constant
 from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId
-from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
 from stageloom.shared.merge import MergedConvolution, merged
 
-_WEIGHT, _BIAS = "merged.weight", "merged.bias"
+_PREFIX = "merged"
 
 
 def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> Unit:
     """Return operators that may merge as one convolution (IOS, section 3.2), with outputs in ascending order.
 
-    The kernels are padded and stacked, as `stageloom.shared.merge` places them, and the result is split.
+    The kernels are padded and stacked, and the result is split.
 
     `run` returns slices of one tensor; `run_into` writes without a copy where the buffers are neighbours
     along the channels, as inputs of one Concat are.
@@ -58,11 +58,15 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
     weight, bias = _stacked(parsed, merge, nodes)
     key = ("merged", merge.ops)
     trace = parsed.trace(
-        lowered.batch, {_WEIGHT: Constant((*key, "weight"), weight), _BIAS: Constant((*key, "bias"), bias)}
+        lowered.batch,
+        {
+            f"{_PREFIX}.kernels": Constant((*key, "weight"), weight),
+            f"{_PREFIX}.biases": Constant((*key, "bias"), bias),
+        },
     )
     source = parsed.name(merge.input)
     trace.add_input(source, lowered.specs[merge.input])
-    body = _body(merge, nodes[0], source)
+    body = merged_nodes(merge, nodes[0], source, _PREFIX)
     traced = [t for node in body if (t := trace.visit(node)) is not None]
     last = body[-1].output[0]
     program = KernelProgram(traced, [source], [last], trace)
@@ -76,42 +80,20 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
     )
 
 
-def _body(merge: MergedConvolution, first: Sequence[onnx.NodeProto], source: str) -> list[onnx.NodeProto]:
-    """Return the common convolution and the nodes behind the first operator's, which follow all of them."""
-    conv = merge.convolution
-    body = [
-        helper.make_node(
-            "Conv", [source, _WEIGHT, _BIAS], ["merged.0"], kernel_shape=conv.kernel, strides=conv.strides,
-            dilations=conv.dilations, pads=conv.pads,
-        )
-    ]  # fmt: skip
-    renamed = {first[0].output[0]: "merged.0"}
-    for number, node in enumerate(first[1:], 1):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        renamed[node.output[0]] = f"merged.{number}"
-        copy.input[:] = [renamed.get(name, name) for name in node.input]
-        copy.output[:] = [f"merged.{number}"]
-        body.append(copy)
-    return body
-
-
 def _stacked(
     parsed: Parsed, merge: MergedConvolution, nodes: Sequence[Sequence[onnx.NodeProto]]
 ) -> tuple[Tensor, Tensor]:
-    """Return all kernels, zero-padded [sum of filters, channels, *kernel], and all biases."""
-    kernels, biases = [], []
-    for filters, offset, own in zip(merge.filters, merge.offsets, nodes, strict=True):
+    kernels: list[np.ndarray] = []
+    biases: list[np.ndarray | None] = []
+    for own in nodes:
         names = [name for name in own[0].input[1:] if name]
         if any(name not in parsed.constants for name in names):
             raise Unsupported("weights of a type that torch does not hold")
-        kernel, *bias = [parsed.constants[name].value for name in names]
-        padded = torch.zeros((filters, kernel.shape[1], *merge.convolution.kernel), dtype=kernel.dtype)
-        taps = [slice(start, start + size) for start, size in zip(offset, kernel.shape[2:], strict=True)]
-        padded[(slice(None), slice(None), *taps)] = kernel
-        kernels.append(padded)
-        biases.append(bias[0] if bias else torch.zeros(filters, dtype=kernel.dtype))
-    return torch.cat(kernels), torch.cat(biases)
+        kernel, *bias = [numpy_from_tensor(parsed.constants[name].value) for name in names]
+        kernels.append(kernel)
+        biases.append(bias[0] if bias else None)
+    weight, added = stacked_weights(merge, kernels, biases)
+    return tensor_from_numpy(weight), tensor_from_numpy(added)
 
 
 def _split(way: Alternative, merge: MergedConvolution) -> Alternative:
@@ -146,9 +128,6 @@ def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
         offset += part.shape[1] * part.stride(1)
     shape = (first.shape[0], sum(part.shape[1] for part in parts), *first.shape[2:])
     return first.as_strided(shape, first.stride(), first.storage_offset())
-
-
-__all__ = ["Foreign", "LoweredModel", "ModelLowering", "lower_model"]
 
 
 class ModelLowering:
@@ -230,15 +209,3 @@ def _constants(model: onnx.ModelProto) -> dict[str, Constant]:
         with suppress(Unsupported):
             constants[proto.name] = stored_constant(proto)
     return constants
-
-
-def lower_model(
-    artifact: Artifact, *, batch: int, device: torch.device, precision: Precision, channels_last: bool
-) -> LoweredModel:
-    """Lower a model at one batch; for more than one batch keep a `ModelLowering`.
-
-    Raises:
-        ExecutorError: an operator can neither be lowered nor run in onnxruntime.
-    """
-    lowering = ModelLowering(artifact, device=device, precision=precision, channels_last=channels_last)
-    return lowering.at_batch(batch)

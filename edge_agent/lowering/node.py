@@ -143,11 +143,8 @@ class Kernel:
     """Parameters for `kernels`, which runs several nodes as one."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownValues:
-    """The outputs of a node that follow from shapes alone, on the CPU: nothing is left to run."""
-
-    values: tuple[Tensor, ...]
+KnownValues: TypeAlias = tuple[Tensor, ...]
+"""The outputs of a node that follow from shapes alone, on the CPU: nothing is left to run."""
 
 
 class Node:
@@ -359,7 +356,7 @@ def lower_node(node: Node, domain: str) -> Kernel | KnownValues:
         raise Unsupported(node.kind)
     function, wide = _registered[node.kind]
     lowered = function(node)
-    if isinstance(lowered, KnownValues):
+    if isinstance(lowered, tuple):
         return lowered
     kernel = lowered if isinstance(lowered, Kernel) else Kernel(lowered)
     if any(i is not None and i.spec.dtype in UNSIGNED for i in node.inputs):

@@ -17,7 +17,6 @@ from stageloom.edge_agent.lowering.node import (
     Constant,
     Input,
     Kernel,
-    KnownValues,
     Made,
     Node,
     Spec,
@@ -109,8 +108,8 @@ class NodeTracer:
             return None
         shaping = Node(proto, self._opset, inputs, self.store, _META)
         kernel = lower_node(shaping, proto.domain)
-        if isinstance(kernel, KnownValues):
-            self._know(proto, kernel.values)
+        if isinstance(kernel, tuple):
+            self._know(proto, kernel)
             return None
         metas = [None if i is None or k in shaping.taken else self._meta(i) for k, i in enumerate(inputs)]
         made = _outputs(_called(proto.op_type, _shaping(kernel, metas), metas))
@@ -160,8 +159,8 @@ class NodeTracer:
         ]  # fmt: skip
         node = Node(proto, self._opset, own, self._folding, _CPU)
         kernel = lower_node(node, proto.domain)
-        if isinstance(kernel, KnownValues):
-            self._know(proto, kernel.values)
+        if isinstance(kernel, tuple):
+            self._know(proto, kernel)
             return
         values = [
             None if i is None or i.constant is None or k in node.taken else i.constant.value

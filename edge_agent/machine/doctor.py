@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from stageloom.edge_agent.config import SETTINGS_NAME, load_config
 from stageloom.edge_agent.lifecycle.alone import require_names
-from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
+from stageloom.edge_agent.machine.device import cpu_name, driver_version, gpu_names, installed
 from stageloom.shared.errors import SettingError
 from stageloom.shared.systemd.install import UNIT_DIRECTORY
 
@@ -47,8 +47,9 @@ def torch_facts(proc: Path = Path("/proc")) -> TorchFacts:
             text = (Path(spec.origin).parent / "version.py").read_text(errors="replace")
         except OSError:
             text = "__version__ = 'unknown'"
-    found = version_facts(text)
-    return TorchFacts(found.torch, found.cuda, _libraries() if found.cuda else (), driver_version(proc))
+    facts = version_facts(text)
+    driver = driver_version(proc) or ("unknown" if (proc / "driver/nvidia/version").exists() else "")
+    return TorchFacts(facts.torch, facts.cuda, _libraries() if facts.cuda else (), driver)
 
 
 def version_facts(text: str) -> TorchFacts:
@@ -56,16 +57,6 @@ def version_facts(text: str) -> TorchFacts:
     number = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
     cuda = re.search(r"^cuda(?:: [^=]+)? = '([^']+)'", text, re.MULTILINE)
     return TorchFacts(number[1] if number else "", cuda[1] if cuda else "")
-
-
-def driver_version(proc: Path) -> str:
-    """The kernel driver's version, `unknown` where its text is not understood, "" without a driver."""
-    try:
-        text = (proc / "driver/nvidia/version").read_text(errors="replace")
-    except OSError:
-        return ""
-    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return match[1] if match else "unknown"
 
 
 def _libraries() -> tuple[str, ...]:

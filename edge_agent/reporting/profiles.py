@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
@@ -19,7 +20,6 @@ from stageloom.shared.messages.control import ProfileRequest, StageProfileReques
 from stageloom.shared.messages.telemetry import RowData
 from stageloom.shared.plan import decode_plan
 
-_REPEATS: Final = 5
 _STAGE_REPEATS: Final = 9
 _LIVES: Final = 2
 
@@ -135,11 +135,12 @@ class ProfileQueue:
                 artifact=digest,
                 path=str(self._path_of(digest)),
                 executor=self._executor,
-                intra_op_threads=self._intra_op_threads,
-                batch=request.batch,
-                repeats=_REPEATS,
-                limit_s=request.budget_s,
-                wall_s=self._wall_s,
+                timing=TimingRequest(
+                    batch=request.batch,
+                    intra_op_threads=self._intra_op_threads,
+                    limit_s=request.budget_s,
+                    wall_s=self._wall_s,
+                ),
             ),
             (),
         )

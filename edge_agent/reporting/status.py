@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from stageloom.edge_agent.ingest.channel import ask
-from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.ingest.ledger import TaskLedger, TaskTotals
 from stageloom.edge_agent.ingest.messages import AskStatus, Status
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import PlanRef
@@ -71,19 +71,6 @@ class QueueStatus(Struct, frozen=True, kw_only=True):
     oldest_age_s: float
 
 
-class TaskTotals(Struct, frozen=True, kw_only=True):
-    """One model's tasks since the agent started; submitted = the sum of the others."""
-
-    model: str
-    submitted: int
-    completed: int
-    refused: int
-    failed: int
-    cancelled: int
-    expired: int
-    open: int
-
-
 class AgentStatus(Struct, frozen=True, kw_only=True):
     """The agent. It is healthy if it answers at all, and ready if a task would be taken."""
 
@@ -132,22 +119,7 @@ def queue_status(stats: Stats, served: Container[str]) -> tuple[QueueStatus, ...
 
 def task_totals(ledger: TaskLedger) -> tuple[TaskTotals, ...]:
     """Of every model that saw a task."""
-    opened: dict[str, int] = {}
-    for task in ledger.open_tasks():
-        opened[task.model] = opened.get(task.model, 0) + 1
-    return tuple(
-        TaskTotals(
-            model=model,
-            submitted=counts.submitted,
-            completed=counts.completed,
-            refused=counts.refused,
-            failed=counts.failed,
-            cancelled=counts.cancelled,
-            expired=counts.expired,
-            open=opened.get(model, 0),
-        )
-        for model, counts in sorted(ledger.totals.items())
-    )
+    return tuple(totals for _, totals in sorted(ledger.totals.items()))
 
 
 def ask_status(path: Path, timeout_s: float = 5.0) -> AgentStatus:

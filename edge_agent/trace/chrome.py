@@ -23,16 +23,17 @@ Event = dict[str, Any]
 def chrome_trace(found: Timeline, *, costs: str) -> dict[str, Any]:
     """The JSON object format. `costs` says where the planned times come from."""
     measured, planned = _Process(MEASURED, "measured", found), _Process(PLANNED, f"planned ({costs})", found)
+    recorded = found.recorded
     for step in found.steps:
-        name = " + ".join(step.members)
+        entry = step.entry
         measured.span(
-            *(step.lane, None, name, step.began_s, step.ended_s),
+            *(entry.lane, None, " + ".join(step.members), entry.began_s, entry.ended_s),
             {
-                "step": step.step,
-                "combined_block": step.combined,
-                "mask": step.mask,
-                "instances": list(step.instances),
-                "fallback": step.fallback,
+                "step": entry.step,
+                "combined_block": entry.combined,
+                "mask": entry.mask,
+                "instances": list(entry.instances),
+                "fallback": entry.fallback,
                 "plan": step.plan[:12],
             },
         )
@@ -44,12 +45,12 @@ def chrome_trace(found: Timeline, *, costs: str) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "seconds": round(found.ended_s - found.began_s, 6),
+            "seconds": round(recorded.ended_s - recorded.began_s, 6),
             "steps": len(found.steps),
             "groups": len(found.runs),
             "tasks": len(found.tasks),
-            "dropped": found.dropped,
-            "recorder_ms": round(1e3 * found.own_s, 3),
+            "dropped": recorded.dropped,
+            "recorder_ms": round(1e3 * recorded.own_s, 3),
             "costs": costs,
         },
     }
@@ -75,7 +76,7 @@ class _Process:
 
     def __init__(self, pid: int, name: str, found: Timeline) -> None:
         self._pid = pid
-        self._zero_s = found.began_s
+        self._zero_s = found.recorded.began_s
         self._spans: dict[tuple[int, int], list[Event]] = {}  # by lane, and stream from 1 on; 0: steps
         self._name = name
 
@@ -139,7 +140,7 @@ def _queues(found: Timeline) -> Iterable[Event]:
     for number, model in enumerate(models, 1):
         yield _metadata("thread_name", QUEUES, number, name=f"launches of {model}")
     for entry in found.queues:
-        at = {"ts": _us(max(entry.at_s - found.began_s, 0.0)), "pid": QUEUES}
+        at = {"ts": _us(max(entry.at_s - found.recorded.began_s, 0.0)), "pid": QUEUES}
         counted = {"name": f"queue {entry.model}", "cat": "queue", "ph": "C", "tid": 0}
         yield {**counted, **at, "args": {"tasks": entry.queued}}
         if entry.launched:
@@ -147,7 +148,7 @@ def _queues(found: Timeline) -> Iterable[Event]:
             launch = {"name": f"launch {entry.model}", "cat": "launch", "ph": "i", "s": "t", "tid": tid}
             yield {**launch, **at, "args": {"tasks": entry.launched}}
     for at_s, plan in found.swaps:
-        at_us = _us(max(at_s - found.began_s, 0.0))
+        at_us = _us(max(at_s - found.recorded.began_s, 0.0))
         swap = {"name": f"plan {plan[:12] or 'none'}", "cat": "swap", "ph": "i", "s": "g"}
         yield {**swap, "ts": at_us, "pid": QUEUES, "tid": 0, "args": {"plan": plan}}
 
@@ -155,16 +156,16 @@ def _queues(found: Timeline) -> Iterable[Event]:
 def _tasks(found: Timeline) -> Iterable[Event]:
     """Each task from its queue to its end, as a pair of asynchronous events."""
     for task in found.tasks:
-        if task.queued_s < found.began_s:
+        if task.queued_s < found.recorded.began_s:
             continue  # it came before the recording: its begin is not part of it
         name = "+".join(task.models)
         common = {"name": name, "cat": "task", "id": str(task.task), "pid": QUEUES, "tid": 0}
         began_s = task.queued_s if task.began_s is None else task.began_s
         queued_ms = round(1e3 * (began_s - task.queued_s), 3)
-        begin = {"ph": "b", "ts": _us(task.queued_s - found.began_s), "args": {"task": task.task}}
+        begin = {"ph": "b", "ts": _us(task.queued_s - found.recorded.began_s), "args": {"task": task.task}}
         end = {"outcome": task.outcome, "queued_ms": queued_ms}
         yield {**common, **begin}
-        yield {**common, "ph": "e", "ts": _us(task.ended_s - found.began_s), "args": end}
+        yield {**common, "ph": "e", "ts": _us(task.ended_s - found.recorded.began_s), "args": end}
 
 
 def _metadata(event: str, pid: int, tid: int, **arguments: Any) -> Event:

@@ -8,7 +8,6 @@ ends, whichever is later. So what is longer beside the plan is waiting and conte
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from stageloom.edge_agent.worker.recorder import (
     QueueEntry,
@@ -19,7 +18,7 @@ from stageloom.edge_agent.worker.recorder import (
     TaskEntry,
 )
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.search.costs import CostTable
 
 
@@ -46,78 +45,51 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One step of a combined block."""
+    """One step of a combined block, with the names that its plan has for what it ran."""
 
-    step: int
-    lane: int
+    entry: StepEntry
     plan: str  # digest
-    combined: int
-    mask: int
     members: tuple[str, ...]  # MODEL#REPLICA.BLOCK
-    instances: tuple[int, ...]
-    fallback: bool
-    began_s: float
-    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Everything of one recording, in order of time. Seconds on the device's monotonic clock."""
 
-    began_s: float
-    ended_s: float
+    recorded: RecordingSummary
     steps: tuple[StepRun, ...]
     runs: tuple[Run, ...]  # the groups, measured
     planned: tuple[Run, ...]
     queues: tuple[QueueEntry, ...]
     swaps: tuple[tuple[float, str], ...]  # and the digest of the plan that was switched to; empty: none
     tasks: tuple[TaskEntry, ...]
-    dropped: int
-    own_s: float
 
 
-@dataclass(frozen=True)
 class PlanLaunches:
-    """One plan with its costs; launch lists are lowered once per combined block and mask."""
+    """One plan with its costs."""
 
-    bound: BoundPlan
-    costs: CostTable
-
-    @cached_property
-    def _launches(self) -> dict[tuple[int, int], LaunchList]:
-        return {}
-
-    @cached_property
-    def _costs_s(self) -> dict[int, tuple[float, ...]]:
-        return {}
-
-    def launches(self, combined: int, mask: int) -> LaunchList:
-        """The items of a combined block under a mask."""
-        known = self._launches.get((combined, mask))
-        if known is None:
-            block = self.bound.combined[combined]
-            barrier = self.bound.plan.barrier
-            known = lower(block.plan.schedule, block.graph, mask, barrier=barrier)
-            self._launches[combined, mask] = known
-        return known
+    def __init__(self, bound: BoundPlan, costs: CostTable) -> None:
+        self.bound = bound
+        self._costs = costs
+        self._costs_s: dict[int, tuple[float, ...]] = {}
 
     def costs_s(self, combined: int) -> tuple[float, ...]:
         """Per operator of a combined block. [num_ops]"""
-        known = self._costs_s.get(combined)
-        if known is None:
-            parts, batches = [], []
-            for member in self.bound.combined[combined].members:
-                model = self.bound.models[member.model]
-                parts.append((model.plan.artifact, model.graph, model.blocks[member.block]))
-                batches.append(model.plan.batch)
-            known = self.costs.for_members(parts, batches=batches).operators_s
-            self._costs_s[combined] = known
-        return known
+        if combined not in self._costs_s:
+            members = self.bound.combined[combined].members
+            models = [self.bound.models[member.model] for member in members]
+            parts = [
+                (model.plan.artifact, model.graph, model.blocks[member.block])
+                for member, model in zip(members, models, strict=True)
+            ]
+            costs = self._costs.for_members(parts, batches=[model.plan.batch for model in models])
+            self._costs_s[combined] = costs.operators_s
+        return self._costs_s[combined]
 
     def parts(self, step: StepEntry) -> list[LaunchList]:
         """The launch lists that a step ran, one after another: one, or in a fallback one per member."""
         masks = [1 << position for position in step.positions] if step.fallback else [step.mask]
-        return [self.launches(step.combined, mask) for mask in masks]
+        return [self.bound.launches(step.combined, mask) for mask in masks]
 
     def run(
         self, step: StepEntry, launches: LaunchList, item: int, stream: int, span_s: tuple[float, float]
@@ -165,18 +137,7 @@ class PlanLaunches:
         """The step as a whole."""
         members = [self.bound.combined[step.combined].members[position] for position in step.positions]
         names = [f"{self.bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in members]
-        return StepRun(
-            step.step,
-            step.lane,
-            self.bound.plan.digest,
-            step.combined,
-            step.mask,
-            tuple(names),
-            step.instances,
-            step.fallback,
-            step.began_s,
-            step.ended_s,
-        )
+        return StepRun(step, self.bound.plan.digest, tuple(names))
 
 
 def timeline(
@@ -195,16 +156,13 @@ def timeline(
         free_s[step.lane] = max((run.ended_s for run in runs), default=begin_s)
         planned += runs
     return Timeline(
-        began_s=recorded.began_s,
-        ended_s=recorded.ended_s,
+        recorded=recorded,
         steps=tuple(joined[step.key].step(step) for step in entries),
         runs=tuple(run for step in entries for run in joined[step.key].measured(step)),
         planned=tuple(planned),
         queues=tuple(sorted(batch.queues, key=lambda entry: entry.at_s)),
         swaps=_swaps(batch.swaps, plans),
         tasks=tuple(sorted(batch.tasks, key=lambda entry: entry.queued_s)),
-        dropped=recorded.dropped,
-        own_s=recorded.own_s,
     )
 
 

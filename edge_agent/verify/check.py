@@ -17,7 +17,6 @@ from stageloom.edge_agent.verify.pairs import Differences, Pair, find_pair, seed
 from stageloom.edge_agent.verify.report import Before, Compared, VerifyReport
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
@@ -222,9 +221,9 @@ class _Tally:
 
     def add(self, which: int, trace: TaskTrace) -> None:
         """Compare the trace of input `which` with the reference, and with the first trace of that input."""
-        if trace.outcome is not Outcome.COMPLETED:
+        if trace.error is not None:
             self.failed += 1
-            self.reason = self.reason or trace.reason
+            self.reason = self.reason or str(trace.error)
             return
         for place in self._places:
             self.differences.add(self._pair, place, place[1], which, trace.tensors.get(place))

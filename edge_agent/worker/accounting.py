@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, StepStats, WindowMeasured
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.steps import Outcome, PlanKey, ProgramKey, Step
+from stageloom.shared.engine.steps import Outcome, PlanKey, Step
 
 if TYPE_CHECKING:
     from stageloom.edge_agent.worker.runtime import EngineRuntime
@@ -21,22 +21,11 @@ MAX_COMBINED = 512
 """So that a report of statistics stays below the size of a message."""
 
 
-@dataclass(slots=True)
-class _Sum:
-    """Steps of one combined block under one mask."""
-
-    steps: int = 0
-    tasks: int = 0
-    busy_s: float = 0.0
-    shortest_s: float = float("inf")
-    longest_s: float = 0.0
-
-
 class StepCounter:
-    """Guarded by the driver's lock."""
+    """Guarded by the runtime's lock."""
 
     def __init__(self) -> None:
-        self._sums: dict[ProgramKey, _Sum] = {}
+        self._sums: dict[tuple[PlanKey, int, int], StepStats] = {}  # by plan, combined block and mask
         self._busy_s = 0.0
         self._in_flight = 0
         self._since_s = 0.0
@@ -54,9 +43,11 @@ class StepCounter:
             self._busy_s += now - self._since_s
         if result is None:
             return
-        total = self._sums.get(step.program)
+        program = step.program
+        place = (program.plan, program.combined, program.mask)
+        total = self._sums.get(place)
         if total is None:
-            total = self._sums[step.program] = _Sum()
+            total = self._sums[place] = StepStats(*place)
         taken_s = result.ended_s - result.started_s
         total.steps += 1
         for member in step.members:
@@ -73,22 +64,7 @@ class StepCounter:
 
     def take(self) -> tuple[StepStats, ...]:
         """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later."""
-        programs: dict[tuple[PlanKey, int, int], list[ProgramKey]] = {}
-        for key in self._sums:
-            programs.setdefault((key.plan, key.combined, key.mask), []).append(key)
-        return tuple(self._freeze(one, programs[one]) for one in sorted(programs)[:MAX_COMBINED])
-
-    def _freeze(self, of: tuple[PlanKey, int, int], programs: list[ProgramKey]) -> StepStats:
-        """One sum over all batch buckets."""
-        sums = [self._sums.pop(key) for key in programs]
-        return StepStats(
-            *of,
-            sum(one.steps for one in sums),
-            sum(one.tasks for one in sums),
-            sum(one.busy_s for one in sums),
-            min(one.shortest_s for one in sums),
-            max(one.longest_s for one in sums),
-        )
+        return tuple(self._sums.pop(place) for place in sorted(self._sums)[:MAX_COMBINED])
 
 
 MAX_LATENCIES = 100_000
@@ -96,18 +72,8 @@ MAX_LATENCIES = 100_000
 
 
 @dataclass(slots=True)
-class _Model:
-    """One model's tasks in the window."""
-
-    completed_before: int = 0
-    busy_s: float = 0.0  # its share of the steps that it ran in
-    instances: int = 0
-    instance_s: float = 0.0  # summed, begin to end
-
-
-@dataclass(slots=True)
 class WindowCounter:
-    """One window that has begun. Guarded by the driver's lock."""
+    """One window that has begun. Guarded by the runtime's lock."""
 
     key: PlanKey | None  # of the active plan
     began_s: float
@@ -115,14 +81,15 @@ class WindowCounter:
     failed_before: int
     saturated: bool
     oldest_age_s: float
-    models: dict[str, _Model]
+    completed_before: dict[str, int]  # tasks, by model
+    models: dict[str, ModelFigures] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)  # of completed tasks, arrival to answer
 
     @classmethod
     def begin(cls, core: EngineCore, key: PlanKey | None, busy_s: float, now: float) -> "WindowCounter":
         """Cut here. `busy_s` is the tally's figure at this instant."""
-        models = {name: _Model(completed_before=count) for name, count in core.completed().items()}
-        return cls(key, now, busy_s, core.failed, core.waiting, core.oldest_age_s(now), models)
+        completed = dict(core.completed())
+        return cls(key, now, busy_s, core.failed, core.waiting, core.oldest_age_s(now), completed)
 
     def sample(self, core: EngineCore, now: float) -> None:
         """Look at the queues, now and then and after every event."""
@@ -136,9 +103,9 @@ class WindowCounter:
 
     def instance_ended(self, model: str, taken_s: float) -> None:
         """An instance came to its end, so long after it began to run."""
-        found = self._model(model)
-        found.instances += 1
-        found.instance_s += taken_s
+        figures = self._model(model)
+        figures.instances += 1
+        figures.instance_s += taken_s
 
     def task_ended(self, outcome: Outcome, latency_s: float) -> None:
         """A task was answered, so long after it had arrived."""
@@ -151,11 +118,8 @@ class WindowCounter:
         figures = []
         for name, total in core.completed().items():
             model = self._model(name)
-            figures.append(
-                ModelFigures(
-                    name, total - model.completed_before, model.busy_s, model.instances, model.instance_s
-                )
-            )
+            model.completed = total - self.completed_before.get(name, 0)
+            figures.append(model)
         return WindowMeasured(
             number,
             None if self.key is None else int(self.key),
@@ -173,8 +137,8 @@ class WindowCounter:
         ordered = sorted(self.latencies_s)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 
-    def _model(self, name: str) -> _Model:
-        return self.models.setdefault(name, _Model())
+    def _model(self, name: str) -> ModelFigures:
+        return self.models.setdefault(name, ModelFigures(name))
 
 
 _LOOK_S = 0.01

@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
+from stageloom.edge_agent.ingest.channel import descriptors_in
 from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES
 from stageloom.shared.errors import UnavailableError
 
@@ -106,7 +107,7 @@ class Channel:
             raise ChannelClosed from error
         if not message:
             raise ChannelClosed
-        fds = _descriptors(ancillary) if ancillary else []
+        fds = descriptors_in(ancillary) if ancillary else []
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for fd in fds:
                 os.close(fd)
@@ -120,11 +121,3 @@ class Channel:
                 os.close(fd)
         self._backlog.clear()
         self._sock.close()
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)

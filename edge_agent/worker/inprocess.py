@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.base import Executor, input_problem
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
 from stageloom.edge_agent.worker.runtime import EngineRuntime, StepObserver
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import BoundModel, bind
+from stageloom.shared.bound import bind
 from stageloom.shared.engine.stats import EngineStats
 from stageloom.shared.engine.steps import Code, Outcome, PlanKey
 from stageloom.shared.errors import (
@@ -28,14 +28,13 @@ from stageloom.shared.errors import (
     TaskFailed,
     TaskRefused,
 )
-from stageloom.shared.graph import Tensor
 from stageloom.shared.ids import Digest, TaskId
 from stageloom.shared.plan import Plan
 
 Outputs = dict[str, np.ndarray]
 """By tensor name; `MODEL/TENSOR` for a task that names several models."""
 
-PREPARE_TIMEOUT_S = 300.0
+PREPARE_TIMEOUT_S = 600.0
 
 
 class InProcessEngine:
@@ -89,7 +88,7 @@ class InProcessEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         on_end: Callable[[TaskDone], None] | None = None,
-    ) -> "Future[Outputs]":
+    ) -> "EngineFuture":
         """One task of one model, or one task that several models share the input of.
 
         The future ends with the outputs or with TaskRefused, TaskExpired, TaskCancelled or TaskFailed.
@@ -106,10 +105,9 @@ class InProcessEngine:
             task.future.set_exception(error)
         return task.future
 
-    def cancel(self, future: "Future[Outputs]") -> None:
+    def cancel(self, future: "EngineFuture") -> None:
         """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
-        if isinstance(future, _TaskFuture):
-            self._driver.cancel(future.task)
+        self._driver.cancel(future.task)
 
     def record(self, recorder: Recorder | None) -> None:
         """Have everything that happens from now on recorded; None: no more."""
@@ -144,27 +142,12 @@ class InProcessEngine:
             raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="activate one")
         for name in names:
             if name in bound.model_index:
-                _check_inputs(bound.models[bound.model_index[name]], inputs)
+                graph = bound.models[bound.model_index[name]].graph
+                if problem := input_problem(graph, inputs):
+                    raise TaskRefused("bad_input", problem)
 
 
-def _check_inputs(model: BoundModel, inputs: Mapping[str, np.ndarray]) -> None:
-    for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
-        array = inputs.get(tensor.name)
-        if array is None:
-            raise TaskRefused("bad_input", f"model {model.plan.name!r} needs the input {tensor.name!r}")
-        if array.shape != tensor.shape or array.dtype != np.dtype(tensor.dtype):
-            raise TaskRefused("bad_input", f"input {tensor.name!r} is {_text(array)}, not {_wanted(tensor)}")
-
-
-def _text(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}"
-
-
-def _wanted(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-class _TaskFuture(Future[Outputs]):
+class EngineFuture(Future[Outputs]):
     """A future that knows its task."""
 
     def __init__(self, task: TaskId) -> None:
@@ -184,7 +167,7 @@ class _ArrayTask(EngineTask):
         **fields: Any,
     ) -> None:
         super().__init__(nbytes=sum(array.nbytes for array in inputs.values()), **fields)
-        self.future = _TaskFuture(self.id)
+        self.future = EngineFuture(self.id)
         self._inputs = inputs
         self._outputs: Outputs = {}
         self._on_end = on_end

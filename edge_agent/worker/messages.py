@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.errors import SettingError
@@ -107,11 +108,7 @@ class Profile(_Message, frozen=True, tag=8):
     artifact: str
     path: str
     executor: str = "onnx"
-    intra_op_threads: int = 1
-    batch: int = 1
-    repeats: int = 5
-    limit_s: float = 20.0
-    wall_s: float = 600.0
+    timing: TimingRequest = TimingRequest()
 
 
 class ProfileStages(_Message, frozen=True, tag=12):
@@ -250,17 +247,17 @@ class QueueStats(_Message, frozen=True):
     outcomes: dict[str, int]  # since the process started
 
 
-class StepStats(_Message, frozen=True):
+class StepStats(msgspec.Struct, array_like=True):
     """Steps of one combined block under one mask since the last `Stats`."""
 
     key: int
     combined: int
     mask: int
-    steps: int
-    tasks: int
-    busy_s: float
-    shortest_s: float
-    longest_s: float
+    steps: int = 0
+    tasks: int = 0
+    busy_s: float = 0.0
+    shortest_s: float = math.inf
+    longest_s: float = 0.0
 
 
 class Stats(_Message, frozen=True, tag=7):
@@ -330,14 +327,14 @@ class PlanTooLarge(_Message, frozen=True, tag=20):
     memory_bytes: int  # there is with nothing loaded
 
 
-class ModelFigures(_Message, frozen=True):
+class ModelFigures(msgspec.Struct, array_like=True):
     """One model in a measured window."""
 
     name: str
-    completed: int  # tasks
-    busy_s: float  # its share of the steps that it ran in
-    instances: int  # that ended
-    instance_s: float  # what they took from begin to end, summed
+    completed: int = 0  # tasks
+    busy_s: float = 0.0  # its share of the steps that it ran in
+    instances: int = 0  # that ended
+    instance_s: float = 0.0  # what they took from begin to end, summed
 
 
 class WindowMeasured(_Message, frozen=True, tag=21):

@@ -255,7 +255,6 @@ class EngineProcess:
 
     def _traced(self, step: Step, result: StepResult) -> None:
         program = step.program
-        groups = tuple((g.item, g.stream, g.started_s, g.ended_s) for g in result.groups)
         self.report(
             messages.StepTraced(
                 step.id,
@@ -265,7 +264,7 @@ class EngineProcess:
                 program.mask,
                 result.started_s,
                 result.ended_s,
-                groups,
+                result.groups,
                 self._driver is not None and self._driver.is_whole(step),
             )
         )

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner, TimingRequest
+from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner, one_line
 from stageloom.edge_agent.executor.executors import Executors, make_executor
-from stageloom.edge_agent.executor.timing import IdleTime
+from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import Report
 from stageloom.edge_agent.worker.resources import ArtifactTable, budget
@@ -36,7 +36,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.ids import Digest, StepId, TaskId
-from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, Member, decode_plan
 from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.stage_times import stage_spans
@@ -48,21 +48,7 @@ if TYPE_CHECKING:
 _FIRST: Final = 1 << 48
 """Keys, steps and instances from here on are ours; the engine counts its own from 0."""
 
-_SEED: Final = 11
 _numbers = itertools.count(_FIRST)
-
-
-class SharedExecutor(Protocol):
-    """An executor that may be serving; its owner says when a step may be handed to it."""
-
-    def issue(self, step: Step, feeds: "Mapping[InstanceId, Sequence[Mapping[str, numpy.ndarray]]]") -> None:
-        """Between the engine's own steps."""
-
-    def drop(self, instance: InstanceId) -> None:
-        """As above."""
-
-    def set_tracing(self, on: bool) -> None:
-        """Have the executor fill in the times of groups, for a step of ours."""
 
 
 @dataclass(slots=True)
@@ -74,26 +60,20 @@ class StageSamples:
     stages: dict[int, int] = field(default_factory=dict)
     """Per first stage how many ran as one, where that is more than 1."""
 
-    def summary(self, of: Sequence[float]) -> OperatorTime:
-        """Median and spread in microseconds."""
-        import numpy
-
-        low, middle, high = (float(at) * 1e6 for at in numpy.percentile(of, (16, 50, 84)))
-        return OperatorTime(middle, (high - low) / 2, len(of))
-
 
 def profile_stages(
     bound: BoundPlan,
     artifacts: Mapping[Digest, Artifact],
     executor: StepRunner,
-    beside: SharedExecutor,
     moments: IdleTime,
     repeats: int,
     wanted: Sequence[int] = (),
+    serving: EngineRuntime | None = None,
 ) -> list[StageSamples]:
     """Times of the combined blocks wanted, of all if none is named, `repeats` of each at most. [num_combined]
 
-    None where the time was up. The plan is loaded for it and freed again.
+    None where the time was up. The plan is loaded for it and freed again. `serving`: the engine that has the
+    executor, where one has; then steps go between its own.
 
     Raises:
         ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
@@ -105,7 +85,7 @@ def profile_stages(
     if not moments.wait():
         return times
     key = PlanKey(next(_numbers))
-    profile = _Profile(key, bound, executor, beside, moments)
+    profile = _Profile(key, bound, executor, serving, moments)
     try:
         with moments.spend():
             executor.load(key, bound, artifacts)
@@ -125,17 +105,21 @@ class _Profile:
     """Runs combined blocks of one loaded plan."""
 
     def __init__(
-        self, key: PlanKey, bound: BoundPlan, executor: StepRunner, beside: SharedExecutor, moments: IdleTime
+        self,
+        key: PlanKey,
+        bound: BoundPlan,
+        executor: StepRunner,
+        serving: EngineRuntime | None,
+        moments: IdleTime,
     ) -> None:
         self._key = key
         self._bound = bound
         self._executor = executor
-        self._beside = beside
+        self._serving = serving
+        self._owner = serving or executor  # steps and drops go through it
         self._moments = moments
         self._inputs = [_seeded_inputs(model) for model in bound.models]
-        self._items = [
-            lower(c.plan.schedule, c.graph, c.full_mask, barrier=bound.plan.barrier) for c in bound.combined
-        ]
+        self._items = [bound.launches(index, block.full_mask) for index, block in enumerate(bound.combined)]
         self._waiting: dict[Member, InstanceId] = {}  # instances that are before a block
 
     def sample(self, index: int) -> StepResult | None:
@@ -187,7 +171,7 @@ class _Profile:
         for member in members:
             instance = self._waiting.pop(member, None)
             if instance is not None:
-                self._beside.drop(instance)
+                self._owner.drop(instance)
 
     def _run(self, index: int, held: Mapping[Member, InstanceId], *, traced: bool) -> StepResult | None:
         if not self._moments.wait():
@@ -212,14 +196,20 @@ class _Profile:
         with self._moments.spend():
             self._executor.prepare(program)
             if not traced:
-                self._beside.issue(step, feeds)
+                self._owner.issue(step, feeds)
                 return self._executor.wait(step.id)
-            self._beside.set_tracing(True)
+            self._set_tracing(True)
             try:
-                self._beside.issue(step, feeds)
+                self._owner.issue(step, feeds)
                 return self._executor.wait(step.id)
             finally:
-                self._beside.set_tracing(False)
+                self._set_tracing(False)
+
+    def _set_tracing(self, on: bool) -> None:
+        if self._serving is None:
+            self._executor.tracing = on
+        else:
+            self._serving.set_tracing(on)
 
     def _members(
         self, combined: BoundCombined, active: Sequence[Member], held: Mapping[Member, InstanceId]
@@ -251,30 +241,8 @@ def joined(items: LaunchList, schedule: Schedule) -> dict[int, int]:
 
 def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
     """One task's inputs of the graph's types."""
-    import numpy
-
-    rng = numpy.random.default_rng(_SEED)
-    made = {}
-    for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
-        dtype = numpy.dtype(tensor.dtype)
-        if dtype.kind == "f":
-            made[tensor.name] = numpy.asarray(rng.standard_normal(tensor.shape), dtype)
-        else:
-            made[tensor.name] = numpy.asarray(rng.integers(0, 2, tensor.shape), dtype)
-    return made
-
-
-class OwnExecutor:
-    """An executor that nobody else uses."""
-
-    def __init__(self, executor: StepRunner) -> None:
-        self.issue: Callable[..., None] = executor.issue
-        self.drop: Callable[[InstanceId], None] = executor.drop
-        self._executor = executor
-
-    def set_tracing(self, on: bool) -> None:
-        """Nobody else wants anything of it."""
-        self._executor.tracing = on
+    graph = model.graph
+    return {graph.tensors[t].name: array for t, array in seeded_values(graph, graph.inputs, 1).items()}
 
 
 log = logging.getLogger(__name__)
@@ -329,16 +297,9 @@ class Profiler:
         user = ("profile", request.request)
         try:
             artifact = self._artifacts.use(user, digest, {digest: request.path})
-            timing = TimingRequest(
-                batch=request.batch,
-                intra_op_threads=request.intra_op_threads,
-                repeats=request.repeats,
-                limit_s=request.limit_s,
-                wall_s=request.wall_s,
-            )
             executor = make_executor(request.executor)
             try:
-                timed = executor.time_operators(artifact, timing, self._idle)
+                timed = executor.time_operators(artifact, request.timing, self._idle)
             finally:
                 executor.close()
             if not all(one.runs for one in timed):
@@ -351,7 +312,7 @@ class Profiler:
             part = times[first : first + messages.MAX_TIMES]
             self._report(
                 messages.OperatorTimes(
-                    request.request, digest, request.batch, part, reason, first, len(times)
+                    request.request, digest, request.timing.batch, part, reason, first, len(times)
                 )
             )
 
@@ -369,9 +330,9 @@ class Profiler:
             }
             bound = bind(plan, {one: artifact.graph for one, artifact in artifacts.items()})
             moments = IdleTime(self._idle, own_s=request.limit_s, wall_s=request.wall_s)
-            with self._executor(bound) as (executor, beside):
+            with self._executor(bound) as (executor, serving):
                 times = profile_stages(
-                    bound, artifacts, executor, beside, moments, request.repeats, request.combined_blocks
+                    bound, artifacts, executor, moments, request.repeats, request.combined_blocks, serving
                 )
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on
@@ -381,7 +342,7 @@ class Profiler:
             self._report(report)
 
     @contextmanager
-    def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, SharedExecutor]]:
+    def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, EngineRuntime | None]]:
         """The executor that serves, whose weights the plan may share; else one of its own."""
         name = bound.plan.executor.name
         driver = self._driver()
@@ -393,10 +354,7 @@ class Profiler:
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
                 raise ExecutorError(f"the plan is not profiled: {reason}")
-            if driver is not None and shares:
-                yield executor, driver
-            else:
-                yield executor, OwnExecutor(executor)
+            yield executor, driver if shares else None
         finally:
             if not shares:
                 executor.close()
@@ -416,10 +374,10 @@ def stage_reports(
         if not block.step_s:
             continue
         stages = tuple(
-            _stage(stage, block.summary(taken), block.stages.get(stage, 1))
+            _stage(stage, summary(taken), block.stages.get(stage, 1))
             for stage, taken in sorted(block.stage_s.items())
         )
-        step_us = block.summary(block.step_s).median_us
+        step_us = summary(block.step_s).median_us
         parts += [
             (combined, stages[first : first + messages.MAX_TIMES], step_us)
             for first in range(0, max(1, len(stages)), messages.MAX_TIMES)
@@ -441,4 +399,4 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, StageloomError | ValueError | OSError):
         return str(error)
     log.error("a profile request failed", exc_info=error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return one_line(error)

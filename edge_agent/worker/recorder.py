@@ -210,7 +210,7 @@ class Recorder:
                 step.fallback,
                 result.started_s,
                 result.ended_s,
-                tuple([(g.item, g.stream, g.started_s, g.ended_s) for g in result.groups]),
+                result.groups,
             ),
         )
         self.own_s += time.thread_time() - begun_s

@@ -16,7 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner
+from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner, one_line
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
 from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
 from stageloom.edge_agent.worker.recorder import Recorder
@@ -507,7 +507,6 @@ def _write(task: EngineTask, model: str, row: "Mapping[str, numpy.ndarray]") -> 
 
 def _one_line(error: Exception) -> str:
     """The error in one line; the log has the traceback of one that is not of Stageloom's own tree."""
-    if isinstance(error, StageloomError):
-        return str(error)
-    log.error("the executor failed", exc_info=error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if not isinstance(error, StageloomError):
+        log.error("the executor failed", exc_info=error)
+    return one_line(error)

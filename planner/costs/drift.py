@@ -21,7 +21,6 @@ from typing import Final
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.ids import Digest, OpId
-from stageloom.shared.launch_list import lower
 from stageloom.shared.messages.telemetry import StepTimings, StepTrace
 from stageloom.shared.schedule import Stage, StageSchedule, joint_stage
 from stageloom.shared.search.costs import CostTable, MeasuredStage
@@ -152,7 +151,7 @@ def traced_stages(bound: BoundPlan, index: int, traces: Iterable[StepTrace]) -> 
     schedule = block.plan.schedule
     if not isinstance(schedule, StageSchedule):
         return []
-    items = lower(schedule, block.graph, block.full_mask, barrier=bound.plan.barrier)
+    items = bound.launches(index, block.full_mask)
     times: dict[int, list[float]] = {}
     for trace in traces:
         if trace.whole and (trace.plan, trace.combined_block) == (bound.plan.digest[:PLAN_CHARS], index):

@@ -1,9 +1,10 @@
-"""Cutting sub-models out of a normalised model: one ONNX file that computes exactly the chosen operators."""
+"""Sub-models of a normalised model: a file for the chosen operators, one convolution for a merge stage."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -14,6 +15,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.importer.nodes import captured_names, nodes_within
 from stageloom.shared.importer.values import ELEMENT_TYPES
+from stageloom.shared.merge import MergedConvolution
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,47 @@ class ModelSource:
 def extract(onnx_bytes: bytes, graph: Graph, ops: Iterable[OpId], *, batch: int = 1) -> SubModel:
     """One sub-model; for more than one of the same model keep a `ModelSource`."""
     return ModelSource(onnx_bytes, graph).extract(ops, batch=batch)
+
+
+def merged_nodes(
+    merge: MergedConvolution, first: Sequence[onnx.NodeProto], source: str, prefix: str
+) -> list[onnx.NodeProto]:
+    """A merge stage (IOS, section 3.2): one convolution, and what follows it in every one of its parts.
+
+    It reads `source`, `PREFIX.kernels` and `PREFIX.biases`; the last node makes the result of all.
+    """
+    convolution = merge.convolution
+    nodes = [
+        helper.make_node(
+            "Conv",
+            [source, f"{prefix}.kernels", f"{prefix}.biases"],
+            [f"{prefix}.0"],
+            kernel_shape=convolution.kernel,
+            strides=convolution.strides,
+            dilations=convolution.dilations,
+            pads=convolution.pads,
+        )
+    ]
+    renamed = {first[0].output[0]: f"{prefix}.0"}
+    for number, node in enumerate(first[1:], 1):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        renamed[node.output[0]] = f"{prefix}.{number}"
+        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        copy.output[:] = [f"{prefix}.{number}"]
+        nodes.append(copy)
+    return nodes
+
+
+def stacked_weights(
+    merge: MergedConvolution, kernels: Sequence[np.ndarray], biases: Sequence[np.ndarray | None]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All kernels, zeros around the smaller ones [sum of filters, channels, *kernel], and all biases."""
+    padded, added = [], []
+    for offset, kernel, bias in zip(merge.offsets, kernels, biases, strict=True):
+        common = np.zeros((*kernel.shape[:2], *merge.convolution.kernel), kernel.dtype)
+        taps = [slice(first, first + size) for first, size in zip(offset, kernel.shape[2:], strict=True)]
+        common[(slice(None), slice(None), *taps)] = kernel
+        padded.append(common)
+        added.append(np.zeros(len(kernel), kernel.dtype) if bias is None else bias)
+    return np.concatenate(padded), np.concatenate(added)

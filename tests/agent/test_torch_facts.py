@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from stageloom.edge_agent.machine.device import driver_version
 from stageloom.edge_agent.machine.doctor import (
     TorchFacts,
-    driver_version,
     torch_check,
     torch_facts,
     version_facts,

@@ -14,7 +14,7 @@ import pytest
 from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
 from stageloom.edge_agent.trace.command import read_costs, record, trace_text, write_trace
 from stageloom.edge_agent.trace.timeline import Timeline, timeline

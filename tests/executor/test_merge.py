@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import SessionKey, open_session, weight_bytes
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, weight_bytes
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, open_session
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import (
-    OnnxSession,
-    SessionCache,
-    SessionKey,
-    Values,
-    weight_bytes,
-)
-from stageloom.edge_agent.executor.onnx_timing import windows
+from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey, Values, weight_bytes
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSession, open_session
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx.timing import windows
 from stageloom.edge_agent.executor.timing import summary
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
@@ -79,7 +73,7 @@ def test_kept_sessions_are_bounded_by_their_weights_and_the_longest_idle_goes_fi
     model = artifact_of("squeezenet")
     keys = [SessionKey(model.digest, (op,), 1, 1) for op in range(4)]
     weights = [weight_bytes(key, model.graph) for key in keys]
-    cache = SessionCache(idle_bytes=sum(weights[1:3]))
+    cache = SessionCache(open_session, idle_bytes=sum(weights[1:3]))
     made = [
         cache.ensure(key, PlanKey(number), lambda: ModelParts(model)) for number, key in enumerate(keys[:3])
     ]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from stageloom.edge_agent.executor.onnx_program import CombinedPrograms
+from stageloom.edge_agent.executor.onnx.program import CombinedPrograms
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan
@@ -44,7 +44,7 @@ def masks() -> Iterator[tuple[int, dict[int, int]]]:
 def test_every_mask_runs_on_the_sessions_of_a_loaded_plan(draw: Draw) -> None:
     for seed, barrier in product(range(5), Barrier):
         bound = three_models(draw, seed, barrier)
-        programs = CombinedPrograms(bound, bound.combined[0])
+        programs = CombinedPrograms(bound, 0)
         held = set(programs.keys(dict.fromkeys(range(len(NAMES)), 1)))
         for mask, bucket_of in masks():
             for sessions in programs.program(mask, bucket_of).sessions:
@@ -53,7 +53,7 @@ def test_every_mask_runs_on_the_sessions_of_a_loaded_plan(draw: Draw) -> None:
 
 def test_the_sessions_of_a_mask_compute_each_of_its_operators_once() -> None:
     bound = three_models(random_streams, 0, Barrier.FULL)
-    programs = CombinedPrograms(bound, bound.combined[0])
+    programs = CombinedPrograms(bound, 0)
     for mask, bucket_of in masks():
         run = [
             (key.artifact, op)

@@ -6,7 +6,7 @@ import random
 import onnx
 import pytest
 
-from stageloom.edge_agent.executor.onnx_parts import ModelParts, take_apart
+from stageloom.edge_agent.executor.onnx.parts import ModelParts, take_apart
 from stageloom.shared.errors import ModelError
 from stageloom.shared.ids import OpId
 from stageloom.shared.importer.subgraph import ModelSource

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.cuda.executor import launched_step
 from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
 from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from stageloom.shared.artifact import Artifact
@@ -67,7 +68,7 @@ def test_answers_are_bit_stable_under_random_delays_on_every_stream(
 
 def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxCudaExecutor, model: Artifact) -> None:
     _streamed(executor, model)
-    sessions = executor._cache._sessions
+    sessions = executor._cache._values
     assert {one.session.get_providers()[0] for one in sessions.values()} == {PROVIDER}
     assert len({key.stream for key in sessions}) > 2
 
@@ -86,7 +87,7 @@ def test_steps_are_launched_while_the_device_still_works_on_the_last(
     executor._on.sleep(executor._on.stream(0), 0.5)
     executor.issue(first, {one: [inputs]})
     executor.issue(second, {})
-    ends = [executor._launched[step.id].result().ended for step in (first, second)]
+    ends = [launched_step(executor._launched[step.id]).ended for step in (first, second)]
     cuda = executor._on._cuda  # type: ignore[attr-defined]
     assert [cuda.cudaEventQuery(end.handle)[0] for end in ends] == [cuda.cudaError_t.cudaErrorNotReady] * 2
     executor.wait(first.id)

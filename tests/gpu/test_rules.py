@@ -15,6 +15,7 @@ import torch
 
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.cuda.device import MOVING, PREPARING, PROFILING, streams_from
+from stageloom.edge_agent.executor.cuda.executor import launched_step
 from stageloom.edge_agent.executor.cuda.recipe import issue_program
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
 from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
@@ -316,7 +317,7 @@ def test_p13_issue_returns_while_the_device_is_busy(
     issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
     for i, step in enumerate(issued, start=1):
         executor.issue(step, {InstanceId(i): [inputs]})
-    assert not any(executor._launched[step.id].result().ended.query() for step in issued)
+    assert not any(launched_step(executor._launched[step.id]).ended.query() for step in issued)
     for i, step in enumerate(issued, start=1):
         rows = executor.wait(step.id).outputs[InstanceId(i)]
         assert rows[0]["logits"].tobytes() == first.tobytes()

@@ -9,8 +9,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.pipeline import import_here

@@ -12,10 +12,10 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.backend.test.case import node as cases
 
+from benchmarks.contract.whole_model import lower_whole
 from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
 from stageloom.edge_agent.lowering.dtypes import NeedsConstant, Unsupported
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator, operators
-from stageloom.edge_agent.lowering.whole import lower_whole
 
 MODULES = (
     "argmax", "attention", "cast", "clip", "concat", "conv", "convtranspose", "cumsum", "dequantizelinear",

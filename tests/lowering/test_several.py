@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
-from stageloom.edge_agent.lowering.model import LoweredModel, neighbours
+from stageloom.edge_agent.lowering.model import neighbours
 from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
@@ -159,7 +160,7 @@ def test_joined_operators_hide_what_lies_between_them_and_fold_the_normalisation
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_chain_is_folded_into_one_convolution(relu: bool) -> None:
-    from stageloom.edge_agent.lowering.whole import WholeModel
+    from benchmarks.contract.whole_model import WholeModel
 
     b = Builder(4)
     conv = b.node("Conv", "x", b.weight(8, 8, 3, 3, scale=0.1), b.weight(8), pads=[1, 1, 1, 1])

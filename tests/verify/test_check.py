@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stageloom.edge_agent.executor.base import Rows
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.verify.check import verify, verify_artifact
 from stageloom.edge_agent.verify.inputs import MAX_PAIRS, ValueRange
 from stageloom.edge_agent.verify.report import VerifyReport

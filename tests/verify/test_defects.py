@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.edge_agent.verify.report import VerifyReport
 from stageloom.shared.artifact import Artifact

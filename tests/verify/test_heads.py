@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.verify.analysis import ending_of, makers_of
 from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.edge_agent.verify.report import VerifyReport

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import zoo
 from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.verify.check import verify, verify_artifact
 from stageloom.edge_agent.verify.report import VerifyReport
 from stageloom.shared.artifact import Artifact

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.search.registry import schedulers

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
 from stageloom.edge_agent.worker.messages import TaskDone, WorkerConfig, decode_config
@@ -298,7 +299,7 @@ def test_tasks_of_a_dropped_arena_are_refused_from_then_on(
 
 def test_operators_are_timed_on_request(serving: tuple[RealEngine, mmap.mmap], model: Artifact) -> None:
     engine, _ = serving
-    engine.send(messages.Profile(5, model.digest, str(model.path), repeats=1))
+    engine.send(messages.Profile(5, model.digest, str(model.path), timing=TimingRequest(repeats=1)))
     times = engine.wait_for(messages.OperatorTimes)
     assert (times.request, times.reason) == (5, "")
     assert len(times.times) == len(model.graph.operators)

@@ -12,7 +12,7 @@ import pytest
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine, Outputs
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import TaskCancelled, TaskExpired, TaskFailed, TaskRefused

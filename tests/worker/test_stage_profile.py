@@ -6,10 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker.profiling import (
-    OwnExecutor,
     StageSamples,
     joined,
     profile_stages,
@@ -46,7 +45,7 @@ def bound_plan(model: Artifact, executor: str = "onnx") -> BoundPlan:
 def profiled(
     model: Artifact, bound: BoundPlan, executor: OnnxExecutor | NullExecutor, moments: IdleTime, repeats: int
 ) -> list[StageSamples]:
-    return profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), moments, repeats)
+    return profile_stages(bound, {model.digest: model}, executor, moments, repeats)
 
 
 def test_every_stage_of_every_combined_block_has_its_time_and_the_plan_is_freed(model: Artifact) -> None:
@@ -169,10 +168,10 @@ def test_stage_spans_are_from_the_first_begin_to_the_last_end(model: Artifact) -
 def test_only_the_combined_blocks_that_were_named_are_timed(model: Artifact) -> None:
     bound, executor = bound_plan(model, "null"), NullExecutor()
     wanted = (1, 3)
-    found = profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), always(), 2, wanted)
+    found = profile_stages(bound, {model.digest: model}, executor, always(), 2, wanted)
     assert [index for index, block in enumerate(found) if block.step_s] == list(wanted)
     with pytest.raises(ExecutorError, match="no combined block 99"):
-        profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), always(), 2, (99,))
+        profile_stages(bound, {model.digest: model}, executor, always(), 2, (99,))
 
 
 def test_blocks_in_turn_find_instances_at_their_borders_so_that_each_runs_once_a_round(

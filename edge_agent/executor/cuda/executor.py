@@ -14,19 +14,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from stageloom.edge_agent.executor.base import (
     BlockTap,
+    ExecutorPlan,
     GroupTime,
     Rows,
     StepFeeds,
     StepResult,
     bucket_of,
     check_feeds,
+    lost_tensors,
     one_line,
+    padded,
     split_rows,
 )
 from stageloom.edge_agent.executor.cuda.device import MOVING, Event, Stream, StreamDevice
@@ -89,45 +93,7 @@ class HostMemory(Generic[Piece]):
             self._free[nbytes].append(piece)
 
 
-class _Launched(Generic[T]):
-    """The result of a launch on the issuer's thread, used like a future."""
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def result(self) -> T:
-        return self._value
-
-    def exception(self) -> None:
-        return None
-
-
-class IssuerLauncher:
-    """Launches on the thread that issues a step; the error of a launch is raised there."""
-
-    def submit(self, work: Callable[..., T], /, *arguments: Any) -> "_Launched[T]":
-        return _Launched(work(*arguments))
-
-    def shutdown(self) -> None: ...
-
-
-class LoadedOnDevice(Protocol):
-    """A loaded plan of any kernel provider, with its graphs."""
-
-    @property
-    def bound(self) -> BoundPlan: ...
-
-
-PlanT = TypeVar("PlanT", bound=LoadedOnDevice)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """What a lane issued last, and which moves came before that."""
-
-    stream: Stream | None = None
-    ended: Event | None = None
-    moves: int = 0
+PlanT = TypeVar("PlanT", bound=ExecutorPlan)
 
 
 @dataclass(slots=True)
@@ -135,6 +101,8 @@ class IssuedStep:
     """A step in flight, and the host memory that it fills."""
 
     step: Step
+    stream: Stream  # on which it begins and ends
+    moves: int = 0  # that were issued before
     began: Event = None
     ended: Event = None
     program: BoundProgram | None = None  # while tracing is on
@@ -157,13 +125,13 @@ class CudaExecutor(ABC, Generic[PlanT]):
         self.pause: Callable[[], None] | None = None
         self._on = device
         self._host = HostMemory[Any](device.host_bytes)
-        self._launcher: ThreadPoolExecutor | IssuerLauncher = launcher or IssuerLauncher()
+        self._launcher = launcher
         self._plans: dict[PlanKey, PlanT] = {}
-        self._launched: dict[StepId, Future[IssuedStep] | _Launched[IssuedStep]] = {}
+        self._launched: dict[StepId, Future[IssuedStep] | IssuedStep] = {}
         self._broken: set[InstanceId] = set()  # lost in a step after which more were issued
         # From here on only the launching thread writes, but for the end of a step.
         self._ended: dict[StepId, Event] = {}  # of the steps in flight
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, IssuedStep] = {}  # the last step of each
         self._moved: Event | None = None
         self._moves = 0
         self._live: set[InstanceId] = set()  # whose slots hold what the last step made
@@ -236,19 +204,24 @@ class CudaExecutor(ABC, Generic[PlanT]):
 
     def _await_moves(self) -> None:
         """Block until the copies of all moves so far have ended."""
-        moved = self._launcher.submit(lambda: self._moved).result()
+        moved = self._launching(lambda: self._moved)
         if moved is not None:
             self._on.synchronize(moved)
 
     def close(self) -> None:
         """Free everything and end the launching thread."""
         for launched in list(self._launched.values()):
-            if launched.exception() is None:
-                self._on.synchronize(launched.result().ended)
+            if isinstance(launched, IssuedStep) or launched.exception() is None:
+                self._on.synchronize(launched_step(launched).ended)
         for key in list(self._plans):
             self.unload(key)
         self._live.clear()
-        self._launcher.shutdown()
+        if self._launcher is not None:
+            self._launcher.shutdown()
+
+    def _launching(self, work: Callable[[], T]) -> T:
+        """Do something on the thread that launches, and wait for it."""
+        return work() if self._launcher is None else self._launcher.submit(work).result()
 
     # Issue
 
@@ -260,11 +233,15 @@ class CudaExecutor(ABC, Generic[PlanT]):
                 issuing thread launches, an instance lost its tensors or a launch failed.
         """
         check_feeds(self._plans[step.program.plan].bound, step, feeds)
-        self._launched[step.id] = self._launcher.submit(self._launch, step, feeds)
+        launcher = self._launcher
+        self._launched[step.id] = (
+            self._launch(step, feeds) if launcher is None else launcher.submit(self._launch, step, feeds)
+        )
 
     def _launch(self, step: Step, feeds: StepFeeds) -> IssuedStep:
         """Put everything of the step on its streams."""
-        plan, issued, streams = self._plans[step.program.plan], IssuedStep(step), self._streams(step)
+        plan, streams = self._plans[step.program.plan], self._streams(step)
+        issued = IssuedStep(step, streams[0], self._moves)
         try:
             self._check_members(step)
             self._order_after(step, streams[0])
@@ -287,7 +264,7 @@ class CudaExecutor(ABC, Generic[PlanT]):
             if isinstance(error, ExecutorError):
                 raise
             raise ExecutorError(f"step {step.id} failed: {one_line(error)}") from error
-        self._lanes[step.lane] = _Lane(streams[0], issued.ended, self._moves)
+        self._lanes[step.lane] = issued
         self._ended[step.id] = issued.ended
         for member in step.members:
             (self._live.discard if member.last else self._live.add)(member.instance)
@@ -302,7 +279,7 @@ class CudaExecutor(ABC, Generic[PlanT]):
     def _check_members(self, step: Step) -> None:
         for member in step.members:
             if member.member.block and member.instance not in self._live:
-                raise _lost(member.instance)
+                raise lost_tensors(member.instance)
 
     def _lose(self, step: Step) -> None:
         """The step failed: its members' slots hold nothing useful."""
@@ -313,10 +290,10 @@ class CudaExecutor(ABC, Generic[PlanT]):
         for before in step.after:
             if (event := self._ended.get(before)) is not None:
                 self._on.wait(stream, event)
-        lane = self._lanes.get(step.lane, _Lane())
-        if lane.ended is not None and lane.stream is not stream:
-            self._on.wait(stream, lane.ended)
-        if self._moved is not None and lane.moves != self._moves:
+        last = self._lanes.get(step.lane)
+        if last is not None and last.stream is not stream:
+            self._on.wait(stream, last.ended)
+        if self._moved is not None and (last is None or last.moves != self._moves):
             self._on.wait(stream, self._moved)
 
     def _run(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
@@ -350,10 +327,9 @@ class CudaExecutor(ABC, Generic[PlanT]):
     def _arrive(
         self, plan: PlanT, member: StepMember, bucket: int, rows: Rows, stream: Stream, issued: IssuedStep
     ) -> None:
-        """Copy the tasks' rows to the device. Padding repeats the first row, which is real data: zeros can be
-        slow (denormals) or outside what a model accepts."""
+        """Copy the tasks' rows to the device."""
         model = plan.bound.models[member.member.model]
-        filled = [*rows, *[rows[0]] * (bucket - len(rows))]
+        filled = padded(rows, bucket)
         for tensor in model.graph.inputs:
             piece, host = self._lend(model, tensor, bucket, issued)
             arrays = [row[model.graph.tensors[tensor].name] for row in filled]
@@ -398,6 +374,7 @@ class CudaExecutor(ABC, Generic[PlanT]):
             issued.release()
         for size, piece in issued.lent:
             self._host.give(size, piece)
+        issued.program, issued.outputs = None, {}  # its lane knows the step until the next one
 
     # Results
 
@@ -407,16 +384,16 @@ class CudaExecutor(ABC, Generic[PlanT]):
         Raises:
             ExecutorError: the step failed, or an earlier one of an instance did.
         """
-        issued = self._launched.pop(step).result()
+        issued = launched_step(self._launched.pop(step))
         try:
             self._on.synchronize(issued.ended)
             ended_s = time.monotonic()
             for member in issued.step.members:
                 if member.instance in self._broken:
-                    raise _lost(member.instance)
+                    raise lost_tensors(member.instance)
             return self._result(issued, ended_s)
         except Exception as error:  # the device's
-            self._launcher.submit(self._lose, issued.step).result()
+            self._launching(partial(self._lose, issued.step))
             self._broken.update(member.instance for member in issued.step.members if not member.last)
             if isinstance(error, ExecutorError):
                 raise
@@ -458,7 +435,10 @@ class CudaExecutor(ABC, Generic[PlanT]):
 
     def move(self, action: MoveInstance) -> None:
         """Copy the instance's tensors over on a stream of its own; later steps on any lane wait for that."""
-        self._launcher.submit(self._move, action)
+        if self._launcher is None:
+            self._move(action)
+        else:
+            self._launcher.submit(self._move, action)
 
     def _move(self, action: MoveInstance) -> None:
         stream = self._on.stream(MOVING)
@@ -483,10 +463,11 @@ class CudaExecutor(ABC, Generic[PlanT]):
         self._broken.discard(instance)
 
 
+def launched_step(launched: "Future[IssuedStep] | IssuedStep") -> IssuedStep:
+    """The step, once it is launched."""
+    return launched if isinstance(launched, IssuedStep) else launched.result()
+
+
 def _copied(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Host memory goes back with the end of the step."""
     return {name: array.copy() for name, array in arrays.items()}
-
-
-def _lost(instance: InstanceId) -> ExecutorError:
-    return ExecutorError(f"instance {instance} lost its tensors in a failed step")

@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 from stageloom.edge_agent.executor.cuda.memory_plan import (
     Lifetime,
-    MemoryPlan,
     launches_before,
     plan_memory,
     shared_wrongly,
@@ -54,15 +53,11 @@ class Slice(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout(Generic[V]):
-    """A value is in `slices`, in `pieces`, in a border's buffer, or a view of one that is."""
+    """A value is in `slices`, in `offsets`, in a border's buffer, or a view of one that is."""
 
     slices: Mapping[V, Slice[V]]
-    pieces: Mapping[V, int]  # its index in `plan.offsets`
-    plan: MemoryPlan
-
-    def offset(self, value: V) -> int:
-        """Where a value that has a piece of its own begins in the arena, in bytes."""
-        return self.plan.offsets[self.pieces[value]]
+    offsets: Mapping[V, int]  # where a value with a piece of its own begins in the arena, in bytes
+    nbytes: int  # of the arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ def lay_out(
     for index, call in enumerate(calls):
         for value in (*call.reads, *call.makes):
             uses[roots[value]] |= 1 << index
-    pieces = {value: at for at, value in enumerate(v for v in uses if v not in borders)}
+    pieces = [value for value in uses if value not in borders]
     lifetimes = [Lifetime(forms[value].nbytes, uses[value]) for value in pieces]
     counts = [0] * len(items)
     for call in calls:
@@ -101,7 +96,7 @@ def lay_out(
     before = launches_before(items, counts)
     plan = plan_memory(lifetimes, before)
     assert shared_wrongly(plan, lifetimes, before) is None
-    return MemoryLayout(slices, pieces, plan)
+    return MemoryLayout(slices, dict(zip(pieces, plan.offsets, strict=True)), plan.nbytes)
 
 
 def _slices(

@@ -94,9 +94,9 @@ def plan_memory(pieces: Sequence[Lifetime], before: Sequence[int]) -> MemoryPlan
     placed: list[int] = []
     total = 0
     for index in order:
-        size = _aligned(pieces[index].nbytes)
+        size = aligned(pieces[index].nbytes)
         taken = sorted(
-            (offsets[other], offsets[other] + _aligned(pieces[other].nbytes))
+            (offsets[other], offsets[other] + aligned(pieces[other].nbytes))
             for other in placed
             if not spans[index].apart(spans[other])
         )
@@ -157,5 +157,6 @@ def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
     return offset
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Rounded up to what an address must be a multiple of."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -11,12 +11,14 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from stageloom.edge_agent.executor.base import NO_GROUP
 from stageloom.edge_agent.executor.cuda.device import Event, Launch, Stream, StreamDevice
-from stageloom.edge_agent.executor.cuda.layout import Call, MemoryLayout
+from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, MemoryLayout
+from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
 from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import Block
-from stageloom.shared.bound import BoundCombined, BoundModel
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.ids import TensorId
 from stageloom.shared.launch_list import Item, LaunchList
 from stageloom.shared.plan import Member
@@ -24,18 +26,14 @@ from stageloom.shared.plan import Member
 KernelT = TypeVar("KernelT")
 """What a provider runs in one call."""
 
-NO_GROUP = -1
-"""The items before and after all others come from no item of the schedule's launch list."""
-
 
 class BufferRole(IntEnum):
     """Which of a tensor's buffers is meant."""
 
-    INNER = 0  # made and used up inside the block: in the arena
+    INNER = 0  # made and used up inside the step: in the arena
     HOME = 1  # in its slot
-    ASIDE = 2  # made for a slot that another member of the step still reads
-    LANDING = 3  # an input as it arrived
-    ANSWER = 4  # an output as it leaves
+    LANDING = 2  # an input as it arrived
+    ANSWER = 3  # an output as it leaves
 
 
 class MemberTensor(NamedTuple):
@@ -81,7 +79,7 @@ class Recipe(Generic[KernelT]):
     @property
     def arena_bytes(self) -> int:
         """What its inner tensors need."""
-        return self.layout.plan.nbytes
+        return self.layout.nbytes
 
     @property
     def streams(self) -> int:
@@ -103,25 +101,90 @@ class Recipe(Generic[KernelT]):
         return {group: item.stream for group, item in reversed(list(pairs))}
 
 
-def parts_of(
-    models: Sequence[BoundModel], combined: BoundCombined, batches: Mapping[int, int]
-) -> dict[int, Part]:
-    """The active members at their batches, by position."""
-    members = ((position, combined.members[position]) for position in batches)
+class Places:
+    """Where the tensors of a step's active members lie, while a recipe is drafted.
+
+    A member's result goes to the slot of the next block at once, unless another active member reads that slot
+    (`aside`): then it waits in the arena until the last item copies it there.
+    """
+
+    def __init__(
+        self, models: Sequence[BoundModel], combined: BoundCombined, batches: Mapping[int, int]
+    ) -> None:
+        """`batches` are the active members' by position."""
+        active = [combined.members[position] for position in batches]
+        self.parts = {
+            position: Part(position, member, models[member.model], batches[position])
+            for position, member in zip(batches, active, strict=True)
+        }
+        self.aside = frozenset(
+            part.position
+            for part in self.parts.values()
+            if any(
+                part.member.block + 1 in models[other.model].slot_reads[other.block]
+                for other in active
+                if (other.model, other.replica) == (part.member.model, part.member.replica)
+                and other.block > part.member.block
+            )
+        )
+
+    def read(self, part: Part, tensor: TensorId) -> MemberTensor:
+        """What an operator of the member reads."""
+        if tensor in part.block.live_in:
+            return MemberTensor(part.position, tensor, BufferRole.HOME)
+        return self.made(part, tensor)
+
+    def made(self, part: Part, tensor: TensorId) -> MemberTensor:
+        """What an operator of the member makes."""
+        crosses = tensor in part.block.makes and not part.last
+        home = crosses and part.position not in self.aside
+        return MemberTensor(part.position, tensor, BufferRole.HOME if home else BufferRole.INNER)
+
+    def settlements(self, item: int) -> list[Call[MemberTensor]]:
+        """Copies of what was made aside to the slots, in an item after all others."""
+        return [
+            Call(item, CallKind.KERNEL, (value,), (value._replace(role=BufferRole.HOME),))
+            for position in sorted(self.aside)
+            for tensor in self.parts[position].block.makes
+            for value in [MemberTensor(position, tensor)]
+        ]
+
+
+Make: TypeAlias = Callable[[int, Mapping[int, int]], Recipe[Any]]
+"""The recipe of a combined block for members at their batches, by position."""
+
+
+def recipes_alone(bound: BoundPlan, make: Make) -> dict[tuple[int, int, int], Any]:
+    """What runs each member by itself: by combined block, position and batch."""
     return {
-        position: Part(position, member, models[member.model], batches[position])
-        for position, member in members
+        (index, position, bucket): make(index, {position: bucket})
+        for index, combined in enumerate(bound.combined)
+        for position, member in enumerate(combined.members)
+        for bucket in bound.models[member.model].buckets
     }
 
 
-def staged(combined: BoundCombined, models: Sequence[BoundModel], mask: int, position: int) -> bool:
-    """Whether a member's result must be made aside: another active member reads the slot that it goes to."""
-    own = combined.members[position]
-    return any(
-        own.block + 1 in models[other.model].slot_reads[other.block]
-        for other in (combined.members[at] for at in bits(mask))
-        if (other.model, other.replica) == (own.model, own.replica) and other.block > own.block
-    )
+def largest_batches(bound: BoundPlan, combined: int, mask: int) -> dict[int, int]:
+    """The largest batch of each member in `mask`, by position."""
+    members = bound.combined[combined].members
+    return {position: bound.models[members[position].model].buckets[-1] for position in bits(mask)}
+
+
+def arenas_for(
+    bound: BoundPlan, alone: Mapping[tuple[int, int, int], Recipe[Any]], make: Make
+) -> tuple[int, ...]:
+    """Bytes that each combined block needs of an arena: for any mask that has to fit, and each member alone.
+
+    [num_combined]
+    """
+    needed = [0] * len(bound.combined)
+    for (index, _, _), recipe in alone.items():
+        needed[index] = max(needed[index], recipe.arena_bytes)
+    for index, combined in enumerate(bound.combined):
+        for mask in masks_to_hold(len(combined.members)):
+            recipe = make(index, largest_batches(bound, index, mask))
+            needed[index] = max(needed[index], recipe.arena_bytes)
+    return tuple(needed)
 
 
 def with_ends(items: Sequence[Item]) -> LaunchList:
@@ -146,6 +209,16 @@ class BoundProgram:
 
     recipe: Recipe[Any]
     launches: tuple[tuple[Launch, ...], ...]  # per call [num_calls][...]
+
+    @property
+    def items(self) -> LaunchList:
+        """The recipe's."""
+        return self.recipe.items
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The recipe's. [num_items]"""
+        return self.recipe.groups
 
     @cached_property
     def by_item(self) -> tuple[tuple[int, ...], ...]:

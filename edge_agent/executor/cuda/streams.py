@@ -13,9 +13,10 @@ the streams, so that the order is chosen among the next launches of each item.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stageloom.edge_agent.executor.cuda.memory_plan import items_before
+from stageloom.edge_agent.executor.threads import assign
 from stageloom.shared.launch_list import Item, LaunchList
 
 MAX_GROUP_STREAMS = 8
@@ -43,38 +44,31 @@ def fold_streams(items: Sequence[Item], limit: int) -> LaunchList:
     for item in items:
         left[item.stream] += len(item.ops)
     place: dict[int, int] = {}
-    places: list[_Place] = []
+    to_come: list[int] = []  # per place the operators still to come of the streams that use it
+    last: list[int] = []  # per place its latest item
     folded: list[Item] = []
     for index, item in enumerate(items):
         if item.stream not in place:
-            at = _choose(places, left, before[index], limit)
-            if at == len(places):
-                places.append(_Place())
-            places[at].guests.append(item.stream)
+            at = _choose(to_come, last, before[index], limit)
+            if at == len(last):
+                to_come.append(0)
+                last.append(-1)
+            to_come[at] += left[item.stream]
             place[item.stream] = at
         stream = place[item.stream]
-        left[item.stream] -= len(item.ops)
-        places[stream].last = index
+        to_come[stream] -= len(item.ops)
+        last[stream] = index
         waits = tuple(wait for wait in item.waits if folded[wait].stream != stream)
         folded.append(replace(item, stream=stream, waits=waits))
     return tuple(folded)
 
 
-@dataclass(slots=True)
-class _Place:
-    """One of the few streams."""
-
-    guests: list[int] = field(default_factory=list)  # the schedule's streams that use it
-    last: int = -1  # its latest item
-
-
-def _choose(places: Sequence[_Place], left: Counter[int], ended: int, limit: int) -> int:
-    to_come = [sum(left[stream] for stream in place.guests) for place in places]
-    for at, place in enumerate(places):
-        if not to_come[at] and ended >> place.last & 1:
+def _choose(to_come: Sequence[int], last: Sequence[int], ended: int, limit: int) -> int:
+    for at, (operators, item) in enumerate(zip(to_come, last, strict=True)):
+        if not operators and ended >> item & 1:
             return at
-    if len(places) < limit:
-        return len(places)
+    if len(last) < limit:
+        return len(last)
     return min(range(limit), key=lambda at: (to_come[at], at))
 
 
@@ -95,7 +89,8 @@ def issue_order(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> l
     that is where its end is recorded. O(launches * items that are open at once).
     """
     ways = _ways_to_the_end(items, natures)
-    followers, missing = _followers(items)
+    ordering = assign(items)
+    missing = list(ordering.waits)
     issued = [0] * len(items)
     opened = [item for item, count in enumerate(missing) if not count]
     order: list[tuple[int, int]] = []
@@ -117,32 +112,16 @@ def issue_order(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> l
         if issued[item] == len(natures[item]):
             order.append((item, issued[item]))
             opened.remove(item)
-            for follower in followers[item]:
+            for follower in ordering.frees[item]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     opened.append(follower)
     return order
 
 
-def _followers(items: Sequence[Item]) -> tuple[list[list[int]], list[int]]:
-    """Per item those that wait for it or come next on its stream, and how many each one misses."""
-    followers: list[list[int]] = [[] for _ in items]
-    missing = [0] * len(items)
-    last: dict[int, int] = {}
-    for index, item in enumerate(items):
-        direct = set(item.waits)
-        if item.stream in last:
-            direct.add(last[item.stream])
-        for before in direct:
-            followers[before].append(index)
-        missing[index] = len(direct)
-        last[item.stream] = index
-    return followers, missing
-
-
 def _ways_to_the_end(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> list[list[float]]:
     """Per launch the seconds of the longest chain that begins with it."""
-    followers, _ = _followers(items)
+    followers = assign(items).frees
     ways: list[list[float]] = [[] for _ in items]
     for index in reversed(range(len(items))):
         way = max((ways[f][0] if ways[f] else 0.0 for f in followers[index]), default=0.0)

@@ -22,6 +22,8 @@ from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Str
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor
 from stageloom.edge_agent.executor.cuda.layout import CallKind
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, MemberTensor
+from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey
+from stageloom.edge_agent.executor.onnx.executor import OnnxSession
 from stageloom.edge_agent.executor.onnx_cuda.cuda import CudaSessionDevice
 from stageloom.edge_agent.executor.onnx_cuda.recipe import (
     PlanMemory,
@@ -38,7 +40,6 @@ from stageloom.edge_agent.executor.onnx_cuda.sessions import (
     time_operators,
     warm_up,
 )
-from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionCache, SessionKey
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
@@ -141,7 +142,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
             warmed = self._preparer.submit(warm_up, session, key, graph, self._sessions_on, self._options)
             warmed.result()
 
-        self._cache.hold(plan, keys, artifacts, warm)
+        self._cache.hold_all(plan, keys, artifacts, warm)
 
     def _bind(self, recipe: SessionRecipe, recipes: PlanRecipes, memory: PlanMemory) -> BoundProgram:
         """Bind every session of a recipe to the plan's memory.
@@ -243,7 +244,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
     ) -> None:
         nbytes = len(member.tasks) * plan.bound.models[member.member.model].graph.tensors[tensor].nbytes
         inner = MemberTensor(member.position, tensor)
-        made_here = member.last and inner in program.recipe.layout.pieces
+        made_here = member.last and inner in program.recipe.layout.offsets
         value = inner if made_here else inner._replace(role=BufferRole.HOME)
         self._copy(stream, piece.ctypes.data, plan.memory.address(program.recipe, value), nbytes)
 

@@ -10,31 +10,31 @@ different homes.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
+from stageloom.edge_agent.executor.base import NO_GROUP
 from stageloom.edge_agent.executor.cuda.device import SessionDevice
 from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
-from stageloom.edge_agent.executor.cuda.memory_plan import ALIGNMENT_BYTES, masks_to_hold
+from stageloom.edge_agent.executor.cuda.memory_plan import aligned
 from stageloom.edge_agent.executor.cuda.recipe import (
-    NO_GROUP,
     BufferRole,
     MemberTensor,
-    Part,
+    Places,
     Recipe,
-    parts_of,
-    staged,
+    arenas_for,
+    largest_batches,
+    recipes_alone,
     with_ends,
 )
 from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS, fold_streams, streams_per_lane
-from stageloom.edge_agent.executor.onnx_program import CombinedPrograms
-from stageloom.edge_agent.executor.onnx_sessions import SessionKey, borders
-from stageloom.shared.bitmask import bits
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders
+from stageloom.edge_agent.executor.onnx.program import CombinedPrograms
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TensorId
-from stageloom.shared.launch_list import Item, lower
+from stageloom.shared.launch_list import Item
 from stageloom.shared.plan import Member
 
 SessionRecipe = Recipe[SessionKey]
@@ -52,22 +52,23 @@ class PlanRecipes:
         self.bound = bound
         self.width = streams_per_lane(bound.plan.lanes)
         self.tf32 = bound.plan.executor.precision == "tf32"
-        self._programs = tuple(CombinedPrograms(bound, combined) for combined in bound.combined)
+        self._programs = tuple(CombinedPrograms(bound, index) for index in range(len(bound.combined)))
         self._homes = tuple(self._home_streams(index) for index in range(len(bound.combined)))
-        self.alone = {
-            (index, position, bucket): self.recipe(index, {position: bucket})
-            for index, combined in enumerate(bound.combined)
-            for position, member in enumerate(combined.members)
-            for bucket in bound.models[member.model].buckets
-        }
+        self._recipes: dict[tuple[int, tuple[tuple[int, int], ...]], SessionRecipe] = {}
+        self.alone: dict[tuple[int, int, int], SessionRecipe] = recipes_alone(bound, self.recipe)
 
     def recipe(self, combined: int, bucket_of: Mapping[int, int]) -> SessionRecipe:
-        """The recipe for the members in `bucket_of`, by position."""
+        """The recipe for the members in `bucket_of`, by position; made once."""
+        place = (combined, tuple(bucket_of.items()))
+        if place not in self._recipes:
+            self._recipes[place] = self._made(combined, bucket_of)
+        return self._recipes[place]
+
+    def _made(self, combined: int, bucket_of: Mapping[int, int]) -> SessionRecipe:
         block = self.bound.combined[combined]
         mask = sum(1 << position for position in bucket_of)
         program = self._programs[combined].program(mask, dict(bucket_of))
-        aside = {at for at in bucket_of if staged(block, self.bound.models, mask, at)}
-        draft = _Draft(parts_of(self.bound.models, block, bucket_of), aside)
+        draft = _Draft(Places(self.bound.models, block, bucket_of))
         first = self.first_stream(combined)
         for index, (item, keys) in enumerate(zip(program.items, program.sessions, strict=True)):
             for number, key in enumerate(keys):
@@ -85,9 +86,7 @@ class PlanRecipes:
     def _home_streams(self, index: int) -> dict[tuple[int, int], int]:
         """By position and operator of the model its stream, counted from the combined block's first."""
         combined = self.bound.combined[index]
-        full = lower(
-            combined.plan.schedule, combined.graph, combined.full_mask, barrier=self.bound.plan.barrier
-        )
+        full = self.bound.launches(index, combined.full_mask)
         return {
             (item.member, combined.graph.model_op(op)): item.stream
             for item in fold_streams(full, self.width)
@@ -98,24 +97,14 @@ class PlanRecipes:
     def full(self) -> tuple[SessionRecipe, ...]:
         """Per combined block its full mask at the largest buckets."""
         return tuple(
-            self.recipe(index, self._largest(index, combined.full_mask))
+            self.recipe(index, largest_batches(self.bound, index, combined.full_mask))
             for index, combined in enumerate(self.bound.combined)
         )
 
-    def _largest(self, combined: int, mask: int) -> dict[int, int]:
-        members = self.bound.combined[combined].members
-        return {at: self.bound.models[members[at].model].buckets[-1] for at in bits(mask)}
-
     @cached_property
     def arena_bytes(self) -> tuple[int, ...]:
-        """Per combined block what any mask that has to fit needs of an arena, or a member alone."""
-        needed = [recipe.arena_bytes for recipe in self.full]
-        for (index, _, _), recipe in self.alone.items():
-            needed[index] = max(needed[index], recipe.arena_bytes)
-        for index, combined in enumerate(self.bound.combined):
-            for mask in masks_to_hold(len(combined.members))[1:]:
-                needed[index] = max(needed[index], self.recipe(index, self._largest(index, mask)).arena_bytes)
-        return tuple(needed)
+        """Per combined block what its arena holds."""
+        return arenas_for(self.bound, self.alone, self.recipe)
 
     def slots(self) -> Iterator[tuple[tuple[int, int, TensorId], int]]:
         """Model, replica and tensor of everything that lies in a slot, with its bytes at the full batch."""
@@ -129,8 +118,8 @@ class PlanRecipes:
     def memory_bytes(self) -> int:
         """What slots and arenas take."""
         shared = self.bound.plan.lanes == 1
-        arenas = max(self.arena_bytes) if shared else sum(map(_aligned, self.arena_bytes))
-        return sum(_aligned(nbytes) for _, nbytes in self.slots()) + _aligned(arenas)
+        arenas = max(self.arena_bytes) if shared else sum(map(aligned, self.arena_bytes))
+        return sum(aligned(nbytes) for _, nbytes in self.slots()) + aligned(arenas)
 
     @cached_property
     def keys(self) -> frozenset[SessionKey]:
@@ -144,18 +133,12 @@ def recipes_of(bound: BoundPlan) -> PlanRecipes:
     return PlanRecipes(bound)
 
 
-def _aligned(nbytes: int) -> int:
-    """Rounded up to what an address must be a multiple of."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 class _Draft:
     """The sessions of a recipe, in issue order."""
 
-    def __init__(self, parts: Mapping[int, Part], aside: Collection[int]) -> None:
-        """`aside` are the positions whose results must not yet go to their slots."""
-        self._parts = parts
-        self._aside = aside
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._parts = places.parts
         self._items: list[Item] = []
         self._groups: list[int] = []
         self._calls: list[Call[MemberTensor]] = []
@@ -182,8 +165,8 @@ class _Draft:
             Call(
                 len(self._items),  # one further on with the item that begins
                 CallKind.KERNEL,
-                tuple(self._read(part, tensor) for tensor in reads),
-                tuple(self._made(part, tensor) for tensor in makes),
+                tuple(self._places.read(part, tensor) for tensor in reads),
+                tuple(self._places.made(part, tensor) for tensor in makes),
             )
         )
 
@@ -192,11 +175,7 @@ class _Draft:
         items = with_ends(self._items)
         end = len(items) - 1
         inner = sorted({value for call in self._calls for value in call.makes if _inner(value)})
-        last = [
-            Call(end, CallKind.KERNEL, (value,), (value._replace(role=BufferRole.HOME),))
-            for value in inner
-            if self._settles(value)
-        ]
+        last = self._places.settlements(end)
         last += [Call(end, CallKind.VIEW, (value,), ()) for value in inner if self._leaves(value)]
         calls = (*self._calls, *last)
         values = {value for call in calls for value in (*call.reads, *call.makes)}
@@ -219,20 +198,6 @@ class _Draft:
             script=tuple((index, call) for index in range(len(items)) for call in (*issued[index], None)),
             parts=self._parts,
         )
-
-    def _read(self, part: Part, tensor: TensorId) -> MemberTensor:
-        if tensor in part.block.live_in:
-            return MemberTensor(part.position, tensor, BufferRole.HOME)
-        return self._made(part, tensor)
-
-    def _made(self, part: Part, tensor: TensorId) -> MemberTensor:
-        crosses = tensor in part.block.makes and not part.last
-        home = crosses and part.position not in self._aside
-        return MemberTensor(part.position, tensor, BufferRole.HOME if home else BufferRole.INNER)
-
-    def _settles(self, value: MemberTensor) -> bool:
-        part = self._parts[value.position]
-        return value.position in self._aside and value.tensor in part.block.makes
 
     def _leaves(self, value: MemberTensor) -> bool:
         part = self._parts[value.position]
@@ -263,7 +228,7 @@ class PlanMemory:
         self._slots: dict[tuple[int, int, TensorId], int] = {}
         for place, nbytes in recipes.slots():
             self._slots[place] = address
-            address += _aligned(nbytes)
+            address += aligned(nbytes)
         # One lane runs one step at a time, so that its steps can share an arena; lanes cannot.
         self._arenas: list[int] = []
         self._room = list(recipes.arena_bytes)
@@ -273,7 +238,7 @@ class PlanMemory:
             if shared:
                 self._room[index] = max(recipes.arena_bytes)
             else:
-                address += _aligned(nbytes)
+                address += aligned(nbytes)
 
     def slot(self, member: Member, tensor: TensorId) -> int:
         """The address of a tensor in the slots of a replica."""
@@ -294,7 +259,7 @@ class PlanMemory:
         """Where a value lies."""
         if not _inner(value):
             return self.slot(recipe.parts[value.position].member, value.tensor)
-        return self._arenas[recipe.combined] + recipe.layout.offset(value)
+        return self._arenas[recipe.combined] + recipe.layout.offsets[value]
 
     def free(self) -> None:
         """Give it back; nothing on the device uses it any more."""

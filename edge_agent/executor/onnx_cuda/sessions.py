@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
+from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest, one_line
 from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch, SessionDevice
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, session_from, weight_bytes
-from stageloom.edge_agent.executor.onnx_timing import seeded_values
-from stageloom.edge_agent.executor.timing import IdleTime, time_repeats
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, weight_bytes
+from stageloom.edge_agent.executor.onnx.executor import OnnxSession, session_from
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.timing import seeded_values, time_in_order
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
@@ -119,15 +119,10 @@ def bound_run(
     outputs = zip(session.outputs, session.names, strict=True)
     for bind, tensors in ((binding.bind_input, session.inputs), (binding.bind_output, outputs)):
         for tensor, name in tensors:
-            element_type, shape = _form(graph, tensor, batch)
-            bind(name, device.kind, device.number, element_type, shape, buffer_ptr=places[tensor])
+            described = graph.tensors[tensor]
+            kind, shape = ELEMENT_TYPES[described.dtype], described.batched(batch)
+            bind(name, device.kind, device.number, kind, shape, buffer_ptr=places[tensor])
     return partial(session.session.run_with_iobinding, binding, options)
-
-
-def _form(graph: Graph, tensor: TensorId, batch: int) -> tuple[int, tuple[int, ...]]:
-    described = graph.tensors[tensor]
-    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
-    return ELEMENT_TYPES[described.dtype], shape
 
 
 _RUNS_PER_LAP = 10
@@ -159,44 +154,27 @@ def time_operators(
     device: SessionDevice,
     options: Any,
 ) -> tuple[OperatorTime, ...]:
-    """Time per operator by events, each run as a session of its own; NOT_TIMED where the time was up.
-
-    Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
-    plausible data. It asks for an idle moment before every run, and keeps no run during which a task
-    came. [num_operators]
+    """Time per operator by events, each run as a session of its own, as `time_in_order`. [num_operators]
 
     Raises:
         ExecutorError: an operator cannot run alone.
     """
     graph, source = artifact.graph, ModelParts(artifact)
-    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
     places: dict[TensorId, int] = {}
-    times: list[OperatorTime] = []
+
+    def begin(op: int) -> Callable[[], float]:
+        key = SessionKey(artifact.digest, (op,), request.batch, 1, stream=PROFILING)
+        for tensor in graph.operators[op].outputs:
+            places[tensor] = device.allocate(max(1, request.batch * graph.tensors[tensor].nbytes))
+        session = open_device_session(device, key, source)
+        return partial(_lap, bound_run(session, graph, request.batch, places, device, options), device)
+
     try:
         _fill_inputs(graph, request.batch, device, places)
-        for op in range(len(graph.operators)):
-            if not moments.wait():
-                break
-            key = SessionKey(artifact.digest, (op,), request.batch, 1, stream=PROFILING)
-            for tensor in graph.operators[op].outputs:
-                places[tensor] = device.allocate(max(1, request.batch * graph.tensors[tensor].nbytes))
-            with moments.spend():
-                session = open_device_session(device, key, source)
-                work = bound_run(session, graph, request.batch, places, device, options)
-                _lap(work, device, 1)  # loads kernels and makes what later operators read
-            times.append(time_repeats(partial(_lap, work, device, _RUNS_PER_LAP), request.repeats, moments))
-            for tensor in [t for t in places if all(reader <= op for reader in graph.consumers[t])]:
-                device.free(places.pop(tensor))
-    except ExecutorError:
-        raise
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        raise ExecutorError(
-            f"operator {len(times)} of {graph.name!r} cannot run: {one_line(error)}"
-        ) from error
+        return time_in_order(graph, request, idle, begin, lambda tensor: device.free(places.pop(tensor)))
     finally:
         for place in places.values():
             device.free(place)
-    return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
 
 
 def _fill_inputs(graph: Graph, batch: int, device: SessionDevice, places: dict[TensorId, int]) -> None:
@@ -210,12 +188,12 @@ def _fill_inputs(graph: Graph, batch: int, device: SessionDevice, places: dict[T
         device.synchronize(device.record(stream))
 
 
-def _lap(work: Launch, device: SessionDevice, runs: int) -> float:
+def _lap(work: Launch, device: SessionDevice) -> float:
     """Seconds of one run on the device."""
     stream = device.stream(PROFILING)
     began = device.record(stream, timed=True)
-    for _ in range(runs):
+    for _ in range(_RUNS_PER_LAP):
         device.launch(stream, work)
     ended = device.record(stream, timed=True)
     device.synchronize(ended)
-    return device.elapsed_s(began, ended) / runs
+    return device.elapsed_s(began, ended) / _RUNS_PER_LAP

@@ -1,72 +1,55 @@
-"""`torch_cpu`: the lowered models on the processor, on the same buffers and with the same waits as on CUDA.
-
-A step runs inside `wait`, on the lane's own thread; the streams beside its first one run on a pool.
-"""
+"""`torch_cpu`: lowered models on the processor, on the same buffers and with the same waits as on CUDA."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import (
-    BlockTap,
-    GroupTime,
-    Rows,
-    StepFeeds,
-    StepResult,
-    bucket_of,
-    check_feeds,
-    one_line,
-    split_rows,
-)
-from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BoundProgram, BufferRole
-from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool
+from stageloom.edge_agent.executor.base import Rows, StepFeeds, StepResult, bucket_of, check_feeds, padded
+from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole
+from stageloom.edge_agent.executor.host import HostExecutor
 from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.ids import StepId
 
 
-class TorchCpuExecutor(TorchPlans):
+class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None]):
     """Kernels take the first alternative of each unit: results must not depend on a measurement here."""
 
     name = "torch_cpu"
     precisions = (Precision.FP32, Precision.FP16)
 
     def __init__(self, *, channels_last: bool = False) -> None:
-        super().__init__(torch.device("cpu"), channels_last=channels_last)
-        self.tracing = False
-        self.tap: BlockTap | None = None
-        self.pause: Callable[[], None] | None = None
-        self._order = StepOrder()
-        self._pool = StreamPool()
-        self._programs: dict[ProgramKey, BoundProgram] = {}
-        self._issued: dict[StepId, tuple[Step, StepFeeds]] = {}
-        self._live: set[InstanceId] = set()  # whose slots hold what the last step made
+        HostExecutor.__init__(self)
+        TorchPlans.__init__(self, torch.device("cpu"), channels_last=channels_last)
         self._moves = PendingMoves(self._carry_out)
+
+    # Plans and programs
 
     def _check_options(self, bound: BoundPlan) -> None:
         torch.set_num_threads(bound.plan.executor.intra_op_threads)
 
-    def prepare(self, program: ProgramKey) -> None:
-        """Bind the program and have a thread for each of its streams.
-
-        Raises:
-            ExecutorError: the program does not fit into the plan's memory.
-        """
-        if program in self._programs:
-            return
-        plan = self._plans[program.plan]
+    def _build(self, key: ProgramKey) -> BoundProgram:
+        plan = self._plans[key.plan]
         with torch.inference_mode():
-            built = plan.bind(plan.recipe_for(program))
-        self._pool.grow(plan.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
-        self._programs[program] = built
+            return plan.bind(plan.recipe_for(key))
+
+    def _alone(self, step: Step, member: StepMember) -> BoundProgram:
+        return self._plans[step.program.plan].alone(step, member)
+
+    def unload(self, key: PlanKey) -> None:
+        """As the bases; moves that nothing holds up any more are carried out first."""
+        self._between_steps()
+        HostExecutor.unload(self, key)
+        TorchPlans.unload(self, key)
+
+    # Steps
 
     def issue(self, step: Step, feeds: StepFeeds) -> None:
         """Take the step in; it runs in `wait`.
@@ -75,84 +58,27 @@ class TorchCpuExecutor(TorchPlans):
             ExecutorError: an input is missing or has the wrong shape or type.
         """
         check_feeds(self._plans[step.program.plan].bound, step, feeds)
-        self._order.issue(step)
-        self._issued[step.id] = (step, feeds)
+        super().issue(step, feeds)
 
     def wait(self, step: StepId) -> StepResult:
-        """Run the step on this thread.
+        """Run the step on this thread; see the base."""
+        with torch.inference_mode():
+            return super().wait(step)
 
-        Raises:
-            ExecutorError: a kernel failed, or an instance lacks a tensor because an earlier step failed.
-        """
-        issued, feeds = self._issued.pop(step)
-        self._order.begin(issued)
+    def _between_steps(self) -> None:
         self._moves.advance(self._order.running)
-        self._pool.begin()
-        started_s = time.monotonic()
-        try:
-            with torch.inference_mode():
-                for member in issued.members:
-                    if member.member.block and member.instance not in self._live:
-                        raise ExecutorError(f"instance {member.instance} lost its tensors in a failed step")
-                groups = self._run(issued, feeds)
-                plan = self._plans[issued.program.plan]
-                outputs = {m.instance: self._leave(plan, m) for m in issued.members if m.last}
-            for member in issued.members:
-                (self._live.discard if member.last else self._live.add)(member.instance)
-        except Exception as error:  # a kernel's: torch raises many kinds
-            self._live.difference_update(member.instance for member in issued.members)
-            if isinstance(error, ExecutorError):
-                raise
-            raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
-        finally:
-            self._pool.end()
-            self._order.end(issued)
-            self._moves.advance(self._order.running)
-        return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
 
-    def _run(self, step: Step, feeds: StepFeeds) -> list[GroupTime]:
-        plan = self._plans[step.program.plan]
-        groups: list[GroupTime] = []
-        for member in step.members:
-            if member.member.block == 0:
-                self._arrive(plan, member, bucket_of(step, member), feeds[member.instance])
-        if step.fallback:
-            for member in step.members:
-                alone = plan.alone(step, member)
-                body = self._body(alone, groups)
-                for item in range(len(alone.recipe.items)):
-                    body(item)
-                self._show(plan, member)
-            return groups
-        program = self._programs[step.program]
-        self._pool.run(program.threading, self._body(program, groups))
-        for member in step.members:
-            self._show(plan, member)
-        return groups
+    def _run_item(self, program: BoundProgram, index: int, slots: Mapping[int, None]) -> None:
+        with torch.inference_mode():  # a mode of the thread, which may be the pool's
+            for call in program.by_item[index]:
+                for launch in program.launches[call]:
+                    launch()
 
-    def _body(self, program: BoundProgram, groups: list[GroupTime]) -> Callable[[int], None]:
-        tracing, pause = self.tracing, self.pause
-
-        def item(index: int) -> None:
-            group = program.recipe.groups[index]
-            if pause is not None and group != NO_GROUP:
-                pause()
-            started_s = time.monotonic() if tracing else 0.0
-            with torch.inference_mode():
-                for call in program.by_item[index]:
-                    for launch in program.launches[call]:
-                        launch()
-            if tracing and group != NO_GROUP:
-                stream = program.recipe.items[index].stream
-                groups.append(GroupTime(group, stream, started_s, time.monotonic()))
-
-        return item
-
-    @staticmethod
-    def _arrive(plan: LoadedPlan, member: StepMember, bucket: int, rows: Rows) -> None:
-        """Copy the tasks' rows to the input buffers; padding repeats the first row."""
+    def _arrive(self, step: Step, member: StepMember, rows: Rows) -> None:
+        """Copy the tasks' rows to the input buffers."""
+        plan, bucket = self._plans[step.program.plan], bucket_of(step, member)
         graph = plan.bound.models[member.member.model].graph
-        filled = [*rows, *[rows[0]] * (bucket - len(rows))]
+        filled = padded(rows, bucket)
         for tensor in graph.inputs:
             buffer = plan.buffers.at(BufferRole.LANDING, member.member, tensor, bucket)
             arrays = [row[graph.tensors[tensor].name] for row in filled]
@@ -160,16 +86,13 @@ class TorchCpuExecutor(TorchPlans):
             for target, array in zip(targets, arrays, strict=True):
                 target.copy_(_as_tensor(array))
 
-    def _show(self, plan: LoadedPlan, member: StepMember) -> None:
-        if self.tap is not None:
-            self.tap(member.instance, member.member, self._arrays(plan, member))
-
-    def _leave(self, plan: LoadedPlan, member: StepMember) -> Rows:
-        model = plan.bound.models[member.member.model]
-        return split_rows(model, len(member.tasks), self._arrays(plan, member))
-
-    def _arrays(self, plan: LoadedPlan, member: StepMember) -> dict[str, np.ndarray]:
+    def _settle(
+        self, step: Step, member: StepMember, slot: None, *, wanted: bool
+    ) -> Mapping[str, np.ndarray]:
         """Copies in the graph's types: the buffers serve the next instance soon."""
+        if not wanted:
+            return {}
+        plan = self._plans[step.program.plan]
         model = plan.bound.models[member.member.model]
         crossing = ((t, model.graph.tensors[t]) for t in model.blocks[member.member.block].live_out)
         return {
@@ -187,26 +110,8 @@ class TorchCpuExecutor(TorchPlans):
         rows = min(model.plan.batch for model in models)
         with torch.inference_mode():
             for tensor in models[0].blocks[old.block].live_in:
-                target, source = self._slots(action, tensor, rows)
+                target, source = self._slots_of(action, tensor, rows)
                 target.copy_(source)
-
-    def drop(self, instance: InstanceId) -> None:
-        """Nothing of the instance is useful any more; its slots belong to the next one."""
-        self._live.discard(instance)
-
-    def unload(self, key: PlanKey) -> None:
-        """As the base, with the plan's programs."""
-        self._moves.advance(self._order.running)
-        for program in [program for program in list(self._programs) if program.plan == key]:
-            del self._programs[program]
-        super().unload(key)
-
-    def close(self) -> None:
-        """Free everything and end the pool."""
-        for key in list(self._plans):
-            self.unload(key)
-        self._live.clear()
-        self._pool.close()
 
     def _lap(self) -> Lap:
         def lap(launch: Callable[[], object], _: bool) -> float:

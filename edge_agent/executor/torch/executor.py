@@ -303,7 +303,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._on.launch(stream, partial(_copy_out, host, source))
 
     def _copy_slot(self, stream: Stream, action: MoveInstance, tensor: TensorId, rows: int) -> None:
-        self._on.launch(stream, partial(_copy, *self._slots(action, tensor, rows)))
+        self._on.launch(stream, partial(_copy, *self._slots_of(action, tensor, rows)))
 
     def _move(self, action: MoveInstance) -> None:
         with torch.inference_mode():

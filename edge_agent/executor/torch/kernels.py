@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
+from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest
 from stageloom.edge_agent.executor.cuda.streams import Nature
-from stageloom.edge_agent.executor.timing import IdleTime, time_repeats
+from stageloom.edge_agent.executor.timing import seeded_values, time_in_order
+from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
-from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
@@ -53,6 +53,7 @@ class Choice:
 
     name: str
     seconds: tuple[tuple[str, float], ...]
+    nature: Nature
 
 
 _Model = tuple[Digest, Precision, bool, int]  # artifact, precision, channels last, batch
@@ -64,7 +65,6 @@ class KernelChoices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chosen: dict[_Model, dict[tuple[OpId, ...], Choice]] = {}
-        self._natures: dict[_Model, dict[OpId, Nature]] = {}
 
     def applied(self, lowering: ModelLowering, batch: int) -> LoweredModel:
         """The model at a batch with the kernels that are chosen so far."""
@@ -96,7 +96,8 @@ class KernelChoices:
     def natures(self, lowering: ModelLowering, batch: int) -> dict[OpId, Nature]:
         """What was measured of the operators, for the issue order."""
         with self._lock:
-            return dict(self._natures.get(_key(lowering, batch), {}))
+            chosen = self._chosen.get(_key(lowering, batch), {})
+            return {ops[0]: choice.nature for ops, choice in chosen.items()}
 
     def choice(self, lowering: ModelLowering, batch: int, ops: tuple[OpId, ...]) -> Choice | None:
         """What was chosen for an operator, None before it was measured."""
@@ -126,10 +127,10 @@ class KernelChoices:
             for alternative in unit.alternatives
             if (taken_s := _median_s(alternative, unit, reads, makes, instruments.timer)) is not None
         )
-        choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
-        best = next(alternative for alternative in unit.alternatives if alternative.name == choice.name)
+        name, fastest_s = min(seconds, key=lambda pair: pair[1])
+        best = next(alternative for alternative in unit.alternatives if alternative.name == name)
         nature = Nature(
-            seconds=dict(seconds)[choice.name],
+            seconds=fastest_s,
             memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
             demand=instruments.demand(_bound(best, reads, makes)),
         )
@@ -138,14 +139,14 @@ class KernelChoices:
             lowering.artifact.digest[:12],
             batch,
             list(unit.ops),
-            choice.name,
-            {name: round(took * 1e6, 1) for name, took in seconds},
+            name,
+            {way: round(took_s * 1e6, 1) for way, took_s in seconds},
             nature.memory_bound,
             nature.demand,
         )
+        choice = Choice(name, seconds, nature)
         with self._lock:
             self._chosen.setdefault(_key(lowering, batch), {})[unit.ops] = choice
-            self._natures.setdefault(_key(lowering, batch), {})[unit.ops[0]] = nature
         return choice
 
 
@@ -190,63 +191,27 @@ def _key(lowering: ModelLowering, batch: int) -> _Model:
 Lap = Callable[[Callable[[], object], bool], float]
 """Runs a launch, which can be captured or not, and returns the seconds that it took on the device."""
 
-_SEED = 7
-
 
 def time_units(
     lowering: ModelLowering, request: TimingRequest, idle: Callable[[], bool], lap: Lap
 ) -> tuple[OperatorTime, ...]:
-    """Time per operator on what the ones before it made; NOT_TIMED where the time was up. [num_operators]
-
-    It asks for an idle moment before every run, and keeps no run during which a task came.
+    """Time per operator, as `time_in_order`. [num_operators]
 
     Raises:
         ExecutorError: an operator cannot run alone.
     """
-    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
-    times: list[OperatorTime] = []
     lowered = lowering.at_batch(request.batch)
     graph = lowering.artifact.graph
+    values: dict[TensorId, Tensor] = {}
+
+    def begin(op: int) -> Callable[[], float]:
+        unit = lowered.units[op]
+        reads = [values[t] for t in unit.inputs]
+        makes = [lowered.allocate(t) for t in unit.outputs]
+        values.update(zip(unit.outputs, makes, strict=True))
+        return partial(lap, partial(unit.run_into, reads, makes), not unit.foreign)
+
     with torch.inference_mode(), arithmetic(lowering.precision):
-        values = _inputs(lowered, graph.inputs)
-        for op, unit in enumerate(lowered.units):
-            if not moments.wait():
-                break
-            reads = [values[t] for t in unit.inputs]
-            makes = [lowered.allocate(t) for t in unit.outputs]
-            values.update(zip(unit.outputs, makes, strict=True))
-            try:
-                times.append(_time_one(unit, reads, makes, request.repeats, moments, lap))
-            except RuntimeError as error:
-                raise ExecutorError(
-                    f"operator {op} of {graph.name!r} cannot run: {one_line(error)}"
-                ) from error
-            for tensor in [t for t in values if all(reader <= op for reader in graph.consumers[t])]:
-                del values[tensor]
-    return (*times, *[NOT_TIMED] * (len(lowered.units) - len(times)))
-
-
-def _time_one(
-    unit: Unit, reads: list[Tensor], makes: list[Tensor], repeats: int, moments: IdleTime, lap: Lap
-) -> OperatorTime:
-    def launch() -> None:
-        unit.run_into(reads, makes)
-
-    timed = partial(lap, launch, not unit.foreign)
-    with moments.spend():
-        timed()  # warms caches and makes what later operators read
-    return time_repeats(timed, repeats, moments)
-
-
-def _inputs(lowered: LoweredModel, inputs: tuple[TensorId, ...]) -> dict[TensorId, Tensor]:
-    """Seeded inputs of the graph's types."""
-    rng = np.random.default_rng(_SEED)
-    values = {}
-    for tensor in inputs:
-        buffer = lowered.allocate(tensor)
-        if buffer.dtype.is_floating_point:
-            drawn = torch.from_numpy(rng.standard_normal(buffer.shape))
-        else:
-            drawn = torch.from_numpy(rng.integers(0, 2, buffer.shape))
-        values[tensor] = buffer.copy_(drawn)
-    return values
+        for tensor, drawn in seeded_values(graph, graph.inputs, request.batch).items():
+            values[tensor] = lowered.allocate(tensor).copy_(torch.from_numpy(drawn))
+        return time_in_order(graph, request, idle, begin, lambda tensor: values.pop(tensor, None))

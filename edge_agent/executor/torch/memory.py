@@ -1,8 +1,8 @@
 """The memory of one loaded plan, programs bound to it, and what a plan will take before it is lowered.
 
 All of it is allocated when the plan is loaded and stays where it is, since captured graphs hold addresses.
-A slot needs no second buffer for run-ahead: the core lets it be overwritten only after its last reader. A
-second one (aside) is there where a step may read a slot and fill it at once.
+A slot needs no second buffer for run-ahead: the core lets it be overwritten only after its last reader.
+Where a step may read a slot and fill it at once, the new contents wait in the arena.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,20 @@ from stageloom.edge_agent.executor.cuda.recipe import (
     BoundProgram,
     BufferRole,
     MemberTensor,
-    staged,
+    Places,
     with_ends,
 )
 from stageloom.edge_agent.executor.cuda.streams import fold_streams, streams_per_lane
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, changes_form, form_of
+from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
-from stageloom.edge_agent.lowering.model import LoweredModel
 from stageloom.edge_agent.lowering.node import Spec
 from stageloom.edge_agent.lowering.program import Unit
 from stageloom.edge_agent.lowering.trace import empty
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
-from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.merge import merged
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import StageSchedule
@@ -69,10 +69,6 @@ class PlanBuffers:
         for index, (model, lowered) in enumerate(zip(bound.models, models, strict=True)):
             for replica in range(model.plan.replicas):
                 self._add_replica(index, replica, lowered)
-        for combined in bound.combined:
-            for position, member in enumerate(combined.members):
-                if staged(combined, bound.models, combined.full_mask, position):
-                    self._add_asides(bound, member, models[member.model])
         # One lane runs one step at a time, so that its programs can share; lanes cannot (P2).
         shared = bound.plan.lanes == 1
         sizes = [max(arena_bytes, default=0)] if shared else arena_bytes
@@ -93,12 +89,6 @@ class PlanBuffers:
         for tensor in model.graph.outputs:
             answer = self._zeros(_outside(model, lowered, tensor))
             places[BufferRole.ANSWER][index, replica, tensor] = answer
-
-    def _add_asides(self, bound: BoundPlan, member: Member, lowered: LoweredModel) -> None:
-        model = bound.models[member.model]
-        for tensor in model.blocks[member.block].makes:
-            place = (member.model, member.replica, tensor)
-            self._places[BufferRole.ASIDE][place] = self._zeros(lowered.specs[tensor])
 
     def _zeros(self, spec: Spec) -> Tensor:
         return empty(spec, self._device).zero_()
@@ -186,7 +176,7 @@ def tensors_of(recipe: TorchRecipe, memory: BufferSource) -> Mapping[MemberTenso
         if within is not None:
             return tensor(within.of).narrow(within.axis, within.start, spec.shape[within.axis])
         form = form_of(spec)
-        start = recipe.layout.offset(value)
+        start = recipe.layout.offsets[value]
         flat = arena[start : start + form.nbytes].view(spec.dtype)
         return flat.as_strided(form.shape, form.strides)
 
@@ -261,9 +251,6 @@ def _leftovers(
     return copies
 
 
-_BlockTensor: TypeAlias = tuple[int, TensorId]  # position, tensor
-
-
 def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]:
     """Bytes of every artifact's weights."""
     precision = Precision(bound.plan.executor.precision)
@@ -283,15 +270,8 @@ def stated_plan_bytes(bound: BoundPlan) -> int:
     this, but for scratch memory inside kernels.
     """
     borders = sum(model.plan.replicas * _border_bytes(model) for model in bound.models)
-    arenas = [_arena_bytes(bound, combined) for combined in bound.combined]
-    asides = sum(
-        model.plan.batch * sum(model.graph.tensors[t].nbytes for t in model.blocks[member.block].makes)
-        for combined in bound.combined
-        for position, member in enumerate(combined.members)
-        if staged(combined, bound.models, combined.full_mask, position)
-        for model in [bound.models[member.model]]
-    )
-    buffers = borders + asides + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
+    arenas = [_arena_bytes(bound, index) for index in range(len(bound.combined))]
+    buffers = borders + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
     return buffers + _halved(_merged_bytes(bound), Precision(bound.plan.executor.precision))
 
 
@@ -318,44 +298,35 @@ def _border_bytes(model: BoundModel) -> int:
     return model.plan.batch * sum(graph.tensors[t].nbytes for t in (*slots, *graph.inputs, *graph.outputs))
 
 
-def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
+def _arena_bytes(bound: BoundPlan, index: int) -> int:
     """What any mask needs at its largest batch, or a member alone where that is more."""
-    needed = 0
-    for mask in masks_to_hold(len(combined.members)):
-        items = lower(combined.plan.schedule, combined.graph, mask, barrier=bound.plan.barrier)
-        folded = fold_streams(items, streams_per_lane(bound.plan.lanes))
-        needed = max(needed, _laid_out(bound, combined, folded))
-    for position in range(len(combined.members)):
-        alone = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
-        needed = max(needed, _laid_out(bound, combined, fold_streams(alone, 1)))
-    return needed
+    combined = bound.combined[index]
+    streams = {mask: streams_per_lane(bound.plan.lanes) for mask in masks_to_hold(len(combined.members))}
+    alone = {1 << position: 1 for position in range(len(combined.members))}
+    return max(
+        _laid_out(bound, combined, fold_streams(bound.launches(index, mask), limit))
+        for mask, limit in (*streams.items(), *alone.items())
+    )
 
 
 def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> int:
     """Bytes of what lies between borders, with a buffer for every tensor."""
-    calls: list[Call[_BlockTensor]] = []
-    borders: set[_BlockTensor] = set()
-    forms: dict[_BlockTensor, TensorForm] = {}
+    batches = {item.member: bound.models[combined.members[item.member].model].plan.batch for item in items}
+    places = Places(bound.models, combined, batches)
     ended = with_ends(items)
+    calls: list[Call[MemberTensor]] = []
     for index, item in enumerate(ended):
         for op in item.ops:
-            member = combined.members[item.member]
-            model = bound.models[member.model]
-            operator = model.graph.operators[combined.graph.model_op(op)]
-            reads = tuple((item.member, t) for t in operator.inputs)
-            makes = tuple((item.member, t) for t in operator.outputs)
-            for place in (*reads, *makes):
-                forms[place] = _form(model, place[1])
-                if _crosses(model, member.block, place[1]):
-                    borders.add(place)
+            part = places.parts[item.member]
+            operator = part.model.graph.operators[combined.graph.model_op(op)]
+            reads = tuple(places.read(part, tensor) for tensor in operator.inputs)
+            makes = tuple(places.made(part, tensor) for tensor in operator.outputs)
             calls.append(Call(index, CallKind.KERNEL, reads, makes))
-    return lay_out(ended, calls, borders, forms).plan.nbytes
-
-
-def _crosses(model: BoundModel, block: int, tensor: TensorId) -> bool:
-    """Whether a tensor has a buffer at a border; outputs of the last block may need one in the arena, too."""
-    last = block + 1 == len(model.blocks)
-    return tensor in model.blocks[block].live_in or (not last and tensor in model.blocks[block].makes)
+    calls += places.settlements(len(ended) - 1)
+    values = {value for call in calls for value in (*call.reads, *call.makes)}
+    borders = {value for value in values if value.role is not BufferRole.INNER}
+    forms = {value: _form(places.parts[value.position].model, value.tensor) for value in values}
+    return lay_out(ended, calls, borders, forms).nbytes
 
 
 def _form(model: BoundModel, tensor: TensorId) -> TensorForm:

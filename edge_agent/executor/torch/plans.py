@@ -1,8 +1,8 @@
 """Plans on lowered models: what `torch_cpu` and `torch_cuda` share."""
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from stageloom.edge_agent.executor.base import (
     OperatorTime,
+    SharedTable,
     TimingRequest,
     bucket_of,
     one_line,
     require_artifacts,
     require_precision,
 )
-from stageloom.edge_agent.executor.cuda.memory_plan import masks_to_hold
-from stageloom.edge_agent.executor.cuda.recipe import BufferRole
+from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
@@ -42,49 +42,7 @@ from stageloom.shared.ids import Digest, OpId, TensorId
 log = logging.getLogger(__name__)
 
 ModelKey = tuple[Digest, Precision]
-
-
-class SharedModels:
-    """Models by artifact and precision, each as long as a plan holds it."""
-
-    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
-        self._device = device
-        self._channels_last = channels_last
-        self._models: dict[ModelKey, ModelLowering] = {}
-        self._users: dict[ModelKey, set[PlanKey]] = {}
-        self._lock = threading.Lock()
-
-    def hold(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
-        """The model, made if no plan has it.
-
-        Raises:
-            ExecutorError: it cannot be lowered.
-        """
-        key = (artifact.digest, precision)
-        with self._lock:
-            if key not in self._models:
-                self._models[key] = ModelLowering(
-                    artifact, device=self._device, precision=precision, channels_last=self._channels_last
-                )
-            self._users.setdefault(key, set()).add(plan)
-            return self._models[key]
-
-    def release(self, plan: PlanKey) -> None:
-        """The plan is gone; models that no other plan holds go with it."""
-        with self._lock:
-            for key in [key for key, users in self._users.items() if plan in users]:
-                self._users[key].discard(plan)
-                if not self._users[key]:
-                    del self._users[key], self._models[key]
-
-    def __contains__(self, key: ModelKey) -> bool:
-        return key in self._models
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights on the device."""
-        with self._lock:
-            return sum(model.weights.held_bytes for model in self._models.values())
+"""Models are shared by artifact and precision."""
 
 
 class LoadedPlan:
@@ -92,7 +50,6 @@ class LoadedPlan:
 
     def __init__(
         self,
-        key: PlanKey,
         bound: BoundPlan,
         lowerings: Sequence[ModelLowering],
         choices: KernelChoices,
@@ -103,33 +60,17 @@ class LoadedPlan:
         Raises:
             ExecutorError: a model cannot be lowered.
         """
-        self.key = key
         self.bound = bound
         self.precision = Precision(bound.plan.executor.precision)
-        self.device = device
         self.streams = streams_per_lane(bound.plan.lanes)
         self._lowerings = tuple(lowerings)
         self._choices = choices
-        self._lock = threading.Lock()
-        self._alone: dict[tuple[int, int, int], TorchProgram] = {}
         largest = [
             lowering.at_batch(model.buckets[-1])
             for lowering, model in zip(lowerings, bound.models, strict=True)
         ]
-        alone = {
-            (index, position, bucket): self.recipe(index, {position: bucket}, in_turn=True)
-            for index, combined in enumerate(bound.combined)
-            for position, member in enumerate(combined.members)
-            for bucket in bound.models[member.model].buckets
-        }
-        needed = [0] * len(bound.combined)
-        for (index, _, _), recipe in alone.items():
-            needed[index] = max(needed[index], recipe.arena_bytes)
-        for index, combined in enumerate(bound.combined):
-            largest_of = {p: bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)}
-            for mask in masks_to_hold(len(combined.members)):
-                buckets = {position: largest_of[position] for position in bits(mask)}
-                needed[index] = max(needed[index], self.recipe(index, buckets).arena_bytes)
+        alone = recipes_alone(bound, partial(self.recipe, in_turn=True))
+        needed = arenas_for(bound, alone, self.recipe)
         self.buffers = PlanBuffers(bound, largest, device, needed)
         self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
 
@@ -190,7 +131,7 @@ class TorchPlans:
         self.choices = KernelChoices()
         self._device = device
         self._channels_last = channels_last
-        self._models = SharedModels(device, channels_last=channels_last)
+        self._models = SharedTable[ModelKey, ModelLowering]()
         self._plans: dict[PlanKey, LoadedPlan] = {}
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
@@ -201,13 +142,18 @@ class TorchPlans:
         """
         self._precision(bound)
         weights = stated_weight_bytes(bound)
-        missing = sum(size for key, size in weights.items() if alone or key not in self._models)
+        missing = sum(size for key, size in weights.items() if alone or self._models.get(key) is None)
         return missing + stated_plan_bytes(bound)
 
     @property
     def held_bytes(self) -> int:
         """Weights and buffers of the loaded plans as they are on the device."""
-        return self._models.nbytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
+        return self.weight_bytes + sum(plan.buffers.nbytes for plan in list(self._plans.values()))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return sum(lowering.weights.held_bytes for lowering in self._models.values())
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Lower the models, allocate every buffer, and bind what runs members one by one.
@@ -219,8 +165,8 @@ class TorchPlans:
         self._check_options(bound)
         require_artifacts(bound, artifacts)
         try:
-            lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
-            plan = LoadedPlan(key, bound, lowerings, self.choices, self._device)
+            lowerings = [self._lowering(key, artifacts[m.plan.artifact], precision) for m in bound.models]
+            plan = LoadedPlan(bound, lowerings, self.choices, self._device)
         except BaseException as error:
             self._models.release(key)
             if isinstance(error, RuntimeError):  # torch's own, out of memory for one
@@ -228,6 +174,17 @@ class TorchPlans:
             raise
         self._report_foreign(bound, lowerings)
         self._plans[key] = plan
+
+    def _lowering(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
+        """The model, shared with every other plan that has it in that precision."""
+        make = partial(
+            ModelLowering,
+            artifact,
+            device=self._device,
+            precision=precision,
+            channels_last=self._channels_last,
+        )
+        return self._models.hold(plan, (artifact.digest, precision), make)
 
     def _precision(self, bound: BoundPlan) -> Precision:
         require_precision(bound, self.name, [precision.value for precision in self.precisions])
@@ -238,13 +195,11 @@ class TorchPlans:
 
     def _report_foreign(self, bound: BoundPlan, lowerings: Sequence[ModelLowering]) -> None:
         for model, lowering in zip(bound.models, lowerings, strict=True):
-            for foreign in lowering.at_batch(model.buckets[-1]).foreign:
+            for unit in lowering.at_batch(model.buckets[-1]).foreign:
+                (op,) = unit.ops
+                kind, name = model.graph.operators[op].kind, model.plan.name
                 log.warning(
-                    "model %s: operator %d (%s) runs in onnxruntime: %s",
-                    model.plan.name,
-                    foreign.op,
-                    foreign.kind,
-                    foreign.reason,
+                    "model %s: operator %d (%s) runs in onnxruntime: %s", name, op, kind, unit.foreign
                 )
 
     def unload(self, key: PlanKey) -> None:
@@ -276,7 +231,7 @@ class TorchPlans:
         role = BufferRole.ANSWER if member.last else BufferRole.HOME
         return plan.buffers.at(role, member.member, tensor, len(member.tasks))
 
-    def _slots(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
+    def _slots_of(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
         """(target, source) of a tensor that goes over to the new plan."""
         source, target = (
             self._plans[key].buffers.at(BufferRole.HOME, member, tensor, rows)

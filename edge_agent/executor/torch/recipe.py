@@ -10,25 +10,25 @@ from itertools import groupby
 from math import prod
 from typing import TypeAlias
 
+from stageloom.edge_agent.executor.base import NO_GROUP
 from stageloom.edge_agent.executor.cuda.layout import Call, CallKind, TensorForm, lay_out
 from stageloom.edge_agent.executor.cuda.recipe import (
-    NO_GROUP,
     BufferRole,
     MemberTensor,
     Part,
+    Places,
     Recipe,
-    parts_of,
-    staged,
     with_ends,
 )
 from stageloom.edge_agent.executor.cuda.streams import Nature, fold_streams, issue_order
+from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
-from stageloom.edge_agent.lowering.model import LoweredModel
 from stageloom.edge_agent.lowering.node import Spec
 from stageloom.edge_agent.lowering.program import Unit
-from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.ids import OpId, TensorId
-from stageloom.shared.launch_list import Item, LaunchList, lower
+from stageloom.shared.launch_list import Item, LaunchList
 
 Several: TypeAlias = Callable[[int, Sequence[OpId], bool], "Unit | None"]
 """Of the member at a position: operators as one unit, merged as siblings or joined as a chain; or None."""
@@ -62,17 +62,16 @@ def make_recipe(
     form to keep where it is faster. `natures` says what is known of operators, by position and operator.
     """
     block = bound.combined[combined]
-    mask = sum(1 << position for position in lowered)
-    items = lower(block.plan.schedule, block.graph, mask, barrier=bound.plan.barrier)
+    items = bound.launches(combined, sum(1 << position for position in lowered))
     if in_turn:
         items = tuple(replace(item, stream=0, waits=()) for item in items)
-    parts = parts_of(bound.models, block, {position: model.batch for position, model in lowered.items()})
-    draft = _Draft(bound, block, mask, parts, lowered, with_ends(fold_streams(items, streams)), several)
+    places = Places(bound.models, block, {position: model.batch for position, model in lowered.items()})
+    draft = _Draft(block.graph, places, lowered, with_ends(fold_streams(items, streams)), several)
     calls, units = draft.all_calls()
     layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
     script = _script(draft.items, calls, units, natures or {})
     groups = (NO_GROUP, *range(len(items)), NO_GROUP)
-    return TorchRecipe(combined, draft.items, groups, calls, units, layout, script, parts, lowered)
+    return TorchRecipe(combined, draft.items, groups, calls, units, layout, script, places.parts, lowered)
 
 
 class _Draft:
@@ -80,10 +79,8 @@ class _Draft:
 
     def __init__(
         self,
-        bound: BoundPlan,
-        combined: BoundCombined,
-        mask: int,
-        parts: Mapping[int, Part],
+        graph: CombinedGraph,
+        places: Places,
         lowered: Mapping[int, LoweredModel],
         items: LaunchList,
         several: Several,
@@ -91,10 +88,10 @@ class _Draft:
         self.items = items
         self._several = several
         self.borders: set[MemberTensor] = set()
-        self._graph = combined.graph
-        self._parts = parts
+        self._graph = graph
+        self._places = places
+        self._parts = places.parts
         self._lowered = lowered
-        self._staged = {at for at in parts if staged(combined, bound.models, mask, at)}
 
     def all_calls(self) -> tuple[tuple[Call[MemberTensor], ...], tuple[Unit | None, ...]]:
         """Inputs to their slots, the operators, outputs on their way, staged results to their slots."""
@@ -106,8 +103,7 @@ class _Draft:
         end = len(self.items) - 1
         for part in self._parts.values():
             drafted += [(call, None) for call in self._departures(end, part)]
-        for position in sorted(self._staged):
-            drafted += [(call, None) for call in self._settlements(end, self._parts[position])]
+        drafted += [(call, None) for call in self._places.settlements(end)]
         calls = tuple(call for call, _ in drafted)
         self.borders = {
             v for call in calls for v in (*call.reads, *call.makes) if v.role is not BufferRole.INNER
@@ -141,7 +137,10 @@ class _Draft:
         part = self._parts[position]
         reads = tuple(self._read(part, tensor) for tensor in unit.inputs)
         makes = tuple(self._made(part, tensor) for tensor in unit.outputs)
-        if unit.view and len(reads) == 1 and all(value.role is BufferRole.INNER for value in makes):
+        # What is made aside is written out: the slot that a view would look into may change before the end.
+        stays = all(value.role is BufferRole.INNER for value in makes)
+        stays &= part.last or set(unit.outputs).isdisjoint(part.block.makes)
+        if unit.view and len(reads) == 1 and stays:
             return Call(item, CallKind.VIEW, reads, makes)
         axis = concat_axis(part.model, unit)
         if axis is not None:
@@ -149,21 +148,15 @@ class _Draft:
         return Call(item, CallKind.KERNEL, reads, makes)
 
     def _read(self, part: Part, tensor: TensorId) -> MemberTensor:
-        if tensor in part.block.live_in:
-            return MemberTensor(part.position, tensor, BufferRole.HOME)
-        return self._made(part, tensor)
+        value = self._places.read(part, tensor)
+        return self._made(part, tensor) if value.role is BufferRole.INNER else value
 
     def _made(self, part: Part, tensor: TensorId) -> MemberTensor:
-        if tensor not in part.block.makes:
-            return MemberTensor(part.position, tensor)
-        if part.last:
-            leaves_as_it_is = not changes_form(part.model, self._lowered[part.position], tensor)
-            return MemberTensor(
-                part.position, tensor, BufferRole.ANSWER if leaves_as_it_is else BufferRole.INNER
-            )
-        return MemberTensor(
-            part.position, tensor, BufferRole.ASIDE if part.position in self._staged else BufferRole.HOME
-        )
+        value = self._places.made(part, tensor)
+        leaves = part.last and tensor in part.block.makes
+        if leaves and not changes_form(part.model, self._lowered[part.position], tensor):
+            return value._replace(role=BufferRole.ANSWER)
+        return value
 
     def _arrivals(self, part: Part) -> list[Call[MemberTensor]]:
         if part.member.block:
@@ -186,16 +179,6 @@ class _Draft:
             _copy(end, value, MemberTensor(part.position, tensor, BufferRole.ANSWER))
             for tensor, value in made.items()
             if value.role is not BufferRole.ANSWER
-        ]
-
-    def _settlements(self, end: int, part: Part) -> list[Call[MemberTensor]]:
-        return [
-            _copy(
-                end,
-                MemberTensor(part.position, tensor, BufferRole.ASIDE),
-                MemberTensor(part.position, tensor, BufferRole.HOME),
-            )
-            for tensor in part.block.makes
         ]
 
 

@@ -216,12 +216,37 @@ def relu(node: Node) -> Lowered:
     )  # a NaN stays one in both
 
 
-@operator("LeakyRelu")
-def leaky_relu(node: Node) -> Lowered:
-    slope = node.number("alpha", 0.01)
+_ACTIVATIONS: dict[str, tuple[dict[str, float], Callable[..., Tensor]]] = {
+    "LeakyRelu": ({"alpha": 0.01}, functional.leaky_relu),
+    "Elu": ({"alpha": 1.0}, functional.elu),
+    "Celu": ({"alpha": 1.0}, functional.celu),
+    "Selu": (
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+        lambda x, alpha, gamma: gamma * functional.elu(x, alpha),
+    ),
+    "ThresholdedRelu": ({"alpha": 1.0}, lambda x, alpha: torch.where(x > alpha, x, torch.zeros_like(x))),
+    "HardSigmoid": (
+        {"alpha": 0.2, "beta": 0.5},
+        lambda x, alpha, beta: (x * alpha + beta).clamp_(0.0, 1.0),
+    ),
+    "Softplus": ({}, lambda x: torch.logaddexp(x, torch.zeros_like(x))),
+    "SwiGLU": ({"alpha": 1.0}, lambda gate, x, alpha: gate * torch.sigmoid(alpha * gate) * x),
+}
+"""Per operator its attributes with their defaults, and the function of its inputs and their values."""
+
+_ACTIVATIONS_IN_PLACE: dict[str, Callable[..., Tensor]] = {
+    "LeakyRelu": functional.leaky_relu_, "Elu": functional.elu_,
+}  # fmt: skip
+
+
+@operator(*_ACTIVATIONS)
+def activation(node: Node) -> Lowered:
+    defaults, function = _ACTIVATIONS[node.kind]
+    values = [node.number(name, default) for name, default in defaults.items()]
+    inplace = _ACTIVATIONS_IN_PLACE.get(node.kind)
     return Kernel(
-        lambda x: functional.leaky_relu(x, slope),
-        inplace=lambda x: functional.leaky_relu_(x, slope),
+        lambda *args: function(*args, *values),
+        inplace=None if inplace is None else lambda x: inplace(x, *values),
     )
 
 
@@ -231,55 +256,12 @@ def prelu(node: Node) -> Lowered:
     return lambda x, slope: torch.where(x < zero, x * slope, x)
 
 
-@operator("Elu")
-def elu(node: Node) -> Lowered:
-    alpha = node.number("alpha", 1.0)
-    return Kernel(lambda x: functional.elu(x, alpha), inplace=lambda x: functional.elu_(x, alpha))
-
-
-@operator("Celu")
-def celu(node: Node) -> Lowered:
-    alpha = node.number("alpha", 1.0)
-    return lambda x: functional.celu(x, alpha)
-
-
-@operator("Selu")
-def selu(node: Node) -> Lowered:
-    alpha = node.number("alpha", 1.67326319217681884765625)
-    gamma = node.number("gamma", 1.05070102214813232421875)
-    return lambda x: gamma * functional.elu(x, alpha)
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(node: Node) -> Lowered:
-    alpha = node.number("alpha", 1.0)
-    return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
-
-
-@operator("HardSigmoid")
-def hard_sigmoid(node: Node) -> Lowered:
-    alpha, beta = node.number("alpha", 0.2), node.number("beta", 0.5)
-    return lambda x: (x * alpha + beta).clamp_(0.0, 1.0)
-
-
-@operator("Softplus")
-def softplus(node: Node) -> Lowered:
-    return lambda x: torch.logaddexp(x, torch.zeros_like(x))
-
-
 @operator("Swish")
 def swish(node: Node) -> Lowered:
     alpha = node.number("alpha", 1.0)
     if alpha == 1.0:
         return functional.silu
     return lambda x: x * torch.sigmoid(alpha * x)
-
-
-@operator("SwiGLU")
-def swiglu(node: Node) -> Lowered:
-    """The first input's Swish gates the second."""
-    alpha = node.number("alpha", 1.0)
-    return lambda gate, x: gate * torch.sigmoid(alpha * gate) * x
 
 
 @operator("Gelu")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.node import Kernel, KnownValues, Lowered, Node, operator
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 
 @operator("MatMul")
@@ -149,4 +149,4 @@ def window(node: Node) -> Lowered:
     angle = 2.0 * math.pi * torch.arange(size, dtype=torch.float64) / period
     a, b, c = _COEFFICIENTS[node.kind]
     values = a - b * torch.cos(angle) + c * torch.cos(2.0 * angle)
-    return KnownValues((values.to(node.real(node.integer("output_datatype", 1))),))
+    return (values.to(node.real(node.integer("output_datatype", 1))),)

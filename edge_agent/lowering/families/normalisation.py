@@ -90,30 +90,14 @@ def local_response(node: Node) -> Lowered:
     return lambda x: functional.local_response_norm(x, size, alpha, beta, bias)
 
 
-@operator("Softmax")
+@operator("Softmax", "LogSoftmax")
 def softmax(node: Node) -> Lowered:
-    return _normalised_exponential(node, torch.softmax)
-
-
-@operator("LogSoftmax")
-def log_softmax(node: Node) -> Lowered:
-    return _normalised_exponential(node, torch.log_softmax)
-
-
-def _normalised_exponential(node: Node, function: Callable[..., Tensor]) -> Lowered:
     """Before opset 13 everything from `axis` on is one dimension."""
-    if node.opset >= 13:
-        axis = node.axis("axis", -1)
+    function: Callable[..., Tensor] = torch.softmax if node.kind == "Softmax" else torch.log_softmax
+    axis, shape = node.axis("axis", -1 if node.opset >= 13 else 1), node.shape(0)
+    if node.opset >= 13 or all(n == 1 for n in shape[axis + 1 :]):
         return Kernel(lambda x: function(x, axis), lambda out, x: function(x, axis, out=out))
-    axis = node.axis("axis", 1)
-    shape = node.shape(0)
-    if all(n == 1 for n in shape[axis + 1 :]):
-        return Kernel(lambda x: function(x, axis), lambda out, x: function(x, axis, out=out))
-
-    def run(x: Tensor) -> Tensor:
-        return function(x.reshape(*shape[:axis], -1), axis).reshape(shape)
-
-    return run
+    return lambda x: function(x.reshape(*shape[:axis], -1), axis).reshape(shape)
 
 
 @operator("LayerNormalization")

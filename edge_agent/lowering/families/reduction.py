@@ -1,6 +1,7 @@
 """Reductions along axes, running sums, and the largest elements."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,12 @@ def reduced_axes(node: Node) -> list[int] | None:
 
 
 def _reduction(
-    node: Node, function: Callable[..., Tensor], before: Callable[[Tensor], Tensor] | None = None
+    node: Node,
+    function: Callable[..., Tensor],
+    before: Callable[[Tensor], Tensor] | None = None,
+    after: Callable[[Tensor], Tensor] | None = None,
 ) -> Lowered:
-    """Apply `before` to every element and `function(x, axes, keepdim)` over the node's axes."""
+    """Apply `before` to every element, `function(x, axes, keepdim)` over the node's axes, `after` to that."""
     axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
     dtype = node.dtype(0)
 
@@ -38,9 +42,10 @@ def _reduction(
         x = x if before is None else before(x)
         if axes is not None and len(axes) > 0:
             x = function(x, axes, keep)
-        return x.to(dtype)
+        return (x if after is None else after(x)).to(dtype)
 
-    if before is None and axes and dtype.is_floating_point and function in _WITH_OUT:
+    plain = before is None and after is None
+    if plain and axes and dtype.is_floating_point and function in _WITH_OUT:
         return Kernel(run, lambda out, x, _=None: function(x, axes, keep, out=out))
     return run
 
@@ -51,15 +56,32 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-_REDUCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor] | None]] = {
-    "ReduceSum": (torch.sum, None), "ReduceProd": (_product, None), "ReduceL1": (torch.sum, torch.abs),
-    "ReduceSumSquare": (torch.sum, torch.square),
+def _norm(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    wide = x if x.is_floating_point() else x.double()
+    norm: Tensor = torch.linalg.vector_norm(wide, 2, axes, keep)
+    return norm
+
+
+_REDUCTIONS: dict[str, tuple[Any, ...]] = {
+    "ReduceSum": (torch.sum,), "ReduceProd": (_product,), "ReduceL1": (torch.sum, torch.abs),
+    "ReduceL2": (_norm, torch.abs), "ReduceSumSquare": (torch.sum, torch.square),
+}  # fmt: skip
+
+"""Per operator the arguments of `_reduction`."""
+
+_LOGARITHMS: dict[str, tuple[Any, ...]] = {
+    "ReduceLogSum": (torch.sum, None, torch.log), "ReduceLogSumExp": (torch.logsumexp,),
 }  # fmt: skip
 
 
 @operator(*_REDUCTIONS, wide=True)
 def reduce_elements(node: Node) -> Lowered:
     return _reduction(node, *_REDUCTIONS[node.kind])
+
+
+@operator(*_LOGARITHMS)
+def reduce_to_logarithm(node: Node) -> Lowered:
+    return _reduction(node, *_LOGARITHMS[node.kind])
 
 
 @operator("ReduceMean")
@@ -83,28 +105,6 @@ def reduce_extreme(node: Node) -> Lowered:
     else:
         empty = torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
     return lambda x, _=None: torch.full_like(x.sum(axes, keep), empty, dtype=dtype)
-
-
-@operator("ReduceL2", wide=True)
-def reduce_l2(node: Node) -> Lowered:
-    axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
-    dtype = node.dtype(0)
-    wide = dtype if dtype.is_floating_point else torch.float64
-
-    def run(x: Tensor, _: Tensor | None = None) -> Tensor:
-        x = x.to(wide)
-        x = x.abs() if not axes else torch.linalg.vector_norm(x, 2, axes, keep)
-        return x.to(dtype)
-
-    return run
-
-
-@operator("ReduceLogSum", "ReduceLogSumExp")
-def reduce_log_sum(node: Node) -> Lowered:
-    axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
-    if node.kind == "ReduceLogSum":
-        return lambda x, _=None: torch.log(x.sum(axes, keep) if axes else x)
-    return lambda x, _=None: torch.logsumexp(x, axes, keep) if axes else x
 
 
 @operator("ArgMax", "ArgMin")

@@ -8,7 +8,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import Unsupported, onnx_dtype, tensor_from_proto
-from stageloom.edge_agent.lowering.node import Kernel, KnownValues, Lowered, Node, operator
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 
 def pad_list(before: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -21,12 +21,12 @@ def shape(node: Node) -> Lowered:
     """Shapes are static: the answer is known while lowering."""
     dims = list(node.shape(0))
     start, end = node.integer("start", 0), node.attribute("end")
-    return KnownValues((torch.tensor(dims[start : None if end is None else int(end)], dtype=torch.int64),))
+    return (torch.tensor(dims[start : None if end is None else int(end)], dtype=torch.int64),)
 
 
 @operator("Size")
 def size(node: Node) -> Lowered:
-    return KnownValues((torch.tensor(prod(node.shape(0)), dtype=torch.int64),))
+    return (torch.tensor(prod(node.shape(0)), dtype=torch.int64),)
 
 
 @operator("Constant")
@@ -34,9 +34,9 @@ def constant(node: Node) -> Lowered:
     for name, dtype in (("value_float", torch.float32), ("value_floats", torch.float32),
                         ("value_int", torch.int64), ("value_ints", torch.int64)):  # fmt: skip
         if (value := node.attribute(name)) is not None:
-            return KnownValues((torch.tensor(value, dtype=dtype),))
+            return (torch.tensor(value, dtype=dtype),)
     if (proto := node.attribute("value")) is not None:
-        return KnownValues((tensor_from_proto(proto),))
+        return (tensor_from_proto(proto),)
     raise Unsupported("Constant that holds no tensor")
 
 
@@ -117,7 +117,7 @@ def constant_of_shape(node: Node) -> Lowered:
     shape = node.constant_list(0) or []
     proto = node.attribute("value")
     fill = torch.zeros((1,)) if proto is None else tensor_from_proto(proto)
-    return KnownValues((fill.reshape(()).expand(shape).clone(),))
+    return (fill.reshape(()).expand(shape).clone(),)
 
 
 @operator("Range")
@@ -128,7 +128,7 @@ def arange(node: Node) -> Lowered:
     values = (
         float(start) + places * float(step) if start.dtype.kind == "f" else int(start) + places * int(step)
     )
-    return KnownValues((values.to(node.dtype(0)),))
+    return (values.to(node.dtype(0)),)
 
 
 @operator("EyeLike")

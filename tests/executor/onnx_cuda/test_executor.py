@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.executor.base import NO_GROUP
+from stageloom.edge_agent.executor.cuda.executor import launched_step
 from stageloom.edge_agent.executor.cuda.memory_plan import launches_before
-from stageloom.edge_agent.executor.cuda.recipe import NO_GROUP, BufferRole, MemberTensor
+from stageloom.edge_agent.executor.cuda.recipe import BufferRole, MemberTensor
 from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS
 from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
@@ -105,7 +107,7 @@ def _across_lanes(model: Artifact, seed: int, ignore_waits: int = 0) -> bool:
         executor.prepare(step.program)
         executor.issue(step, {i: [x] for i, x in inputs.items()})
     for step in issued:
-        executor._launched[step.id].result()  # so that the order depends on the seed alone
+        launched_step(executor._launched[step.id])  # so that the order depends on the seed alone
     right = True
     for step in issued:
         for instance, rows in executor.wait(step.id).outputs.items():
@@ -143,7 +145,7 @@ def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
     for i, step in enumerate(issued, start=1):
         executor.issue(step, {InstanceId(i): [random_inputs(model.graph, i)]})
     for step in issued:
-        executor._launched[step.id].result()
+        launched_step(executor._launched[step.id])
     assert waited == []
     for step in issued:
         executor.wait(step.id)
@@ -213,7 +215,7 @@ def test_what_shares_the_arena_is_used_up_before_the_other_begins(model: Artifac
         for value in (*call.reads, *call.makes):
             if value.role is BufferRole.INNER:
                 uses.setdefault(value, set()).add(call.item)
-    offsets = {value: recipe.layout.offset(value) for value in uses}
+    offsets = {value: recipe.layout.offsets[value] for value in uses}
     spans = {
         value: range(offset, offset + graph.tensors[value.tensor].nbytes) for value, offset in offsets.items()
     }

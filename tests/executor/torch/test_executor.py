@@ -264,13 +264,13 @@ def test_what_a_plan_holds_is_no_more_than_it_stated(executor: TorchExecutor) ->
 def test_plans_share_weights(executor: TorchExecutor) -> None:
     model = artifact_of("squeezenet")
     load(executor, plan_of([model], [()], [members(1)]), [model], PlanKey(1))
-    once = executor._models.nbytes
+    once = executor.weight_bytes
     load(executor, plan_of([model], [halves(model)], [members(2)]), [model], PlanKey(2))
-    assert executor._models.nbytes == once > 0
+    assert executor.weight_bytes == once > 0
     executor.unload(PlanKey(1))
-    assert executor._models.nbytes == once
+    assert executor.weight_bytes == once
     executor.unload(PlanKey(2))
-    assert executor._models.nbytes == 0
+    assert executor.weight_bytes == 0
 
 
 def test_options_that_are_not_known_are_refused_and_leave_nothing(executor: TorchExecutor) -> None:

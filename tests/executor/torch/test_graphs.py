@@ -12,7 +12,8 @@ import pytest
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices
-from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.edge_agent.lowering.batch import LoweredModel
+from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey

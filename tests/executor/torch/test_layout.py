@@ -30,8 +30,8 @@ def test_what_only_a_concatenation_reads_lies_in_its_place_there() -> None:
     forms = {**_forms("xabd"), "c": TensorForm((1, 8, 8, 8), (), 2 * K)}
     found = lay_out(_items(0), calls, {"x"}, forms)
     assert {name: (s.of, s.start) for name, s in found.slices.items()} == {"a": ("c", 0), "b": ("c", 4)}
-    assert set(found.pieces) == {"c", "d"}
-    assert found.plan.nbytes == 3 * K
+    assert set(found.offsets) == {"c", "d"}
+    assert found.nbytes == 3 * K
 
 
 def test_a_concatenation_of_concatenations_nests() -> None:
@@ -54,7 +54,7 @@ def test_a_concatenation_of_concatenations_nests() -> None:
         "c": ("f", 0),
         "e": ("f", 8),
     }
-    assert set(found.pieces) == {"f"}
+    assert set(found.offsets) == {"f"}
 
 
 @pytest.mark.parametrize("why", ["read elsewhere", "at a border", "joined twice", "a view"])
@@ -86,8 +86,8 @@ def test_a_view_keeps_what_it_views_alive() -> None:
         Call(0, CallKind.KERNEL, ("v", "b"), ("c",)),
     ]
     found = lay_out(_items(0), calls, {"x", "c"}, _forms("xabc"))
-    assert set(found.pieces) == {"a", "b"}
-    assert found.plan.nbytes == 2 * K
+    assert set(found.offsets) == {"a", "b"}
+    assert found.nbytes == 2 * K
 
 
 def test_branches_written_into_one_result_keep_it_alive_from_the_first_on() -> None:
@@ -103,7 +103,7 @@ def test_branches_written_into_one_result_keep_it_alive_from_the_first_on() -> N
     forms = {**_forms("xpqab"), "c": TensorForm((1, 8, 8, 8), (), 2 * K)}
     found = lay_out(items, calls, {"x"}, forms)
     assert set(found.slices) == {"a", "b"}
-    assert found.plan.nbytes == 4 * K
+    assert found.nbytes == 4 * K
 
 
 def test_graphs_are_kept_by_use_and_bounded_by_bytes() -> None:

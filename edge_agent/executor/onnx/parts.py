@@ -9,7 +9,6 @@ appending another `graph` that holds weights adds them to the first.
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +20,7 @@ from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
@@ -95,35 +94,27 @@ def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
     """
     kept: list[bytes] = []
     weights: dict[str, memoryview] = {}
-    for field in _fields(model):
-        if field.number != _MODEL_GRAPH:
-            kept.append(bytes(field.whole))
+    for number, whole, value in _fields(model):
+        if number != _MODEL_GRAPH:
+            kept.append(bytes(whole))
             continue
         graph = []
-        for part in _fields(field.value):
-            if part.number == _GRAPH_INITIALIZER:
-                weights[_name(part.value)] = part.value
+        for part, part_whole, content in _fields(value):
+            if part == _GRAPH_INITIALIZER:
+                weights[_name(content)] = content
             else:
-                graph.append(bytes(part.whole))
-        content = b"".join(graph)
-        kept += [_head(_MODEL_GRAPH, len(content)), content]
+                graph.append(bytes(part_whole))
+        skeleton = b"".join(graph)
+        kept += [_head(_MODEL_GRAPH, len(skeleton)), skeleton]
     return b"".join(kept), weights
 
 
 def _name(tensor: memoryview) -> str:
-    return next((bytes(f.value).decode() for f in _fields(tensor) if f.number == _TENSOR_NAME), "")
+    return next((bytes(value).decode() for number, _, value in _fields(tensor) if number == _TENSOR_NAME), "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """One field of a message: all its bytes, and for a length-delimited one its content."""
-
-    number: int
-    whole: memoryview
-    value: memoryview
-
-
-def _fields(message: memoryview) -> Iterator[_Field]:
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Per field of a message its number, all its bytes, and for a length-delimited one its content."""
     position = 0
     while position < len(message):
         start = position
@@ -141,7 +132,7 @@ def _fields(message: memoryview) -> Iterator[_Field]:
             raise ModelError(f"a field of kind {kind} in an ONNX file", remedy="import the model again")
         if position > len(message):
             raise ModelError("an ONNX file ends inside a field", remedy="import the model again")
-        yield _Field(tag >> 3, message[start:position], message[begin:position])
+        yield tag >> 3, message[start:position], message[begin:position]
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
@@ -186,8 +177,7 @@ def merged_model(
 ) -> bytes:
     """A merge stage as one model: one convolution over padded and stacked kernels, its activation, a split.
 
-    IOS, section 3.2; `stageloom.shared.merge` says which operators may merge and where each kernel lies in
-    the common one. `weights` are encoded tensors by name; the skeleton holds none.
+    `weights` are encoded tensors by name; the skeleton holds none.
 
     Raises:
         ModelError: the nodes are not the convolutions that the graph describes.
@@ -199,11 +189,10 @@ def merged_model(
     prefix = "merged"
     while any(name.startswith(prefix) for name in (*names, *constants)):
         prefix += "_"
-    body = _body(convolution, nodes[0], names, prefix)
-    stacked = _stacked(graph, convolution, nodes, weights)
-    body.initializer.extend(
-        numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked.items()
-    )
+    body = helper.make_graph(merged_nodes(convolution, nodes[0], names[0], prefix), prefix, [], [])
+    body.node.append(helper.make_node("Split", [body.node[-1].output[0]], names[1:], axis=1))
+    stacked = zip(("kernels", "biases"), _stacked(graph, convolution, nodes, weights), strict=True)
+    body.initializer.extend(numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked)
     body.initializer.extend(onnx.TensorProto.FromString(bytes(weights[name])) for name in sorted(constants))
     if _opset(skeleton) >= _SPLIT_SIZES_ARE_AN_INPUT:
         sizes = np.array(convolution.filters, np.int64)
@@ -218,42 +207,16 @@ def merged_model(
     return bytes(model.SerializeToString())
 
 
-def _body(
-    merge: MergedConvolution, first: Sequence[onnx.NodeProto], names: Sequence[str], prefix: str
-) -> onnx.GraphProto:
-    """The convolution, what follows it in the first operator, as in all of them, and the split."""
-    convolution = helper.make_node(
-        "Conv",
-        [names[0], f"{prefix}.kernels", f"{prefix}.biases"],
-        [f"{prefix}.0"],
-        kernel_shape=merge.convolution.kernel,
-        strides=merge.convolution.strides,
-        dilations=merge.convolution.dilations,
-        pads=merge.convolution.pads,
-    )
-    renamed = {first[0].output[0]: f"{prefix}.0"}
-    tail = []
-    for number, node in enumerate(first[1:], 1):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        renamed[node.output[0]] = f"{prefix}.{number}"
-        copy.input[:] = [renamed.get(name, name) for name in node.input]
-        copy.output[:] = [f"{prefix}.{number}"]
-        tail.append(copy)
-    split = helper.make_node("Split", [f"{prefix}.{len(tail)}"], names[1:], axis=1)
-    return helper.make_graph([convolution, *tail, split], prefix, [], [])
-
-
 def _stacked(
     graph: Graph,
     merge: MergedConvolution,
     nodes: Sequence[Sequence[onnx.NodeProto]],
     weights: Mapping[str, memoryview],
-) -> dict[str, np.ndarray]:
-    """All kernels [sum of filters, channels, *kernel], zeros around the smaller ones, and all biases."""
+) -> tuple[np.ndarray, np.ndarray]:
     channels = graph.tensors[merge.input].shape[1]
-    kernels, biases = [], []
-    for op, filters, offset, own in zip(merge.ops, merge.filters, merge.offsets, nodes, strict=True):
+    kernels: list[np.ndarray] = []
+    biases: list[np.ndarray | None] = []
+    for op, filters, own in zip(merge.ops, merge.filters, nodes, strict=True):
         kernel, *bias = [_array(weights, name) for name in own[0].input[1:] if name]
         described = graph.operators[op].convolution
         if described is None or kernel.shape != (filters, channels, *described.kernel):
@@ -261,12 +224,9 @@ def _stacked(
                 f"operator {op} of model {graph.name!r} has other weights than its graph says",
                 remedy="import the model again",
             )
-        padded = np.zeros((filters, channels, *merge.convolution.kernel), kernel.dtype)
-        taps = [slice(first, first + size) for first, size in zip(offset, described.kernel, strict=True)]
-        padded[(slice(None), slice(None), *taps)] = kernel
-        kernels.append(padded)
-        biases.append(bias[0] if bias else np.zeros(filters, kernel.dtype))
-    return {"kernels": np.concatenate(kernels), "biases": np.concatenate(biases)}
+        kernels.append(kernel)
+        biases.append(bias[0] if bias else None)
+    return stacked_weights(merge, kernels, biases)
 
 
 def _array(weights: Mapping[str, memoryview], name: str) -> np.ndarray:
@@ -282,5 +242,6 @@ def _opset(model: onnx.ModelProto) -> int:
 
 def _described(graph: Graph, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
     described = graph.tensors[tensor]
-    shape = described.shape if batch == 1 else (batch, *described.shape[1:])
-    return helper.make_tensor_value_info(described.name, ELEMENT_TYPES[described.dtype], shape)
+    return helper.make_tensor_value_info(
+        described.name, ELEMENT_TYPES[described.dtype], described.batched(batch)
+    )

@@ -7,29 +7,27 @@ weights are not there twice.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
-from stageloom.edge_agent.executor.onnx_parts import ModelParts
-from stageloom.edge_agent.executor.onnx_sessions import OnnxSession, SessionKey, Values, open_session
-from stageloom.edge_agent.executor.timing import IdleTime, summary
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, ValuesSession
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.timing import IdleTime, read_for_the_last_time, seeded_values, summary
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import TensorId
 
 _log = logging.getLogger(__name__)
-_SEED = 7
+
+Opener: TypeAlias = Callable[[SessionKey, ModelParts], ValuesSession]
 
 WINDOW_BYTES: Final = 64 << 20
 """Weights that are loaded at a time, or one operator's where that has more: beyond most last-level caches."""
 
 
 def time_operators(
-    artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    artifact: Artifact, request: TimingRequest, idle: Callable[[], bool], open_session: Opener
 ) -> tuple[OperatorTime, ...]:
     """Time per operator, each run as a session of its own; NOT_TIMED where the time was up.
 
@@ -42,17 +40,20 @@ def time_operators(
     Raises:
         ExecutorError: an operator cannot be loaded alone.
     """
-    return tuple(summary(taken) if taken else NOT_TIMED for taken in operator_runs(artifact, request, idle))
+    runs = operator_runs(artifact, request, idle, open_session)
+    return tuple(summary(taken) if taken else NOT_TIMED for taken in runs)
 
 
-def operator_runs(artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]) -> list[list[float]]:
+def operator_runs(
+    artifact: Artifact, request: TimingRequest, idle: Callable[[], bool], open_session: Opener
+) -> list[list[float]]:
     """Seconds of every run behind `time_operators`, which says more. [num_operators][...]
 
     Raises:
         ExecutorError: an operator cannot be loaded alone.
     """
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
-    timing = _Timing(artifact, request, moments)
+    timing = _Timing(artifact, request, moments, open_session)
     return [taken for window in windows(artifact.graph) for taken in timing.window(window)]
 
 
@@ -70,10 +71,13 @@ def windows(graph: Graph, limit_bytes: int = WINDOW_BYTES) -> Iterator[range]:
 class _Timing:
     """A model on its way through its operators, window by window."""
 
-    def __init__(self, artifact: Artifact, request: TimingRequest, moments: IdleTime) -> None:
+    def __init__(
+        self, artifact: Artifact, request: TimingRequest, moments: IdleTime, open_session: Opener
+    ) -> None:
         self._artifact = artifact
         self._request = request
         self._moments = moments
+        self._open_session = open_session
         self._source = ModelParts(artifact)
         self._values = seeded_values(artifact.graph, artifact.graph.inputs, request.batch)
         self._refusing: set[int] = set()
@@ -85,7 +89,7 @@ class _Timing:
             ExecutorError: as `time_operators`.
         """
         taken_s: list[list[float]] = [[] for _ in ops]
-        sessions: dict[int, OnnxSession] = {}
+        sessions: dict[int, ValuesSession] = {}
         before = self._values
         while any(
             len(taken) < self._request.repeats and op not in self._refusing
@@ -102,7 +106,7 @@ class _Timing:
                     taken.append(took_s)
         return taken_s
 
-    def _run(self, op: int, sessions: dict[int, OnnxSession]) -> float | None:
+    def _run(self, op: int, sessions: dict[int, ValuesSession]) -> float | None:
         """Seconds of one run, what it reads for the last time dropped; None where the operator refuses it."""
         graph = self._artifact.graph
         if op not in sessions:
@@ -112,35 +116,20 @@ class _Timing:
         try:
             sessions[op].run(self._values)
             took_s = time.perf_counter() - began_s
-        except Exception as error:  # onnxruntime's exceptions share no base class
+        except Exception as error:  # a backend's: their exceptions share no base class
             _log.info("operator %d of %r is not timed: %s", op, graph.name, one_line(error))
             self._refusing.add(op)
             self._values.update(seeded_values(graph, graph.operators[op].outputs, self._request.batch))
-        for tensor in [t for t in self._values if all(reader <= op for reader in graph.consumers[t])]:
+        for tensor in read_for_the_last_time(graph, op, self._values):
             del self._values[tensor]
         return took_s
 
-    def _session(self, op: int) -> OnnxSession:
+    def _session(self, op: int) -> ValuesSession:
         key = SessionKey(self._artifact.digest, (op,), self._request.batch, self._request.intra_op_threads)
         try:
-            return open_session(key, self._source)
+            return self._open_session(key, self._source)
         except ExecutorError:
             raise
-        except Exception as error:  # onnxruntime's exceptions share no base class
+        except Exception as error:  # a backend's: their exceptions share no base class
             name = self._artifact.graph.name
             raise ExecutorError(f"operator {op} of {name!r} cannot run alone: {one_line(error)}") from error
-
-
-def seeded_values(graph: Graph, tensors: Iterable[TensorId], batch: int) -> Values:
-    """Seeded contents for tensors of the graph, of their types. [batch, ...]"""
-    rng = np.random.default_rng(_SEED)
-    values: dict[TensorId, np.ndarray] = {}
-    for tensor in tensors:
-        described = graph.tensors[tensor]
-        shape = described.shape if batch == 1 else (batch, *described.shape[1:])
-        dtype = np.dtype(described.dtype)
-        if dtype.kind == "f":
-            values[tensor] = np.asarray(rng.standard_normal(shape), dtype)
-        else:
-            values[tensor] = np.asarray(rng.integers(0, 2, shape), dtype)
-    return values

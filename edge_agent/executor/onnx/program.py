@@ -6,14 +6,14 @@ run under every mask and in a fallback, and every mask can run as soon as the pl
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
-from stageloom.edge_agent.executor.onnx_sessions import SessionKey
+from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.bound import BoundCombined, BoundPlan
+from stageloom.shared.bound import BoundPlan
 from stageloom.shared.ids import TensorId
-from stageloom.shared.launch_list import Item, lower
+from stageloom.shared.launch_list import Item
 
 Atom = tuple[int, ...]
 """Operators in the combined block's numbering, in run order."""
@@ -28,19 +28,21 @@ class SessionProgram:
     threading: Threading
     dead: tuple[tuple[TensorId, ...], ...]  # per item the tensors no later item reads; on one thread only
 
+    @property
+    def groups(self) -> range:
+        """Every item is one of the schedule's launch list."""
+        return range(len(self.items))
+
 
 class CombinedPrograms:
     """The atoms of one combined block."""
 
-    def __init__(self, bound: BoundPlan, combined: BoundCombined) -> None:
+    def __init__(self, bound: BoundPlan, combined: int) -> None:
         self._bound = bound
-        self._combined = combined
-        self._full = self._lowered(combined.full_mask)
+        self._combined = bound.combined[combined]
+        self._lowered = partial(bound.launches, combined)
+        self._full = self._lowered(self._combined.full_mask)
         self._atom_at = {atom[0]: atom for item in self._full for atom in self._atoms(item)}
-
-    def _lowered(self, mask: int) -> tuple[Item, ...]:
-        combined = self._combined
-        return lower(combined.plan.schedule, combined.graph, mask, barrier=self._bound.plan.barrier)
 
     @cached_property
     def _begins(self) -> frozenset[int]:

@@ -1,0 +1,228 @@
+"""Steps on the processor: each runs inside `wait`, on its lane's own thread, further groups on a pool.
+
+A backend says what a program is and how one of its items runs. What an instance keeps from one block to the
+next is its *slot*: nothing but a mark where tensors lie in buffers, the tensors themselves where they pass by
+reference.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from stageloom.edge_agent.executor.base import (
+    NO_GROUP,
+    BlockTap,
+    ExecutorPlan,
+    GroupTime,
+    Rows,
+    StepFeeds,
+    StepResult,
+    lost_tensors,
+    one_line,
+    split_rows,
+)
+from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool, Threading
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import StepId
+from stageloom.shared.launch_list import LaunchList
+
+if TYPE_CHECKING:
+    import numpy
+
+
+class HostProgram(Protocol):
+    """Items that threads share."""
+
+    @property
+    def items(self) -> LaunchList:
+        """In an order that obeys every wait."""
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """Per item the one of the schedule's launch list that it belongs to, or NO_GROUP. [num_items]"""
+
+    @property
+    def threading(self) -> Threading:
+        """How threads share the items."""
+
+
+PlanT = TypeVar("PlanT", bound=ExecutorPlan)
+ProgramT = TypeVar("ProgramT", bound=HostProgram)
+SlotT = TypeVar("SlotT")
+
+
+class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
+    """Orders steps and runs their items. A step that fails loses the tensors of its members alone."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.tracing = False
+        self.tap: BlockTap | None = None
+        self.pause: Callable[[], None] | None = None
+        self._order = StepOrder()
+        self._pool = StreamPool()
+        self._plans: dict[PlanKey, PlanT] = {}
+        self._programs: dict[ProgramKey, ProgramT] = {}
+        self._issued: dict[StepId, tuple[Step, StepFeeds]] = {}
+        self._slots: dict[InstanceId, SlotT] = {}  # of instances between two blocks
+
+    # What a backend does
+
+    @abstractmethod
+    def _build(self, key: ProgramKey) -> ProgramT:
+        """Make a program.
+
+        Raises:
+            ExecutorError: it cannot be made.
+        """
+
+    @abstractmethod
+    def _alone(self, step: Step, member: StepMember) -> ProgramT:
+        """What runs one member of a step by itself, without a program that was prepared."""
+
+    @abstractmethod
+    def _arrive(self, step: Step, member: StepMember, rows: Rows) -> SlotT:
+        """Take in the inputs of an instance's tasks; its slot."""
+
+    @abstractmethod
+    def _run_item(self, program: ProgramT, index: int, slots: Mapping[int, SlotT]) -> None:
+        """Run one item, on any thread; `slots` by the members' positions."""
+
+    @abstractmethod
+    def _settle(
+        self, step: Step, member: StepMember, slot: SlotT, *, wanted: bool
+    ) -> "Mapping[str, numpy.ndarray]":
+        """The member's block has run: keep what crosses the border behind it, and no more.
+
+        Returns those tensors by name, with the tasks' rows, if they are `wanted`.
+        """
+
+    def _between_steps(self) -> None:
+        """A step is about to begin, or has ended."""
+
+    # Programs
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Make the program and have a thread for each of its streams.
+
+        Raises:
+            ExecutorError: it cannot be made.
+        """
+        if program in self._programs:
+            return
+        built = self._build(program)
+        lanes = self._plans[program.plan].bound.plan.lanes
+        self._pool.grow(lanes * min(built.threading.threads - 1, MAX_THREADS))
+        self._programs[program] = built
+
+    def unload(self, key: PlanKey) -> None:
+        """Let go of a plan and its programs."""
+        self._plans.pop(key, None)
+        for program in [program for program in list(self._programs) if program.plan == key]:
+            del self._programs[program]
+
+    def close(self) -> None:
+        """Let go of everything and end the pool."""
+        for key in list(self._plans):
+            self.unload(key)
+        self._slots.clear()
+        self._pool.close()
+
+    # Steps
+
+    def issue(self, step: Step, feeds: StepFeeds) -> None:
+        """Take the step in; it runs in `wait`."""
+        self._order.issue(step)
+        self._issued[step.id] = (step, feeds)
+
+    def wait(self, step: StepId) -> StepResult:
+        """Run the step on this thread.
+
+        Raises:
+            ExecutorError: an item failed, or an instance lacks its tensors because an earlier step failed.
+        """
+        issued, feeds = self._issued.pop(step)
+        self._order.begin(issued)
+        self._between_steps()
+        self._pool.begin()
+        started_s = time.monotonic()
+        try:
+            outputs, groups = self._run(issued, feeds)
+        except Exception as error:  # a backend's: their exceptions share no base class
+            for member in issued.members:
+                self._slots.pop(member.instance, None)
+            if isinstance(error, ExecutorError):
+                raise
+            raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
+        finally:
+            self._pool.end()
+            self._order.end(issued)
+            self._between_steps()
+        return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
+
+    def _run(self, step: Step, feeds: StepFeeds) -> tuple[dict[InstanceId, Rows], list[GroupTime]]:
+        slots = {member.position: self._gather(step, member, feeds) for member in step.members}
+        outputs: dict[InstanceId, Rows] = {}
+        groups: list[GroupTime] = []
+        for program, members in self._parts(step):
+            body = self._body(program, slots, groups, in_turn=step.fallback)
+            if step.fallback or program.threading.threads == 1:
+                for index in range(len(program.items)):
+                    body(index)
+            else:
+                self._pool.run(program.threading, body)
+            for member in members:
+                self._end_block(step, member, slots[member.position], outputs)
+        return outputs, groups
+
+    def _gather(self, step: Step, member: StepMember, feeds: StepFeeds) -> SlotT:
+        """The member's slot."""
+        if not member.member.block:
+            return self._arrive(step, member, feeds[member.instance])
+        try:
+            return self._slots[member.instance]
+        except KeyError:
+            raise lost_tensors(member.instance) from None
+
+    def _parts(self, step: Step) -> Iterable[tuple[ProgramT, Sequence[StepMember]]]:
+        """What a step runs, one after another, each with the members that it runs."""
+        if not step.fallback:
+            return [(self._programs[step.program], step.members)]
+        return [(self._alone(step, member), [member]) for member in step.members]
+
+    def _body(
+        self, program: ProgramT, slots: Mapping[int, SlotT], groups: list[GroupTime], *, in_turn: bool
+    ) -> Callable[[int], None]:
+        tracing, pause = self.tracing, self.pause
+
+        def run(index: int) -> None:
+            group = program.groups[index]
+            if pause is not None and group != NO_GROUP:
+                pause()
+            started_s = time.monotonic() if tracing else 0.0
+            self._run_item(program, index, slots)
+            if tracing and group != NO_GROUP:
+                stream = 0 if in_turn else program.items[index].stream
+                groups.append(GroupTime(group, stream, started_s, time.monotonic()))
+
+        return run
+
+    def _end_block(
+        self, step: Step, member: StepMember, slot: SlotT, outputs: dict[InstanceId, Rows]
+    ) -> None:
+        arrays = self._settle(step, member, slot, wanted=member.last or self.tap is not None)
+        if self.tap is not None:
+            self.tap(member.instance, member.member, arrays)
+        if member.last:
+            self._slots.pop(member.instance, None)
+            model = self._plans[step.program.plan].bound.models[member.member.model]
+            outputs[member.instance] = split_rows(model, len(member.tasks), arrays)
+        else:
+            self._slots[member.instance] = slot
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let go of the instance's slot."""
+        self._slots.pop(instance, None)

@@ -1,0 +1,235 @@
+"""A session per item of the launch list, tensors by reference: what executors on sessions' backends share.
+
+Tensors belong to the instance and pass from block to block by reference, so a slot of the design is a
+dictionary here, and nothing is copied or overwritten: staging and moves between plans cost nothing. A backend
+says how a session is opened.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from stageloom.edge_agent.executor.base import (
+    OperatorTime,
+    Rows,
+    TimingRequest,
+    bucket_of,
+    padded,
+    require_artifacts,
+    require_precision,
+)
+from stageloom.edge_agent.executor.host import HostExecutor
+from stageloom.edge_agent.executor.onnx.cache import (
+    SessionCache,
+    SessionKey,
+    Values,
+    ValuesSession,
+    activation_bytes,
+    weight_bytes,
+)
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx.program import CombinedPrograms, SessionProgram
+from stageloom.edge_agent.executor.onnx.timing import time_operators
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """A plan with what its programs are made from."""
+
+    bound: BoundPlan
+    combined: tuple[CombinedPrograms, ...]
+    artifacts: Mapping[Digest, Artifact]
+
+
+class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
+    """Runs plans on sessions that are made once and shared."""
+
+    precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cache: SessionCache[ValuesSession] = SessionCache(self._open)
+
+    @abstractmethod
+    def _open(self, key: SessionKey, source: ModelParts) -> ValuesSession:
+        """Make a session.
+
+        Raises:
+            ExecutorError: the backend cannot build it.
+        """
+
+    # Plans and programs
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that loaded plans hold."""
+        return len(self._cache)
+
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
+        weights = _session_bytes(bound)
+        missing = sum(size for key, size in weights.items() if alone or self._cache.get(key) is None)
+        present = 0 if alone else self._held_activation_bytes
+        return missing + max(0, _activation_bytes(bound) - present)
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights of every session that is kept or that a loaded plan may want, and the most activations."""
+        weights: dict[SessionKey, int] = {}
+        for loaded in list(self._plans.values()):
+            weights |= _session_bytes(loaded.bound)
+        weights |= self._cache.idle()
+        return sum(weights.values()) + self._held_activation_bytes
+
+    @property
+    def _held_activation_bytes(self) -> int:
+        return max((_activation_bytes(loaded.bound) for loaded in list(self._plans.values())), default=0)
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Make the sessions of every atom at batch 1: with them any mask can run as a fallback.
+
+        Raises:
+            ExecutorError: an option is unknown, an artifact is missing, or a session cannot be made.
+        """
+        require_precision(bound, self.name, self.precisions, "use fp32, which keeps the model's own types")
+        require_artifacts(bound, artifacts)
+        combined = tuple(CombinedPrograms(bound, index) for index in range(len(bound.combined)))
+        singles = {
+            session
+            for block, programs in zip(bound.combined, combined, strict=True)
+            for session in programs.keys(dict.fromkeys(range(len(block.members)), 1))
+        }
+        try:
+            self._cache.hold_all(key, singles, artifacts)
+        except ExecutorError:
+            self._cache.release(key)
+            raise
+        self._plans[key] = SessionPlan(bound, combined, dict(artifacts))
+
+    def _build(self, key: ProgramKey) -> SessionProgram:
+        loaded = self._plans[key.plan]
+        program = self._lowered(key)
+        keys = {session for sessions in program.sessions for session in sessions}
+        self._cache.hold_all(key.plan, keys, loaded.artifacts)
+        return program
+
+    def _lowered(self, key: ProgramKey) -> SessionProgram:
+        bucket_of = dict(zip(bits(key.mask), key.buckets, strict=True))
+        return self._plans[key.plan].combined[key.combined].program(key.mask, bucket_of)
+
+    def _alone(self, step: Step, member: StepMember) -> SessionProgram:
+        plan, combined = step.program.plan, step.program.combined
+        key = ProgramKey(plan, combined, 1 << member.position, (bucket_of(step, member),))
+        return self._programs.get(key) or self._lowered(key)
+
+    def unload(self, key: PlanKey) -> None:
+        """Let go of the plan's programs and sessions; some are kept in case that it comes back."""
+        super().unload(key)
+        self._cache.release(key)
+
+    def drop_idle(self) -> None:
+        """Free the sessions that no loaded plan holds."""
+        self._cache.drop_idle()
+
+    def close(self) -> None:
+        """Let go of everything and end the pool."""
+        super().close()
+        self._cache.drop_idle()
+
+    # Steps
+
+    def _arrive(self, step: Step, member: StepMember, rows: Rows) -> Values:
+        graph = self._plans[step.program.plan].bound.models[member.member.model].graph
+        bucket = bucket_of(step, member)
+        filled = padded(rows, bucket)
+        arrays = {tensor: [row[graph.tensors[tensor].name] for row in filled] for tensor in graph.inputs}
+        # A single row passes by reference.
+        return {t: own[0] if bucket == 1 else np.concatenate(own) for t, own in arrays.items()}
+
+    def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
+        values = slots[program.items[index].member]
+        for session in program.sessions[index]:
+            self._run_session(session, values)
+        for tensor in program.dead[index]:
+            values.pop(tensor, None)
+
+    def _run_session(self, key: SessionKey, values: Values) -> None:
+        session = self._cache.get(key)
+        if session is not None:
+            session.run(values)
+            return
+        single = self._cache.get(replace(key, batch=1))
+        if single is None:
+            raise ExecutorError(f"no session for {len(key.ops)} operators of {key.artifact[:12]} is loaded")
+        _run_rows(single, values)
+
+    def _settle(
+        self, step: Step, member: StepMember, slot: Values, *, wanted: bool
+    ) -> Mapping[str, np.ndarray]:
+        """Keep what crosses the border by reference, and forget the rest."""
+        model = self._plans[step.program.plan].bound.models[member.member.model]
+        crossing = {tensor: slot[tensor] for tensor in model.blocks[member.member.block].live_out}
+        slot.clear()
+        slot.update(crossing)
+        if not wanted:
+            return {}
+        tasks, batch = len(member.tasks), model.plan.batch
+        return {
+            # A model without batches may have tensors without a leading axis.
+            model.graph.tensors[tensor].name: array if batch == 1 else array[:tasks]
+            for tensor, array in crossing.items()
+        }
+
+    def move(self, action: MoveInstance) -> None:
+        """Nothing to do: tensors are kept by instance, and the cut is the same in both plans."""
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[OperatorTime, ...]:
+        """Run the model operator by operator; see `timing`."""
+        return time_operators(artifact, request, idle, self._open)
+
+
+def _run_rows(session: ValuesSession, values: Values) -> None:
+    """Run a session of batch 1 row by row: for a batch whose own session is not there yet."""
+    known = tuple(values)
+    rows: list[Values] = []
+    for row in range(len(values[known[0]])):
+        rows.append({tensor: values[tensor][row : row + 1] for tensor in known})
+        session.run(rows[-1])
+    for tensor in rows[0].keys() - set(known):
+        values[tensor] = np.concatenate([made[tensor] for made in rows])
+
+
+def _session_bytes(bound: BoundPlan) -> dict[SessionKey, int]:
+    """Every session that the plan may want, with the bytes of its weights."""
+    graphs = {model.plan.artifact: model.graph for model in bound.models}
+    return {
+        key: weight_bytes(key, graphs[key.artifact])
+        for index, combined in enumerate(bound.combined)
+        for bucket_of in _every_bucket(bound, combined.members)
+        for key in CombinedPrograms(bound, index).keys(bucket_of)
+    }
+
+
+def _activation_bytes(bound: BoundPlan) -> int:
+    """What the plan's steps need at once: one run per lane, of its most demanding model."""
+    largest = max(activation_bytes(model.graph, model.plan.batch) for model in bound.models)
+    return bound.plan.lanes * largest
+
+
+def _every_bucket(bound: BoundPlan, members: Sequence[Member]) -> Iterator[dict[int, int]]:
+    """Per bucket size the members that have it; together they name every session a plan may want."""
+    buckets = {position: bound.models[m.model].buckets for position, m in enumerate(members)}
+    for size in sorted({size for sizes in buckets.values() for size in sizes}):
+        yield {position: size for position, sizes in buckets.items() if size in sizes}
