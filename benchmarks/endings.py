@@ -31,6 +31,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -47,7 +48,7 @@ from stageloom.shared.search.ios import exact
 from stageloom.shared.search.isomorphism import form
 from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages, Strategy
-from stageloom.shared.search.states import measure_space, width
+from stageloom.shared.search.states import states_by_size, width
 
 Block = tuple[tuple[int, ...], ...]
 Network = tuple[Block, ...]
@@ -173,6 +174,27 @@ def _sorted(size: int, edges: Sequence[tuple[int, int]], path: Path) -> Combined
         raise InputError(f"{path} holds a cycle", remedy="remove it")
     number = {op: index for index, op in enumerate(order)}
     return graph_of([[number[one] for one in before[op]] for op in order])
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSize:
+    """The exact size of a search (IOS, table 1)."""
+
+    states: int
+    transitions: int  # pairs of a state and one of its endings
+    schedules: int  # paths from all operators to none
+
+
+def measure_space(endings: Endings) -> SpaceSize:
+    """Count by visiting every transition once."""
+    paths = {0: 1}
+    transitions = 0
+    for level in states_by_size(endings.graph):
+        for state in level:
+            found = endings.endings(state)
+            transitions += len(found)
+            paths[state] = sum(map(paths.__getitem__, map(state.__xor__, found)))
+    return SpaceSize(len(paths) - 1, transitions, paths[(1 << endings.graph.size) - 1])
 
 
 def graph_of(*members: Sequence[Sequence[int]]) -> CombinedGraph:

@@ -315,15 +315,7 @@ def structures(rival: Plan, models: Sequence[ModelChoice]) -> tuple[Plan, ...]:
             )
             for model, choice in zip(rival.models, models, strict=True)
         ]
-        rules = Rules(
-            run_ahead=rival.run_ahead,
-            step_choice=rival.step_choice,
-            wait=rival.wait,
-            wait_timeout_us=rival.wait_timeout_us,
-            max_skips=rival.max_skips,
-            barrier=rival.barrier,
-        )
-        plans.append(compose(finer, lanes=rival.lanes, executor=rival.executor, rules=rules))
+        plans.append(compose(finer, lanes=rival.lanes, executor=rival.executor, rules=Rules.of(rival)))
     return tuple(plans)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.endings import NASNET, RANDWIRE, Network, distinct, graph_of, main, search
+from benchmarks.endings import NASNET, RANDWIRE, Network, distinct, graph_of, main, measure_space, search
 from stageloom.shared.search.endings import Endings, GroupRule
-from stageloom.shared.search.states import measure_space, width
+from stageloom.shared.search.states import width
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data/ios_blocks.json").read_text())
 BLOCK = ORACLE["inception_v3"]["blocks"][5]
