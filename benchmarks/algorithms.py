@@ -23,6 +23,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,7 +41,7 @@ from stageloom.shared.search.ios import exact
 from stageloom.shared.search.isomorphism import form
 from stageloom.shared.search.ranking import RankedEndings
 from stageloom.shared.search.stages import Stages, Strategy
-from stageloom.shared.search.states import measure_space
+from stageloom.shared.search.states import states_by_size
 from stageloom.shared.search.streams import OperatorProfile, allocate_streams, assign_streams, launch_order
 
 Block = tuple[tuple[int, ...], ...]
@@ -76,6 +77,27 @@ def networks() -> dict[str, Network]:
         name: tuple(tuple(map(tuple, block)) for block in blocks)
         for name, blocks in json.loads(file.read_text(encoding="utf-8")).items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSize:
+    """The exact size of a search (IOS, table 1)."""
+
+    states: int
+    transitions: int  # pairs of a state and one of its endings
+    schedules: int  # paths from all operators to none
+
+
+def measure_space(endings: Endings) -> SpaceSize:
+    """Count by visiting every transition once."""
+    paths = {0: 1}
+    transitions = 0
+    for level in states_by_size(endings.graph):
+        for state in level:
+            found = endings.endings(state)
+            transitions += len(found)
+            paths[state] = sum(map(paths.__getitem__, map(state.__xor__, found)))
+    return SpaceSize(len(paths) - 1, transitions, paths[(1 << endings.graph.size) - 1])
 
 
 def graph_of(*members: Sequence[Sequence[int]]) -> CombinedGraph:

@@ -6,10 +6,12 @@ associative and commutative, so rows may be rolled up in any order, in parts, an
 hours of minutes, give what the hours of all rows give.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from functools import reduce
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -84,40 +86,35 @@ RATE_KINDS = (RowKind.TASK_COUNTERS, RowKind.LATENCY_HISTOGRAM, RowKind.QUEUE_SA
 """The row kinds that `model_rates` reads."""
 
 
-@dataclass
-class _Sums:
-    completed: int = 0
-    interval_us: int = 0
-    histograms: list[LatencyHistogram] = field(default_factory=list)
-    queued: int = 0
-
-
 def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
     """One entry per model, by name; `rows` oldest first. A model without a finished interval has rate 0."""
-    sums: dict[str, _Sums] = {}
+    counters: defaultdict[str, list[TaskCounters]] = defaultdict(list)
+    histograms: defaultdict[str, list[LatencyHistogram]] = defaultdict(list)
+    queued: dict[str, int] = {}
     for row in rows:
-        data = row.data
-        if isinstance(data, TaskCounters):
-            model = sums.setdefault(data.model, _Sums())
-            model.completed += data.completed
-            model.interval_us += data.interval_us
-        elif isinstance(data, LatencyHistogram):
-            sums.setdefault(data.model, _Sums()).histograms.append(data)
-        elif isinstance(data, QueueSample):
-            sums.setdefault(data.model, _Sums()).queued = data.tasks
+        if isinstance(row.data, TaskCounters):
+            counters[row.data.model].append(row.data)
+        elif isinstance(row.data, LatencyHistogram):
+            histograms[row.data.model].append(row.data)
+        elif isinstance(row.data, QueueSample):
+            queued[row.data.model] = row.data.tasks
     return [
         ModelRate(
             device=device,
             model=name,
-            throughput_per_s=(
-                min(model.completed * 1e6 / model.interval_us, MOST_REAL) if model.interval_us else 0.0
-            ),
-            latency_p50_ms=quantile_us(model.histograms, 0.50) / 1e3,
-            latency_p99_ms=quantile_us(model.histograms, 0.99) / 1e3,
-            queued=model.queued,
+            throughput_per_s=_completed_per_s(counters[name]),
+            latency_p50_ms=quantile_us(histograms[name], 0.50) / 1e3,
+            latency_p99_ms=quantile_us(histograms[name], 0.99) / 1e3,
+            queued=queued.get(name, 0),
         )
-        for name, model in sorted(sums.items())
+        for name in sorted({*counters, *histograms, *queued})
     ]
+
+
+def _completed_per_s(counters: Sequence[TaskCounters]) -> float:
+    interval_us = sum(one.interval_us for one in counters)
+    completed = sum(one.completed for one in counters)
+    return min(completed * 1e6 / interval_us, MOST_REAL) if interval_us else 0.0
 
 
 class Width(IntEnum):
@@ -199,50 +196,63 @@ ROLLED_KINDS: Final = (
 """The kinds of rows that are rolled up."""
 
 
-class SpanKey(NamedTuple):
-    """What is rolled up together: rows of one kind and subject in one span of time."""
+SpanKey: TypeAlias = tuple[int, RowKind, str]
+"""What is rolled up together: rows of one kind and subject in one span of time, which begins then."""
 
-    begin_us: int
+
+class UnreadableData(Struct, frozen=True, array_like=True):
+    """A row that is kept as its bytes, and why nobody reads them."""
+
+    reason: str
+    size_bytes: int
+
+
+class TelemetryEntry(NamedTuple):
+    """One row, or what `rows` of them say of a subject in `width_s` seconds from `at_us` on (0: it is a row).
+
+    A row that cannot be read is of kind UNREADABLE, whatever it was stored as.
+    """
+
+    at_us: int
+    width_s: int
     kind: RowKind
-    subject: str
-
-
-class RollupSpan(NamedTuple):
-    """A rolled-up row: its key, how many telemetry rows it stands for, and what they say."""
-
-    key: SpanKey
     rows: int
-    data: SpanData
+    data: RowData | SpanData | UnreadableData
+    subject: str = ""  # of a span
+
+    @property
+    def key(self) -> SpanKey:
+        """What it is rolled up with."""
+        return self.at_us, self.kind, self.subject
 
 
-def span_of(at_us: int, kind: RowKind, row: RowData, width: Width) -> RollupSpan:
+def span_of(at_us: int, kind: RowKind, row: RowData, width: Width) -> TelemetryEntry:
     """One row as a span of its own.
 
     Raises:
         KeyError: rows of this kind are not rolled up.
     """
     data = _as_span(row)
-    return RollupSpan(SpanKey(width.begin_us(at_us), kind, _subject(data)), 1, data)
+    return TelemetryEntry(width.begin_us(at_us), width.value, kind, 1, data, _subject(data))
 
 
-def widen(span: RollupSpan, width: Width) -> RollupSpan:
+def widen(span: TelemetryEntry, width: Width) -> TelemetryEntry:
     """The same in a wider span of time."""
-    return span._replace(key=span.key._replace(begin_us=width.begin_us(span.key.begin_us)))
+    return span._replace(at_us=width.begin_us(span.at_us), width_s=width.value)
 
 
-def merge(spans: Iterable[RollupSpan]) -> dict[SpanKey, RollupSpan]:
-    """One span per key."""
-    merged: dict[SpanKey, RollupSpan] = {}
+def merge(spans: Iterable[TelemetryEntry]) -> dict[SpanKey, TelemetryEntry]:
+    """One span per key; they are of one width."""
+    merged: dict[SpanKey, TelemetryEntry] = {}
     for span in spans:
         found = merged.get(span.key)
-        if found is None:
-            merged[span.key] = span
-        else:
-            merged[span.key] = RollupSpan(span.key, found.rows + span.rows, _together(found.data, span.data))
+        if found is not None:
+            span = span._replace(rows=found.rows + span.rows, data=together((found.data, span.data)))
+        merged[span.key] = span
     return merged
 
 
-def encode_data(data: SpanData) -> bytes:
+def encode_data(data: msgspec.Struct) -> bytes:
     """What the store keeps."""
     return _ENCODER.encode(data)
 
@@ -289,53 +299,40 @@ def _subject(data: SpanData) -> str:
             return data.model
 
 
-def _together(one: Any, other: Any) -> SpanData:
-    """Two of one kind and subject."""
-    match one:
+def together(rows: Sequence[Any]) -> Any:
+    """What rows or spans of one kind and subject say together, as one of that kind."""
+    first = rows[0]
+    match first:
         case TaskCounters():
-            counts = (_sum(getattr(one, name), getattr(other, name)) for name in _COUNTS)
-            return TaskCounters(one.model, *counts)
+            return TaskCounters(first.model, *(_sum(rows, name) for name in _COUNTS))
         case LatencyHistogram():
+            buckets = _buckets(pair for row in rows for pair in row.buckets)
+            longest_us = max(row.max_us for row in rows)
             return LatencyHistogram(
-                one.model,
-                _sum(one.count, other.count),
-                _sum(one.sum_us, other.sum_us),
-                max(one.max_us, other.max_us),
-                _buckets((*one.buckets, *other.buckets)),
+                first.model, _sum(rows, "count"), _sum(rows, "sum_us"), longest_us, buckets
             )
         case StepTimings():
-            return StepTimings(
-                one.plan,
-                one.combined_block,
-                one.mask,
-                _sum(one.count, other.count),
-                _sum(one.sum_us, other.sum_us),
-                max(one.max_us, other.max_us),
-            )
-        case QueueSpan():
-            return QueueSpan(
-                one.model,
-                one.tasks.merge(other.tasks),
-                one.queued_work_us.merge(other.queued_work_us),
-                one.oldest_age_us.merge(other.oldest_age_us),
-            )
+            longest_us = max(row.max_us for row in rows)
+            of = (first.plan, first.combined_block, first.mask)
+            return StepTimings(*of, _sum(rows, "count"), _sum(rows, "sum_us"), longest_us)
         case UtilisationSpan():
-            known = [gauge for gauge in (one.value, other.value) if gauge is not None]
-            value = known[0].merge(known[1]) if len(known) == 2 else known[0] if known else None
-            return UtilisationSpan(one.metric, one.unit, value, one.unknown + other.unknown)
-    return DifferenceSpan(
-        one.model,
-        one.difference.merge(other.difference),
-        one.sensitivity.merge(other.sensitivity),
+            known = [row.value for row in rows if row.value is not None]
+            value = reduce(Gauge.merge, known) if known else None
+            unknown = sum(row.unknown for row in rows)
+            return UtilisationSpan(first.metric, first.unit, value, unknown)
+    gauges = (
+        reduce(Gauge.merge, (getattr(row, name) for row in rows)) for name in first.__struct_fields__[1:]
     )
+    return type(first)(first.model, *gauges)
 
 
 _COUNTS: Final = TaskCounters.__struct_fields__[1:]
 
 
-def _sum(one: int, other: int) -> int:
+def _sum(rows: Sequence[Any], name: str) -> int:
     """A device that lies must not make a span that cannot be read."""
-    return min(one + other, MOST)
+    total: int = sum(getattr(row, name) for row in rows)
+    return min(total, MOST)
 
 
 def _buckets(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -343,5 +340,5 @@ def _buckets(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     counts: dict[int, int] = {}
     for bucket, count in pairs:
         known = min(bucket, len(LATENCY_BOUNDS_US) - 1)
-        counts[known] = _sum(counts.get(known, 0), count)
+        counts[known] = min(counts.get(known, 0) + count, MOST)
     return tuple(sorted(counts.items()))

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from stageloom.shared.bitmask import bits
-from stageloom.shared.graph import Graph, transitive
+from stageloom.shared.graph import Graph, reverse, transitive
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.merge import merge_key
 
@@ -116,11 +116,7 @@ class CombinedGraph:
     @cached_property
     def successors(self) -> tuple[int, ...]:
         """Per operator the mask of operators that read its output. [num_ops]"""
-        masks = [0] * self.size
-        for op, before in enumerate(self.predecessors):
-            for predecessor in bits(before):
-                masks[predecessor] |= 1 << op
-        return tuple(masks)
+        return reverse(self.predecessors)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:

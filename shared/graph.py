@@ -115,11 +115,7 @@ class Graph:
     @cached_property
     def successors(self) -> tuple[int, ...]:
         """Per operator the mask of operators that read its output. [num_ops]"""
-        masks = [0] * len(self.operators)
-        for op, before in enumerate(self.predecessors):
-            for predecessor in bits(before):
-                masks[predecessor] |= 1 << op
-        return tuple(masks)
+        return reverse(self.predecessors)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
@@ -158,6 +154,15 @@ class Graph:
     def digest(self) -> Digest:
         """Digest of the canonical form."""
         return digest_of(graph_to_wire(self))
+
+
+def reverse(edges: Sequence[int]) -> tuple[int, ...]:
+    """Turn masks of predecessors into masks of successors, and the other way round."""
+    masks = [0] * len(edges)
+    for op, others in enumerate(edges):
+        for other in bits(others):
+            masks[other] |= 1 << op
+    return tuple(masks)
 
 
 def transitive(direct: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.schedule import Group, Launch, Schedule, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import Group, Launch, Schedule, Stage, StageSchedule, StreamSchedule
 
 
 class Barrier(Enum):
@@ -50,31 +50,29 @@ def lower(
     return _lower_stages(_active_stages(schedule, active), graph, barrier)
 
 
-@dataclass(frozen=True, slots=True)
-class _ActiveStage:
-    index: int
-    groups: tuple[Group, ...]  # group i runs on stream i
-    merge: bool
+def _active_stages(schedule: StageSchedule, active: int) -> list[tuple[int, Stage]]:
+    """The stages that the active operators leave, with their numbers; group i runs on stream i.
 
-
-def _active_stages(schedule: StageSchedule, active: int) -> list[_ActiveStage]:
-    """The stages that the active operators leave; a group is active or not as a whole."""
+    A group is active or not as a whole.
+    """
     stages = []
     for index, stage in enumerate(schedule.stages):
         groups = tuple(group for group in stage.groups if active >> group[0] & 1)
         if groups and stage.merge:
             groups = (tuple(op for group in groups for op in group),)
         if groups:
-            stages.append(_ActiveStage(index, groups, stage.merge))
+            stages.append((index, Stage(groups, stage.merge)))
     return stages
 
 
-def _lower_stages(stages: list[_ActiveStage], graph: CombinedGraph, barrier: Barrier) -> LaunchList:
-    stream_of = {op: stream for stage in stages for stream, group in enumerate(stage.groups) for op in group}
+def _lower_stages(stages: list[tuple[int, Stage]], graph: CombinedGraph, barrier: Barrier) -> LaunchList:
+    stream_of = {
+        op: stream for _, stage in stages for stream, group in enumerate(stage.groups) for op in group
+    }
     items: list[Item] = []
     item_of: dict[int, int] = {}
     previous: list[int] = []  # the items of the stage before
-    for stage in stages:
+    for index, stage in stages:
         current: list[int] = []
         for stream, group in enumerate(stage.groups):
             if barrier is Barrier.FULL:
@@ -92,14 +90,14 @@ def _lower_stages(stages: list[_ActiveStage], graph: CombinedGraph, barrier: Bar
             if joins:
                 items[-1] = replace(items[-1], ops=items[-1].ops + group)
             else:
-                items.append(Item(member, group, stream, tuple(waits), stage.index, stage.merge))
+                items.append(Item(member, group, stream, tuple(waits), index, stage.merge))
             item_of.update(dict.fromkeys(group, len(items) - 1))
             current.append(len(items) - 1)
         previous = current
     return tuple(items)
 
 
-def _can_grow(item: Item, member: int, stage: _ActiveStage) -> bool:
+def _can_grow(item: Item, member: int, stage: Stage) -> bool:
     return item.member == member and item.stream == 0 and not item.merge and not stage.merge
 
 

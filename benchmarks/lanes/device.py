@@ -25,7 +25,6 @@ from stageloom.shared.engine.steps import (
     DropInstance,
     FinishTask,
     InstanceId,
-    IssueStep,
     Outcome,
     PlanKey,
     PrepareProgram,
@@ -295,11 +294,11 @@ class VirtualDevice:
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, IssueStep):
-                self._watch.issued(action.step)
-                self._in_flight.add(action.step.id)
-                self._pending[action.step.lane].append(action.step)
-                for member in action.step.members:
+            if isinstance(action, Step):
+                self._watch.issued(action)
+                self._in_flight.add(action.id)
+                self._pending[action.lane].append(action)
+                for member in action.members:
                     self._started.update(member.tasks)
             elif isinstance(action, FinishTask):
                 self._finish(action)

@@ -159,15 +159,7 @@ def structures(rival: Plan, models: Sequence[ModelChoice]) -> list[Plan]:
         )
         for model, choice in zip(rival.models, models, strict=True)
     ]
-    rules = Rules(
-        run_ahead=rival.run_ahead,
-        step_choice=rival.step_choice,
-        wait=rival.wait,
-        wait_timeout_us=rival.wait_timeout_us,
-        max_skips=rival.max_skips,
-        barrier=rival.barrier,
-    )
-    cut_finer = compose(finer, lanes=rival.lanes, executor=rival.executor, rules=rules)
+    cut_finer = compose(finer, lanes=rival.lanes, executor=rival.executor, rules=Rules.of(rival))
     same = [model.cuts for model in cut_finer.models] == [model.cuts for model in rival.models]
     return [rival] if same else [rival, cut_finer]
 

@@ -14,8 +14,8 @@ from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, QueueState, progress_bits
-from stageloom.shared.policy.trigger import DeviceSnapshot, Firing, Trigger, TriggerConfig
+from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress_bits
+from stageloom.shared.policy.trigger import Firing, Trigger, TriggerConfig
 
 _ARRIVALS_S: Final = 2.0
 """Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""
@@ -125,17 +125,12 @@ class Alarms:
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
             self.trigger.configure(self.config(tightest_s))
-        observed = DeviceSnapshot(
-            queues=tuple(
-                QueueState(tasks=q.queued, service_s=self._service(q.name), oldest_age_s=q.oldest_age_s)
-                for q in seen.queues
-            ),
-            progress=tuple(progress_bits((q.progress,), q.blocks) for q in seen.queues),
-            drift=drift,
-            power_mode=power_mode,
+        loads = self.loads(seen)
+        progress = tuple(progress_bits((queue.progress,), queue.blocks) for queue in seen.queues)
+        firing = self.trigger.observe(
+            loads, progress, seen.at_s, power_mode=power_mode, drift=drift, held=held
         )
-        firing = self.trigger.observe(observed, seen.at_s, held=held)
-        return None if firing is None else Fired(firing=firing, loads=self.loads(seen))
+        return None if firing is None else Fired(firing=firing, loads=loads)
 
     def told_of(self, drift: float) -> bool:
         """Whether an alarm that is raised at this drift tells of it, whatever else it is raised for."""

@@ -11,6 +11,7 @@ from stageloom.edge_agent.ingest.ledger import Interval
 from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
+    PLAN_CHARS,
     Event,
     GroupSpan,
     OperatorTiming,
@@ -58,7 +59,6 @@ class Journal:
 
 _TIMINGS_PER_ROW = 64
 _GROUPS_PER_ROW = 128
-_PLAN_CHARS = 16
 _LONGEST_NAME = 64
 
 
@@ -97,7 +97,7 @@ def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, floa
     if plan is not None:
         rows += [
             StepTimings(
-                plan[:_PLAN_CHARS],
+                plan[:PLAN_CHARS],
                 one.combined,
                 one.mask,
                 one.steps,
@@ -152,7 +152,7 @@ def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
         return max(round((at_s - traced.started_s) * 1e6), 0)
 
     return StepTrace(
-        plan[:_PLAN_CHARS],
+        plan[:PLAN_CHARS],
         traced.combined,
         traced.mask,
         traced.lane,

@@ -30,7 +30,6 @@ from stageloom.shared.engine.steps import (
     DropInstance,
     FinishTask,
     InstanceId,
-    IssueStep,
     MoveInstance,
     PlanKey,
     PrepareProgram,
@@ -318,9 +317,9 @@ class EngineRuntime:
         """Carry out what the core decided; the answers are given after the lock is released."""
         answers: Answers = []
         for action in actions:
-            if isinstance(action, IssueStep):
+            if isinstance(action, Step):
                 if not self._stopping:  # its lane's thread may have ended, and a step after it would hang
-                    self._issue(action.step, now)
+                    self._issue(action, now)
             elif isinstance(action, FinishTask):
                 self._tasks.finish(action, now, answers)
             elif isinstance(action, MoveInstance):

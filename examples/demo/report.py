@@ -19,7 +19,7 @@ from examples.demo.compare import LEARNED, PLAIN, compare
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED
 from stageloom.edge_agent.trace.command import measured
 from stageloom.planner.replan.policy import How
-from stageloom.planner.store.predictions import KeptConsidered
+from stageloom.planner.store.predictions import LookedAt
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.graph import Graph
@@ -227,7 +227,7 @@ class Run:
     replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
     policy: Mapping[str, Any]  # as `stageloom policy import --json`, with the reason where there is none
     answers: Mapping[str, int]  # per proposer the re-plan that it was asked for
-    considered: Mapping[int, Sequence[KeptConsidered]]  # per re-plan what was looked at
+    considered: Mapping[int, Sequence[LookedAt]]  # per re-plan what was looked at
     telemetry: Mapping[str, int]
     rows: Sequence[Mapping[str, Any]]  # as `stageloom telemetry --json`
     trace: Path  # as `stageloom-agent trace` wrote it
@@ -353,14 +353,14 @@ def _proposed_ms(run: Run, entry: Mapping[str, Any]) -> float | None:
     looked_at = run.considered[entry["replan"]]
     if entry["digest"] is None or not looked_at:
         return None
-    return round((looked_at[0].at_us - int(entry["at_us"])) / 1e3, 3)
+    return round((looked_at[0][1].at_us - int(entry["at_us"])) / 1e3, 3)
 
 
 def _policy(run: Run) -> dict[str, Any]:
     """The policy that was adopted, and whether it had its say."""
     learned = run.answers.get(LEARNED)
     had_say = learned is not None and any(
-        one.considered.how == How.LEARNED.value for one in run.considered[learned]
+        evaluation.how == How.LEARNED.value for evaluation, _ in run.considered[learned]
     )
     reason = run.policy["reason"]
     if learned is not None and not had_say:

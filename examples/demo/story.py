@@ -24,7 +24,7 @@ from stageloom import Client
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
-from stageloom.planner.store.predictions import KeptConsidered, considered_plans
+from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
 from stageloom.shared.messages.admin import ReplanInfo
 from stageloom.shared.messages.control import DeviceState
@@ -323,12 +323,12 @@ class _Story:
         self.system.processes.stop("planner")
         return run
 
-    def _considered(self, replans: Sequence[int]) -> dict[int, list[KeptConsidered]]:
+    def _considered(self, replans: Sequence[int]) -> dict[int, list[LookedAt]]:
         """What each re-plan looked at."""
         store = self.system.store
         served = serves(decode_plan(store.read(plan_info, "first").wire))
         found = store.read(considered_plans, served, store.read(device_info, self.system.device).device_class)
-        return {number: [kept for kept in found if kept.replan == number] for number in replans}
+        return {number: [entry for entry in found if entry[1].replan == number] for number in replans}
 
     def _books(self) -> dict[str, int]:
         """Telemetry rows produced by the device, stored and dropped."""

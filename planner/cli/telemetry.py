@@ -14,9 +14,7 @@ from stageloom.shared.messages.admin import ReplanInfo, TelemetryBooks
 from stageloom.shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.telemetry import TelemetryEntry
-
-    pass
+    from stageloom.planner.telemetry import TelemetryEntry
 
 replans = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at re-plans of devices.")
 

@@ -21,7 +21,7 @@ from typing import Final
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.ids import Digest, OpId
-from stageloom.shared.messages.telemetry import StepTimings, StepTrace
+from stageloom.shared.messages.telemetry import PLAN_CHARS, StepTimings, StepTrace
 from stageloom.shared.schedule import Stage, StageSchedule, joint_stage
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.stage_costs import StageCosts
@@ -38,8 +38,6 @@ LEAST_STEPS: Final = 20
 LEAST_TRACES: Final = 5
 LEAST_SHARE: Final = 0.1
 """Of the time: a combined block that takes less does not make a device drift."""
-
-PLAN_CHARS: Final = 16  # of a plan's digest, by which rows of steps name it
 
 Operator = tuple[Digest, OpId]
 

@@ -20,7 +20,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.analytic import DeviceRates
-from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance, fitted, samples
+from stageloom.shared.search.costs import CostTable, MeasuredStage, fitted, samples
 from stageloom.shared.search.interference import Interference, Sample
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,6 @@ def cost_table(
     return CostTable(
         measured_s={key: cost.median_us / 1e6 for key, cost in kept.items()},
         measured_at=measured_at,
-        provenance={key: Provenance(cost.runs, cost.measured_at_us) for key, cost in kept.items()},
     )
 
 

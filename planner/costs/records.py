@@ -1,6 +1,6 @@
-"""What the store keeps of costs: measured operators, calibrations, origins, schedules of combined blocks."""
+"""What the store keeps of costs: measured operators, calibrations, schedules of combined blocks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,34 +47,6 @@ class Calibration:
         return (self.device_class,) if self.own else ()
 
 
-@dataclass(frozen=True, slots=True)
-class MeasurementOrigin:
-    """One measurement: its time is the device's clock, microseconds since 1970."""
-
-    runs: int
-    spread_us: float
-    measured_on: str
-    measured_at_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundBy:
-    """A schedule that a scheduler found for a combined block of a device class."""
-
-    scheduler: str
-    stage_string: str
-    found_at_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundSchedule:
-    """One combined block's schedule; `batch` is the largest of its members'."""
-
-    combined_block: Digest
-    batch: int
-    stage_string: str
-
-
 def combined_block_digest(
     block: CombinedBlock, models: Sequence[ModelPlan], graphs: Mapping[Digest, Graph]
 ) -> Digest:
@@ -87,12 +59,12 @@ def combined_block_digest(
     return combined_digest(parts)
 
 
-def found_schedules(plan: Plan, graphs: Mapping[Digest, Graph]) -> Iterator[FoundSchedule]:
-    """The schedules of a plan, each once: replicas share theirs."""
-    seen: set[tuple[Digest, int]] = set()
+def found_schedules(plan: Plan, graphs: Mapping[Digest, Graph]) -> dict[tuple[Digest, int], str]:
+    """The stage strings of a plan by (combined block, largest batch of its members)."""
+    found: dict[tuple[Digest, int], str] = {}
     for block in plan.combined:
         key = combined_block_digest(block, plan.models, graphs)
         batch = max(plan.models[member.model].batch for member in block.members)
-        if (key, batch) not in seen:
-            seen.add((key, batch))
-            yield FoundSchedule(key, batch, to_string(block.schedule))
+        if (key, batch) not in found:
+            found[key, batch] = to_string(block.schedule)
+    return found

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stageloom.planner.costs.records import FoundBy, MeasurementOrigin
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
@@ -21,6 +21,9 @@ from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.makespan import schedule_s
 from stageloom.shared.stage_string import parse, to_string
+
+if TYPE_CHECKING:
+    from stageloom.planner.store.tables import OperatorCostRow, ScheduleRow, StageCostRow
 
 EXACT_EXPANSIONS: Final = 20_000
 """How much the optimum may cost to find: a second or so."""
@@ -92,18 +95,25 @@ class BlockExplained:
     beside: tuple[AlternativeSchedule, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockEvidence:
-    """What the store knows of one combined block."""
-
-    operators: Sequence[MeasurementOrigin | None]  # per operator of the combined graph [num_ops]
-    stages: Mapping[str, MeasurementOrigin]
-    found: Sequence[FoundBy]
-    step_us: float | None
+Measurement: TypeAlias = "OperatorCostRow | StageCostRow"
+"""Where a measured time comes from."""
 
 
-def explain_block(bound: BoundPlan, index: int, table: CostTable, known: BlockEvidence) -> BlockExplained:
-    """A combined block's stages or streams with their costs, its bound and optimum, and alternatives."""
+def explain_block(
+    bound: BoundPlan,
+    index: int,
+    table: CostTable,
+    *,
+    operators: "Sequence[OperatorCostRow | None]",
+    stages: "Mapping[str, StageCostRow]" = MappingProxyType({}),
+    found: "Sequence[ScheduleRow]" = (),
+    step_us: float | None = None,
+) -> BlockExplained:
+    """A combined block's stages or streams with their costs, its bound and optimum, and alternatives.
+
+    What the store knows of it: the measurements of its `operators` [num_ops] and, by stage string, of its
+    `stages`; the schedules that were `found` for it; and what a whole step took.
+    """
     combined = bound.combined[index]
     graph, schedule = combined.graph, combined.plan.schedule
     costs = block_costs(bound, index, table)
@@ -114,9 +124,9 @@ def explain_block(bound: BoundPlan, index: int, table: CostTable, known: BlockEv
         best_s = optimum_s([(graph, costs)], Limits(), Budget(expansions=EXACT_EXPANSIONS))
     names = _names(bound, index)
     if isinstance(schedule, StageSchedule):
-        lines = _lines(schedule, costs, known, names)
+        lines = _lines(schedule, costs, operators, stages, names)
     else:
-        lines = _streams(schedule, costs, known, names)
+        lines = _streams(schedule, costs, operators, names)
     return BlockExplained(
         index=index,
         members=" + ".join(
@@ -131,8 +141,8 @@ def explain_block(bound: BoundPlan, index: int, table: CostTable, known: BlockEv
         over_bound=gap(predicted_s, least_s),
         optimum_us=None if best_s is None else 1e6 * best_s,
         over_optimum=None if best_s is None else gap(predicted_s, best_s),
-        step_us=known.step_us,
-        beside=tuple(_beside(bound, index, costs, known.found, predicted_s)),
+        step_us=step_us,
+        beside=tuple(_beside(bound, index, costs, found, predicted_s)),
     )
 
 
@@ -151,7 +161,11 @@ def _names(bound: BoundPlan, index: int) -> list[str]:
 
 
 def _lines(
-    schedule: StageSchedule, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+    schedule: StageSchedule,
+    costs: StageCosts,
+    operators: "Sequence[OperatorCostRow | None]",
+    stages: "Mapping[str, StageCostRow]",
+    names: Sequence[str],
 ) -> list[Line]:
     """The stages as they run: those that become one launch of one group are one line."""
     lines: list[Line] = []
@@ -161,7 +175,9 @@ def _lines(
         last = first
         while sum(len(one.operators) for one in schedule.stages[first : last + 1]) < len(stage.operators):
             last += 1
-        line = _line(first, last, stage, costs, known, names)
+        whole = stages.get(to_string(StageSchedule((stage,))))
+        origins: list[Measurement | None] = [operators[op] for op in stage.operators]
+        line = _line(first, last, stage, costs, origins if whole is None else [whole], names)
         first = last + 1
         if len(stage.operators) == 1 and (not row or row[-1].source is line.source):
             row.append(line)
@@ -173,7 +189,10 @@ def _lines(
 
 
 def _streams(
-    schedule: StreamSchedule, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+    schedule: StreamSchedule,
+    costs: StageCosts,
+    operators: "Sequence[OperatorCostRow | None]",
+    names: Sequence[str],
 ) -> list[Line]:
     """One line per stream."""
     streams: dict[int, list[int]] = {}
@@ -181,7 +200,7 @@ def _streams(
         streams.setdefault(launch.stream, []).append(launch.op)
     lines = []
     for stream, ops in sorted(streams.items()):
-        measured = [origin for op in ops if (origin := known.operators[op]) is not None]
+        measured = [origin for op in ops if (origin := operators[op]) is not None]
         whole = len(measured) == len(ops)
         lines.append(
             Line(
@@ -199,7 +218,7 @@ def _streams(
     return lines
 
 
-def _oldest(origins: Sequence[MeasurementOrigin]) -> dict[str, Any]:
+def _oldest(origins: Sequence[Measurement]) -> dict[str, Any]:
     """The fields of a line that tell of its measurements; without any it is an estimate."""
     return {
         "measured_at_us": min((one.measured_at_us for one in origins), default=None),
@@ -232,10 +251,13 @@ def _joined(row: Sequence[Line]) -> list[Line]:
 
 
 def _line(
-    first: int, last: int, stage: Stage, costs: StageCosts, known: BlockEvidence, names: Sequence[str]
+    first: int,
+    last: int,
+    stage: Stage,
+    costs: StageCosts,
+    origins: "Sequence[Measurement | None]",
+    names: Sequence[str],
 ) -> Line:
-    origin = known.stages.get(to_string(StageSchedule((stage,))))
-    origins = [origin] if origin is not None else [known.operators[op] for op in stage.operators]
     measured = [one for one in origins if one is not None]
     whole = len(measured) == len(origins)
     if costs.is_measured(stage):
@@ -278,7 +300,7 @@ def _text(group: Group, names: Sequence[str]) -> str:
 
 
 def _beside(
-    bound: BoundPlan, index: int, costs: StageCosts, found: Sequence[FoundBy], this_s: float
+    bound: BoundPlan, index: int, costs: StageCosts, found: "Sequence[ScheduleRow]", this_s: float
 ) -> list[AlternativeSchedule]:
     """`sequential` and `greedy`, and whatever the device class has kept of this block, cheapest first."""
     combined = bound.combined[index]

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
-from stageloom.planner.explain.block import BlockEvidence, BlockExplained, explain_block
+from stageloom.planner.explain.block import BlockExplained, explain_block
 from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation, predict, serves
-from stageloom.planner.store.costs import calibration_of, operator_origins, schedules_of, stage_origins
+from stageloom.planner.store.costs import calibration_of, measured_operators, measured_stages, schedules_of
 from stageloom.planner.store.devices import device_info, device_infos
 from stageloom.planner.store.generations import device_of_plan, generation_history
 from stageloom.planner.store.plans import plan_info, plan_names
-from stageloom.planner.store.predictions import KeptConsidered, considered_plans
+from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos, trial_infos, trials_of
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
@@ -129,7 +129,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
             bound,
             index,
             table,
-            _known(store, bound, index, key, steps),
+            **_known(store, bound, index, key, steps),
         )
         for index in range(len(plan.combined))
     )
@@ -170,23 +170,23 @@ def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
     )
 
 
-def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> BlockEvidence:
-    """What is known of one combined block."""
+def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> dict[str, Any]:
+    """What the store knows of one combined block, for `explain_block`."""
     plan, combined = bound.plan, bound.combined[index]
     batch = max(plan.models[m.model].batch for m in combined.plan.members)
     graphs = {model.plan.artifact: model.graph for model in bound.models}
     digest = combined_block_digest(combined.plan, plan.models, graphs)
-    origins = []
+    operators = []
     for member in combined.plan.members:
         model = bound.models[member.model]
-        measured = store.read(operator_origins, key, model.plan.artifact, model.plan.batch)
-        origins += [measured.get(op) for op in model.blocks[member.block].operators]
-    return BlockEvidence(
-        operators=origins,
-        stages=store.read(stage_origins, key, plan.executor, digest, batch),
-        found=store.read(schedules_of, key, digest, batch) if key else [],
-        step_us=steps.get((plan.digest, index)),
-    )
+        measured = store.read(measured_operators, key, model.plan.artifact, model.plan.batch)
+        operators += [measured.get(op) for op in model.blocks[member.block].operators]
+    return {
+        "operators": operators,
+        "stages": store.read(measured_stages, key, plan.executor, digest, batch),
+        "found": store.read(schedules_of, key, digest, batch) if key else (),
+        "step_us": steps.get((plan.digest, index)),
+    }
 
 
 def _steps(store: ReadStore, device: DeviceId) -> _Steps:
@@ -199,7 +199,7 @@ def _steps(store: ReadStore, device: DeviceId) -> _Steps:
 
 
 def _decided(
-    store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[KeptConsidered]
+    store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[LookedAt]
 ) -> Decided | None:
     """Why the device was asked to run the plan; None: it never was."""
     history, _ = store.read(generation_history, device, limit=_HISTORY)
@@ -214,8 +214,8 @@ def _decided(
     trial = next((row for row in trials if (row.epoch, row.generation) == at), None)
     left: set[Digest] = set()
     if replan is not None:
-        rows = [row.considered for row in looked_at if row.replan == replan.replan]
-        left = {row.plan for row in rows if row.verdict is not EvaluationVerdict.TAKEN} - {plan}
+        found = [evaluation for evaluation, row in looked_at if row.replan == replan.replan]
+        left = {one.plan for one in found if one.verdict is not EvaluationVerdict.TAKEN} - {plan}
     return Decided(
         generation=entry,
         replan=replan,
@@ -227,14 +227,14 @@ def _decided(
 def _others(
     store: ReadStore,
     this: Digest,
-    looked_at: Sequence[KeptConsidered],
+    looked_at: Sequence[LookedAt],
     calibration: Calibration | None,
     steps: _Steps,
 ) -> list[Other]:
     """Each plan once, the cheapest under today's costs first, then those that were not kept."""
-    rows: dict[Digest, list[KeptConsidered]] = {}
-    for row in looked_at:  # newest first
-        rows.setdefault(row.considered.plan, []).append(row)
+    rows: dict[Digest, list[LookedAt]] = {}
+    for entry in looked_at:  # newest first
+        rows.setdefault(entry[0].plan, []).append(entry)
     names = dict(store.read(plan_names, list(rows)))
     now_ms: dict[Digest, float] = {}
     steps_ms: dict[Digest, float] = {}
@@ -257,8 +257,8 @@ def _others(
             name=names.get(digest, ""),
             this=digest == this,
             times=len(seen),
-            last=seen[0].considered,
-            at_us=seen[0].at_us,
+            last=seen[0][0],
+            at_us=seen[0][1].at_us,
             now_ms=now_ms.get(digest),
             steps_ms=steps_ms.get(digest),
             trial=trials.get(digest),

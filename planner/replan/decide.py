@@ -8,7 +8,7 @@ formula predicts no gain: the formula is unsure, the trial is not. A measured on
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from stageloom.planner.replan.policy import How, Observation, Proposal
 from stageloom.planner.replan.predict import (
@@ -39,27 +39,30 @@ class ReplanDecision:
     evaluations: tuple[PlanEvaluation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    proposal: Proposal
-    evaluation: PlanEvaluation
-    rank: float = 0.0  # of those that are `BEHIND` until one is taken
+_Judged: TypeAlias = tuple[Proposal, PlanEvaluation, float]
+"""A proposal, what it is worth, and the rank of one that is `BEHIND` until one is taken."""
 
 
 def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
     """The best proposal that differs from the incumbent, or why there is none."""
-    judged = _judged(seen, proposals)
-    ranked = [judgement for judgement in judged if judgement.evaluation.verdict is EvaluationVerdict.BEHIND]
+    base = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads)
+    judged = [_judge(seen, base, proposal) for proposal in proposals]
+    evaluations = [evaluation for _, evaluation, _ in judged]
+    ranked = [
+        (rank, at)
+        for at, (_, evaluation, rank) in enumerate(judged)
+        if evaluation.verdict is EvaluationVerdict.BEHIND
+    ]
     if not ranked:
-        found = tuple(judgement.evaluation for judgement in judged)
-        return ReplanDecision(None, None, _why_none(found), found)
-    best = min(ranked, key=lambda one: one.rank)
-    taken = replace(best.evaluation, verdict=EvaluationVerdict.TAKEN)
+        return ReplanDecision(None, None, _why_none(evaluations), tuple(evaluations))
+    _, best = min(ranked)
+    proposal = judged[best][0]
+    taken = evaluations[best] = replace(evaluations[best], verdict=EvaluationVerdict.TAKEN)
     return ReplanDecision(
-        best.proposal,
+        proposal,
         taken.predicted,
-        f"{best.proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
-        tuple(taken if judgement is best else judgement.evaluation for judgement in judged),
+        f"{proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
+        tuple(evaluations),
     )
 
 
@@ -80,12 +83,7 @@ def _is_asked_alone(seen: Observation, proposal: Proposal) -> bool:
     return proposal.how is How.LEARNED and seen.settings.proposer is Proposer.LEARNED
 
 
-def _judged(seen: Observation, proposals: Iterable[Proposal]) -> list[_Judged]:
-    base = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads)
-    return [_one(seen, base, proposal) for proposal in proposals]
-
-
-def _one(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judged:
+def _judge(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judged:
     """A proposal by itself; one that may be pushed is `BEHIND` here."""
     plan, incumbent = proposal.plan, seen.incumbent.structure
     other = plan.structure != incumbent
@@ -100,7 +98,7 @@ def _one(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judged
             prediction=found,
             predicted=over,
         )
-        return _Judged(proposal, row, rank)
+        return proposal, row, rank
 
     if plan.digest == seen.incumbent.digest:
         return judged(EvaluationVerdict.SAME, base)

@@ -15,17 +15,16 @@ from functools import lru_cache
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Policy, Proposal
+from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.predict import step_s
 from stageloom.shared.blocks import split
-from stageloom.shared.bound import bind
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.legality import violations
 from stageloom.shared.messages.admin import Proposer
-from stageloom.shared.plan import CombinedBlock, Member, Plan
+from stageloom.shared.plan import Member, Plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.decide import BlockKey, Book
 from stageloom.shared.policy.maddpg.space import Space
@@ -63,33 +62,29 @@ class Learned:
     missing: tuple[BlockJob, ...] = ()
 
 
-class LearnedPolicy:
+class LearnedPolicy(PlainPolicy):
     """The plain policy, and where a trained one is for what runs on the device, that one's plan as well.
 
     A device's settings may ask for the trained one alone (its plan is then there at once, nothing is searched
     for) or for the plain one alone.
     """
 
-    def __init__(self, plain: Policy | None = None) -> None:
-        self._plain = plain or PlainPolicy()
+    def __init__(self) -> None:
         self._last: tuple[Observation, Learned] | None = None
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
         found = self._learned(seen).plan
         if found is None:
-            return self._plain.at_once(seen)
+            return super().at_once(seen)
         proposal = Proposal(found, How.LEARNED, SCHEDULER)
-        return [proposal] if _alone(seen) else [*self._plain.at_once(seen), proposal]
+        return [proposal] if _alone(seen) else [*super().at_once(seen), proposal]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
         asked_alone = _alone(seen) and self._learned(seen).plan is not None
-        return () if asked_alone else self._plain.searches(seen)
-
-    def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
-        return self._plain.after(seen, found)
+        return () if asked_alone else super().searches(seen)
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
-        """See `Policy`: the one of the observation, if it was trained for just such plans."""
+        """The one of the observation, if it was trained for just such plans."""
         if not seen.learned:
             return None
         try:
@@ -144,14 +139,13 @@ def learned(seen: Observation) -> Learned:
 
 
 def _plan(policy: "MaddpgCheckpoint", seen: Observation) -> Learned:
-    from stageloom.shared.policy.maddpg.decide import decide, loads_of, plan_of
+    from stageloom.shared.policy.maddpg.decide import decided_plan
 
-    plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
-    decision = decide(policy.space, policy.network, _samples(seen), loads, plan.lanes)
     cache = _ScheduleCache(policy, seen)
-    combined = [CombinedBlock(members, cache.schedule(members)) for members in decision.combination.combined]
-    made = plan_of(plan, decision, combined)
-    bind(made, seen.graphs)
+    samples = _samples(seen)
+    made = decided_plan(
+        policy.space, policy.network, seen.incumbent, seen.graphs, samples, seen.loads, cache.schedule
+    )
     return Learned(made, missing=tuple(cache.missing.values()))
 
 
@@ -186,7 +180,7 @@ class _ScheduleCache:
         from stageloom.shared.policy.maddpg.decide import Blocks
 
         self.missing: dict[tuple[Digest, int], BlockJob] = {}
-        self._book = policy.book.schedules
+        self._book = policy.book
         self._seen = seen
         self._blocks = Blocks(seen.incumbent.models, seen.graphs)
 
@@ -295,7 +289,7 @@ def _here(
 def _moved(book: Book, before: Space, after: Space, here: Mapping[Digest, Graph]) -> Book:
     """The schedules under the keys that their combined blocks have with the other artifacts."""
     keys = islice(zip(_keys(before, after, here), _keys(after, after, here), strict=True), MOST_COMBINED)
-    return Book({new: book.schedules[old] for old, new in keys if old in book.schedules})
+    return {new: book[old] for old, new in keys if old in book}
 
 
 def _keys(space: Space, known: Space, here: Mapping[Digest, Graph]) -> Iterator[BlockKey]:

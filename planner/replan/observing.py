@@ -1,11 +1,10 @@
 """Reads the store for a re-plan: the `Observation` of a device, and costs renewed after a drift."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
-from stageloom.planner.costs.drift import Drift, Renewal, drift_of, first_steps, renewal
+from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import STALE_S, device_costs, trained_policy
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.replan.policy import Observation
@@ -176,26 +175,14 @@ _SETTLED_US: Final = 5_000_000  # first steps of a plan run while its programs a
 _FIRST_ROWS: Final = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recalibration:
-    """A device that drifted from its costs: what it runs, by how much, and what its own costs have become.
+def recalibration(
+    store: ReadStore, device: DeviceId, replan: int, now_us: int
+) -> tuple[Plan, float, Renewal | None, int] | None:
+    """What a device runs that raised an alarm for its drift, measured over planned seconds of its steps, what
+    its own costs have become, and the newest of the steps that say so, by the device's clock.
 
-    `renewal` None: it takes again what its class does.
-    """
-
-    bound: BoundPlan
-    drift: Drift
-    renewal: Renewal | None
-    newest_us: int  # of the steps that say so, by the device's clock
-
-    @property
-    def text(self) -> str:
-        then = "the costs of its class hold again" if self.renewal is None else "it has costs of its own"
-        return f"its steps took {self.drift.ratio:.2f} of what was planned, so {then}"
-
-
-def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Recalibration | None:
-    """What the device has drifted by that raised an alarm for that; None where it has not, or nothing tells.
+    The renewal is None where it takes again what its class does. None where it has not drifted, or nothing
+    tells.
 
     The device has watched for a while by then. Whatever else asks for a re-plan may as well disturb its steps
     for a moment, and another power mode has costs of its own.
@@ -230,7 +217,7 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
     made = renewal(bound, costs, found, traces, now_us)
     back = held.own and made.is_back(drift_of(bound, of_class, steps, traces, {}), costs, of_class)
     newest_us = max(row.at_us for row in rows)
-    return Recalibration(bound=bound, drift=found, renewal=None if back else made, newest_us=newest_us)
+    return plan, found.ratio, None if back else made, newest_us
 
 
 def _expected_s(store: ReadStore, device: DeviceId, bound: BoundPlan, since_us: int) -> dict[int, float]:

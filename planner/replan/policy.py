@@ -1,4 +1,4 @@
-"""Settings of a re-plan, the observation, the interface of policies, and the plain policy. Pure.
+"""Settings of a re-plan, the observation, and the plain policy, which others extend. Pure.
 
 A policy proposes plans; it neither ranks nor tries them. `stageloom.planner.replan.decide` ranks the
 proposals by predicted cost, and a trial on the device decides, so a wrong policy does no harm.
@@ -7,7 +7,7 @@ proposals by predicted cost, and a trial on the device decides, so a wrong polic
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from stageloom.planner.replan.predict import keeps_up
 from stageloom.shared.graph import Graph
@@ -34,17 +34,6 @@ class ReplanSettings:
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplanNote:
-    """What is kept about a plan that a re-plan pushed."""
-
-    structure: Digest  # the plan but for its launch intervals
-    how: str
-    predicted: float | None  # predicted cost over the incumbent's
-    remark: str = ""  # what went into the decision beside the plans
-    policy: Digest | None = None  # the trained policy that fits the plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,43 +81,20 @@ class Proposal:
     scheduler: str = ""  # for `How.SEARCH` and `How.LEARNED`: what found it
 
 
-class Policy(Protocol):
-    """Proposes plans for an observation. Pure: searches run elsewhere and come back as `found`."""
-
-    def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """Proposals that need no search, within a millisecond or so."""
-        ...
-
-    def searches(self, seen: Observation) -> Sequence[SearchJob]:
-        """What to search for; none where the proposals at once are all there is."""
-        ...
-
-    def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
-        """Proposals from what the searches found."""
-        ...
-
-    def missing(self, seen: Observation) -> Sequence[BlockJob]:
-        """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
-        ...
-
-    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
-        """The trained policy with which the device could plan alone once it runs this plan."""
-        ...
-
-    def remark(self, seen: Observation) -> str:
-        """A remark on the proposals for the re-plan's record; mostly empty."""
-        ...
-
-
 class PlainPolicy:
-    """Launch intervals from measured loads, blocks combined by rule, schedules by search.
+    """Proposes plans for an observation. Pure: searches run elsewhere and come back as `found`.
+
+    Launch intervals from measured loads, blocks combined by rule, schedules by search.
 
     Searched are the partitions that the models offer, each with every block alone and with the models' i-th
     blocks together, up to H of them. Replicas, batches, lanes, rules and the executor stay the incumbent's.
     """
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """Proven plans and the incumbent, with launch intervals for the loads: those need no proof."""
+        """Proposals that need no search, within a millisecond or so.
+
+        Proven plans and the incumbent, with launch intervals for the loads: those need no proof.
+        """
         others = {plan.structure: plan for plan in reversed(seen.proven)}
         others.pop(seen.incumbent.structure, None)
         paced_others = [plain_replan(plan, seen.loads) for plan in reversed(others.values())]
@@ -139,7 +105,7 @@ class PlainPolicy:
         return proposals
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
-        """One search per partition and way to combine."""
+        """One search per partition and way to combine; none where the proposals at once are all there is."""
         plan = seen.incumbent
         combinations = [Combination.ALONE]
         if seen.settings.members_max > 1 and sum(model.replicas for model in plan.models) > 1:
@@ -153,14 +119,7 @@ class PlainPolicy:
                 costs=seen.costs,
                 lanes=plan.lanes,
                 executor=plan.executor,
-                rules=Rules(
-                    run_ahead=plan.run_ahead,
-                    step_choice=plan.step_choice,
-                    wait=plan.wait,
-                    wait_timeout_us=plan.wait_timeout_us,
-                    max_skips=plan.max_skips,
-                    barrier=plan.barrier,
-                ),
+                rules=Rules.of(plan),
                 budget_s=seen.settings.budget_s,
                 checkpoint=seen.checkpoint,
             )
@@ -170,16 +129,19 @@ class PlainPolicy:
         return [replace(job, budget_s=seen.settings.budget_s / len(jobs)) for job in jobs]
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
-        """The plans found, with launch intervals for the loads."""
+        """Proposals from what the searches found: those plans, with launch intervals for the loads."""
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
         return ()
 
     def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """The trained policy with which the device could plan alone once it runs this plan."""
         return None
 
     def remark(self, seen: Observation) -> str:
+        """A remark on the proposals for the re-plan's record; mostly empty."""
         return ""
 
 

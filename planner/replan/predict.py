@@ -7,9 +7,9 @@ the first alone a - b times more. That is what happens under a backlog, when re-
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from typing import Final
 
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan, bind
@@ -39,7 +39,7 @@ def predict(
     Raises:
         PlanError: the plan is not legal for these graphs.
     """
-    bound = _bound(_Bindable(plan.structure, plan, graphs))
+    bound = _bound(plan, graphs)
     rates = _instances_per_s(plan, loads)
     busy, measured = 0.0, True
     for index in range(len(plan.combined)):
@@ -49,19 +49,20 @@ def predict(
     return CostPrediction(busy, measured)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bindable:
-    """A plan to bind. Its structure, which names the graphs by digest, decides all that a cost depends on."""
-
-    structure: Digest
-    plan: Plan = field(compare=False)
-    graphs: Mapping[Digest, Graph] = field(compare=False)
+_MOST_BOUND: Final = 64
+_bound_plans: dict[Digest, BoundPlan] = {}
+"""By structure, which names the graphs by digest and decides all that a cost depends on."""
 
 
-@lru_cache(maxsize=64)
-def _bound(one: _Bindable) -> BoundPlan:
+def _bound(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     """As `bind`, but for launch intervals, which may be those of another plan of this structure."""
-    return bind(one.plan, one.graphs)
+    found = _bound_plans.get(plan.structure)
+    if found is None:
+        found = bind(plan, graphs)
+        if len(_bound_plans) >= _MOST_BOUND:
+            _bound_plans.clear()
+        _bound_plans[plan.structure] = found
+    return found
 
 
 def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:

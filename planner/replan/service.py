@@ -14,12 +14,12 @@ from typing import Final
 
 from stageloom.planner.admin.handler import FleetLink
 from stageloom.planner.cluster.interface import SearchPool, search
-from stageloom.planner.costs.records import FoundSchedule, found_schedules
+from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.decide import ReplanDecision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe, recalibration, without_costs
-from stageloom.planner.replan.policy import How, Observation, Policy, Proposal, ReplanNote
+from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
@@ -58,7 +58,7 @@ class Replanner:
         clock: Clock,
         due: "queue.SimpleQueue[tuple[DeviceId, int] | None]",
         *,
-        policy: Policy | None = None,
+        policy: PlainPolicy | None = None,
         profile_wait_s: float = PROFILE_WAIT_S,
         store_again_s: float = STORE_AGAIN_S,
     ) -> None:
@@ -138,8 +138,9 @@ class Replanner:
         self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
         for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
             plans = [plan for job, plan in found if job.scheduler == scheduler]
-            schedules = [one for plan in plans for one in found_schedules(plan, seen.graphs)]
-            self._store.write(keep_schedules, seen.costs_key, scheduler, schedules)
+            for plan in plans:
+                schedules = found_schedules(plan, seen.graphs)
+                self._store.write(keep_schedules, seen.costs_key, scheduler, schedules)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""
@@ -158,17 +159,12 @@ class Replanner:
         found = recalibration(self._store, device, replan, self._clock.wall_us())
         if found is None:
             return ""
-        plan = found.bound.plan
-        self._store.write(
-            renew_costs,
-            device,
-            found.renewal,
-            plan.executor,
-            ratio=found.drift.ratio,
-            steps_since_us=found.newest_us,
-        )
-        log.info("device_id=%s replan=%d recalibrated: %s", device, replan, found.text)
-        unseen = found.renewal.unseen if found.renewal is not None else ()
+        plan, ratio, renewal, newest_us = found
+        self._store.write(renew_costs, device, renewal, plan.executor, ratio=ratio, steps_since_us=newest_us)
+        then = "the costs of its class hold again" if renewal is None else "it has costs of its own"
+        remark = f"its steps took {ratio:.2f} of what was planned, so {then}"
+        log.info("device_id=%s replan=%d recalibrated: %s", device, replan, remark)
+        unseen = renewal.unseen if renewal is not None else ()
         if unseen:
             request, desired = self._store.write(
                 request_stage_profile,
@@ -179,7 +175,7 @@ class Replanner:
             )
             self._fleet.desired_changed(device, desired)
             self._wait_while(lambda: bool(self._store.read(open_requests, [request])))
-        return found.text
+        return remark
 
     def _wait_while(self, asked: Callable[[], bool]) -> None:
         """Until a device has answered, or `profile_wait_s` is over."""
@@ -205,13 +201,6 @@ class Replanner:
             self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        note = ReplanNote(
-            structure=proposal.plan.structure,
-            how=proposal.how.value,
-            predicted=decision.predicted,
-            remark=remark,
-            policy=self._policy.fitting(seen, proposal.plan),
-        )
         desired = self._store.write(
             push_replan,
             seen.device,
@@ -219,7 +208,10 @@ class Replanner:
             proposal.plan,
             scheduler=_scheduler(proposal),
             above=seen.desired,
-            note=note,
+            how=proposal.how.value,
+            predicted=decision.predicted,
+            remark=remark,
+            fitting=self._policy.fitting(seen, proposal.plan),
         )
         if desired is None:
             self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
@@ -247,8 +239,8 @@ class Replanner:
         )
 
     def _keep_schedule(self, costs_key: str, job: BlockJob, found: StageSchedule) -> None:
-        kept = FoundSchedule(job.combined_block, job.batch, to_string(found))
-        self._store.write(keep_schedules, costs_key, SEARCHED, [kept])
+        kept = {(job.combined_block, job.batch): to_string(found)}
+        self._store.write(keep_schedules, costs_key, SEARCHED, kept)
 
     def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)

@@ -5,7 +5,7 @@ hot summer does not spoil its class. A stage's key is what it computes, whatever
 class, the executor's options, the batch, the digest of its combined block, and its text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,13 +14,7 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.costs.records import (
-    Calibration,
-    FoundBy,
-    FoundSchedule,
-    MeasurementOrigin,
-    OperatorCost,
-)
+from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import add_event, known_device
 from stageloom.planner.store.tables import CalibrationRow, OperatorCostRow, ScheduleRow, StageCostRow
@@ -59,17 +53,20 @@ def operator_costs(
 
 
 def keep_schedules(
-    session: Session, device_class: str, scheduler: str, schedules: Iterable[FoundSchedule]
+    session: Session, device_class: str, scheduler: str, schedules: Mapping[tuple[Digest, int], str]
 ) -> None:
-    """Remember schedules that were found (TOP's stage_dict); a newer one replaces an older."""
-    for schedule in schedules:
+    """Remember stage strings that were found, by (combined block, batch): TOP's stage_dict.
+
+    A newer one replaces an older.
+    """
+    for (combined_block, batch), stage_string in schedules.items():
         session.merge(
             ScheduleRow(
                 device_class=device_class,
-                batch=schedule.batch,
-                combined_block=schedule.combined_block,
+                batch=batch,
+                combined_block=combined_block,
                 scheduler=scheduler,
-                stage_string=schedule.stage_string,
+                stage_string=stage_string,
                 found_at_us=now_us(session),
             )
         )
@@ -143,10 +140,10 @@ def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) 
     return found
 
 
-def operator_origins(
+def measured_operators(
     session: Session, device_class: str, artifact: Digest, batch: int
-) -> dict[int, MeasurementOrigin]:
-    """Per measured operator of an artifact where its time comes from."""
+) -> dict[int, OperatorCostRow]:
+    """Per measured operator of an artifact its row, which says where its time comes from."""
     rows = session.scalars(
         select(OperatorCostRow).where(
             OperatorCostRow.device_class == device_class,
@@ -154,16 +151,13 @@ def operator_origins(
             OperatorCostRow.batch == batch,
         )
     )
-    return {
-        row.operator: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
-        for row in rows
-    }
+    return {row.operator: row for row in rows}
 
 
-def stage_origins(
+def measured_stages(
     session: Session, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
-) -> dict[str, MeasurementOrigin]:
-    """Per measured stage of a combined block, by its stage string, where its time comes from."""
+) -> dict[str, StageCostRow]:
+    """Per measured stage of a combined block, by its stage string, its row."""
     rows = session.scalars(
         select(StageCostRow).where(
             StageCostRow.device_class == device_class,
@@ -172,15 +166,14 @@ def stage_origins(
             StageCostRow.batch == batch,
         )
     )
-    return {
-        row.stage: MeasurementOrigin(row.runs, row.spread_us, row.measured_on, row.measured_at_us)
-        for row in rows
-    }
+    return {row.stage: row for row in rows}
 
 
-def schedules_of(session: Session, device_class: str, combined_block: Digest, batch: int) -> list[FoundBy]:
+def schedules_of(
+    session: Session, device_class: str, combined_block: Digest, batch: int
+) -> Sequence[ScheduleRow]:
     """Every schedule that was found for a combined block of a device class, by scheduler."""
-    rows = session.scalars(
+    return session.scalars(
         select(ScheduleRow)
         .where(
             ScheduleRow.device_class == device_class,
@@ -188,8 +181,7 @@ def schedules_of(session: Session, device_class: str, combined_block: Digest, ba
             ScheduleRow.batch == batch,
         )
         .order_by(ScheduleRow.scheduler)
-    )
-    return [FoundBy(row.scheduler, row.stage_string, row.found_at_us) for row in rows]
+    ).all()
 
 
 def calibration_of(session: Session, device: DeviceId, environment: str | None = None) -> Calibration:
@@ -248,8 +240,16 @@ def renew_costs(
     else:
         _scale(session, before, own, renewal)
         for stage in renewal.stages:
-            session.merge(_stage_row(device, own, stage, executor))
-    row = session.merge(
+            row = stage_row(
+                *(own, executor, stage.members, stage.batch, Stage(stage.groups, stage.merge)),
+                median_us=stage.seconds * 1e6,
+                spread_us=0.0,
+                runs=stage.samples,
+                measured_on=device,
+                measured_at_us=stage.measured_at_us,
+            )
+            session.merge(row)
+    calibration = session.merge(
         CalibrationRow(
             device=device,
             environment=device_class,
@@ -261,7 +261,7 @@ def renew_costs(
     )
     then = "the costs of its class hold again" if renewal is None else "it has costs of its own"
     add_event(session, device, "recalibrated", f"steps took {ratio:.2f} of what was planned: {then}")
-    return calibration_from(device_class, row)
+    return calibration_from(device_class, calibration)
 
 
 def _own_key(device: DeviceId, device_class: str) -> str:
@@ -291,21 +291,19 @@ def _scale(session: Session, before: str, own: str, renewal: Renewal) -> None:
         session.execute(insert(OperatorCostRow), rows[at : at + _MOST])
 
 
-def _stage_row(
-    device: DeviceId, own: str, measured: MeasuredStage, executor: ExecutorOptions
+def stage_row(
+    key: str, executor: ExecutorOptions, members: Members, batch: int, stage: Stage, **measured: Any
 ) -> StageCostRow:
-    text = stage_text(Stage(measured.groups, measured.merge))
+    """The row of a stage under a device class or a device's own key; `measured` has the columns that say what
+    was measured where and when."""
+    text = stage_text(stage)
     return StageCostRow(
-        device_class=own,
+        device_class=key,
         executor=executor_key(executor),
-        batch=measured.batch,
-        combined_block=combined_digest(measured.members),
-        members=msgspec.msgpack.encode(measured.members),
+        batch=batch,
+        combined_block=combined_digest(members),
+        members=msgspec.msgpack.encode(members),
         stage_digest=digest_bytes([text.encode()]),
         stage=text,
-        median_us=measured.seconds * 1e6,
-        spread_us=0.0,
-        runs=measured.samples,
-        measured_on=device,
-        measured_at_us=measured.measured_at_us,
+        **measured,
     )

@@ -12,7 +12,16 @@ from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportR
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.events import unreadable_by_device
 from stageloom.planner.store.generations import set_states
-from stageloom.planner.store.rows import add_event, insert_rows, known_device, planner_row, run_on_rows, shown
+from stageloom.planner.store.rows import (
+    add_event,
+    blank_of,
+    insert_rows,
+    known_device,
+    message_of,
+    planner_row,
+    run_on_rows,
+    shown,
+)
 from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -44,10 +53,10 @@ WITH given (device, now_us, before_us) AS (VALUES {rows})
 UPDATE devices SET last_seen_us = now_us FROM given WHERE name = device AND last_seen_us < before_us
 """
 
-_REPORT: Final = (
-    *("device", "revision", "boot", "epoch", "generation", "seen", "active", "origin", "local_counter"),
-    *("state", "reason", "at_us"),
-)
+_AS_REPORTED: Final = ("revision", "epoch", "generation", "seen", "active", "local_counter", "reason")
+"""Columns of `ReportedRow` that are fields of a `Report` as they are."""
+
+_REPORT: Final = ("device", "boot", "at_us", "origin", "state", *_AS_REPORTED)
 
 _NEWER: Final = "ON CONFLICT (device) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in _REPORT[1:]
@@ -226,18 +235,10 @@ def store_reports(session: Session, records: Sequence[ReportRecord]) -> None:
 def _reported(record: ReportRecord, at_us: int) -> tuple[Any, ...]:
     report = record.report
     return (
-        record.device,
-        report.revision,
-        record.boot,
-        report.epoch,
-        report.generation,
-        report.seen,
-        report.active,
+        *(record.device, record.boot, at_us),
         report.origin.value if report.origin else None,
-        report.local_counter,
         report.state.value if report.state else None,
-        report.reason,
-        at_us,
+        *(getattr(report, name) for name in _AS_REPORTED),
     )
 
 
@@ -277,15 +278,9 @@ def report_of(row: ReportedRow | None) -> Report:
     if row is None:
         return Report()
     return Report(
-        revision=row.revision,
-        epoch=row.epoch,
-        generation=row.generation,
-        seen=Digest(row.seen) if row.seen else None,
-        active=Digest(row.active) if row.active else None,
         origin=Origin(row.origin) if row.origin else None,
-        local_counter=row.local_counter,
         state=DeviceState(row.state) if row.state else None,
-        reason=row.reason,
+        **{name: getattr(row, name) for name in _AS_REPORTED},
     )
 
 
@@ -325,17 +320,10 @@ def device_info(session: Session, device: DeviceId) -> DeviceInfo:
 
 def _unshown(row: DeviceRow, refused: QuarantineRow | None, reason: str) -> DeviceInfo:
     """What is always to be had of a device: its name, and whether it is let in."""
-    return DeviceInfo(
-        device=DeviceId(row.name),
-        online=False,
+    return blank_of(
+        DeviceInfo,
+        device=row.name,
         revoked=row.revoked,
-        device_class="",
-        agent_version="",
-        enrolled_at_us=0,
-        last_seen_us=0,
-        desired_epoch=0,
-        desired_generation=0,
-        desired_plan=None,
         report=Report(),
         quarantine=refused.reason if refused else "",
         unshown=reason,
@@ -351,14 +339,11 @@ def _info(
     unread: int,
     unread_reason: str,
 ) -> DeviceInfo:
-    return DeviceInfo(
+    return message_of(
+        DeviceInfo,
+        row,
         device=DeviceId(row.name),
         online=False,
-        revoked=row.revoked,
-        device_class=row.device_class,
-        agent_version=row.agent_version,
-        enrolled_at_us=row.enrolled_at_us,
-        last_seen_us=row.last_seen_us,
         desired_epoch=desired.epoch if desired else 0,
         desired_generation=desired.generation if desired else 0,
         desired_plan=Digest(digest) if digest else None,
@@ -367,4 +352,5 @@ def _info(
         quarantined_at_us=refused.at_us if refused else 0,
         unreadable=unread,
         unreadable_reason=unread_reason,
+        unshown="",
     )

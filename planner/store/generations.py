@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.desired import desired
-from stageloom.planner.store.rows import known_device, run_on_rows, shown
+from stageloom.planner.store.rows import blank_of, known_device, message_of, run_on_rows, shown
 from stageloom.planner.store.tables import ConsideredPlanRow, DesiredRow, GenerationRow, PlanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -60,31 +60,13 @@ def generation_history(
 
 
 def _entry(row: GenerationRow, newest: tuple[int, int] | None) -> HistoryEntry:
-    return HistoryEntry(
-        device=DeviceId(row.device),
-        epoch=row.epoch,
-        generation=row.generation,
-        plan=row.plan or "",
-        digest=Digest(row.digest) if row.digest else None,
-        decided_by=row.decided_by,
-        state=_shown_state(row, newest),
-        reason=row.reason,
-        at_us=row.decided_at_us,
+    return message_of(
+        HistoryEntry, row, plan=row.plan or "", state=_shown_state(row, newest), at_us=row.decided_at_us
     )
 
 
 def _unshown_entry(row: GenerationRow, reason: str) -> HistoryEntry:
-    return HistoryEntry(
-        device=DeviceId(row.device),
-        epoch=0,
-        generation=0,
-        plan="",
-        digest=None,
-        decided_by="",
-        state="",
-        reason=reason,
-        at_us=0,
-    )
+    return blank_of(HistoryEntry, device=row.device, reason=reason)
 
 
 def _shown_state(row: GenerationRow, newest: tuple[int, int] | None) -> str:

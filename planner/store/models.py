@@ -15,6 +15,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.rows import message_of
 from stageloom.planner.store.tables import ArtifactRow, DesiredRow, ModelRow, PlanRow
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.durable_file import sync_directory
@@ -186,14 +187,6 @@ def model_infos(
     if names is not None:
         wanted = wanted.where(ModelRow.name.in_(names))
     return [
-        ModelInfo(
-            model=model.name,
-            digest=Digest(model.digest),
-            size_bytes=artifact.size_bytes,
-            operators=artifact.operators,
-            base_cuts=artifact.base_cuts,
-            opaque=artifact.opaque,
-            added_at_us=model.added_at_us,
-        )
+        message_of(ModelInfo, artifact, model=model.name, added_at_us=model.added_at_us)
         for model, artifact in session.execute(wanted)
     ]

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.rows import shown
+from stageloom.planner.store.rows import blank_of, message_of, shown
 from stageloom.planner.store.tables import PlanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -72,15 +72,13 @@ def plan_infos(session: Session, *, after: str = "", limit: int = 256) -> list[P
 
 
 def _unshown_plan(row: PlanRow, reason: str) -> PlanInfo:
-    return PlanInfo(
+    return blank_of(
+        PlanInfo,
         plan=row.name,
-        digest=Digest(row.digest),
+        digest=row.digest,
         scheduler=row.scheduler,
-        models=(),
         created_at_us=row.created_at_us,
         text=reason,
-        wire=b"",
-        text_bytes=0,
         wire_bytes=len(row.wire),
     )
 
@@ -88,14 +86,12 @@ def _unshown_plan(row: PlanRow, reason: str) -> PlanInfo:
 def _plan_info(row: PlanRow) -> PlanInfo:
     plan = decode_plan(row.wire, Digest(row.digest))
     text = plan_text(plan)
-    return PlanInfo(
+    return message_of(
+        PlanInfo,
+        row,
         plan=row.name,
-        digest=Digest(row.digest),
-        scheduler=row.scheduler,
         models=tuple(model.name for model in plan.models),
-        created_at_us=row.created_at_us,
         text=text,
-        wire=row.wire,
         text_bytes=len(text.encode()),
         wire_bytes=len(row.wire),
     )

@@ -3,13 +3,12 @@
 A training runs beside the planner, in a process of its own, and keeps its policy in one short transaction.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import and_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.replans import replan_settings, set_replan_settings
@@ -21,22 +20,6 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Desired
 
 _PREFIX: Final = 8  # characters of a digest that may stand for it
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptPolicy:
-    """A trained policy as the store has it."""
-
-    digest: Digest
-    policy: str
-    device_class: str  # empty: any
-    artifacts: Mapping[str, str]
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
-    curves: Sequence[Mapping[str, Any]]
-    ratio: float
-    steps: int
-    trained_at_us: int
 
 
 def store_policy(
@@ -59,10 +42,10 @@ def store_policy(
             digest=digest,
             policy=policy,
             device_class=device_class,
-            artifacts=json.dumps(provenance["models"], sort_keys=True),
-            settings=json.dumps(provenance["settings"], sort_keys=True),
-            versions=json.dumps(provenance["versions"], sort_keys=True),
-            curves=json.dumps(list(curves)),
+            artifacts=provenance["models"],
+            settings=provenance["settings"],
+            versions=provenance["versions"],
+            curves=list(curves),
             ratio=provenance["validation_ratio"],
             steps=provenance["steps"],
             trained_at_us=trained_at_us,
@@ -101,7 +84,7 @@ def fitting_policy(session: Session, policy: str, device_class: str, artifacts: 
     if not found:
         return b""
     wanted = set(artifacts)
-    chosen = next((one for one in found if json.loads(one.artifacts).keys() == wanted), found[0])
+    chosen = next((one for one in found if one.artifacts.keys() == wanted), found[0])
     body = session.scalar(select(row.body).where(row.digest == chosen.digest))
     return body or b""
 
@@ -132,32 +115,15 @@ def named_policy(session: Session, asked: str, device_class: str) -> Digest:
     return Digest(found)
 
 
-def kept_policies(session: Session, policy: str) -> list[KeptPolicy]:
+def kept_policies(session: Session, policy: str) -> Sequence[CheckpointRow]:
     """All policies of a kind, newest first, without their bytes."""
     row = CheckpointRow
-    found = session.execute(
-        select(
-            row.digest, row.policy, row.device_class, row.artifacts, row.settings, row.versions, row.curves,
-            row.ratio, row.steps, row.trained_at_us,
-        )
+    return session.scalars(
+        select(row)
+        .options(defer(row.body, raiseload=True))
         .where(row.policy == policy)
         .order_by(row.trained_at_us.desc(), row.digest)
-    )  # fmt: skip
-    return [
-        KeptPolicy(
-            digest=Digest(one.digest),
-            policy=one.policy,
-            device_class=one.device_class,
-            artifacts=json.loads(one.artifacts),
-            settings=json.loads(one.settings),
-            versions=json.loads(one.versions),
-            curves=json.loads(one.curves),
-            ratio=one.ratio,
-            steps=one.steps,
-            trained_at_us=one.trained_at_us,
-        )
-        for one in found
-    ]
+    ).all()
 
 
 def attach_policy(session: Session, device: DeviceId, policy: str) -> Desired:

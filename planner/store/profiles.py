@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.costs import calibration_of, executor_key, stage_text
+from stageloom.planner.store.costs import calibration_of, stage_row
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.models import named_models
@@ -23,16 +23,14 @@ from stageloom.planner.store.tables import (
     OperatorCostRow,
     PlanRow,
     ProfileRow,
-    StageCostRow,
     StageProfileRow,
 )
-from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, joint_stage
-from stageloom.shared.search.costs import Members, combined_digest
+from stageloom.shared.search.costs import Members
 
 Request: TypeAlias = ProfileRow | StageProfileRow
 
@@ -228,9 +226,9 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
     why = _not_open(request, device, result.request)
     if request is None or why:
         return why
-    row = session.get(PlanRow, request.plan)
-    assert row is not None, "a request names a plan that is here"
-    plan = decode_plan(row.wire)
+    asked = session.get(PlanRow, request.plan)
+    assert asked is not None, "a request names a plan that is here"
+    plan = decode_plan(asked.wire)
     there = result.environment or known_device(session, device).device_class
     why = _stage_refusal(plan, result) or _foreign(session, device, request, result.environment)
     _note_answer(request, result, there, why, now_us(session))
@@ -244,23 +242,15 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
         stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
         if stage is None:
             continue
-        text = stage_text(stage)
-        session.merge(
-            StageCostRow(
-                device_class=key,
-                executor=executor_key(plan.executor),
-                batch=batch,
-                combined_block=combined_digest(members),
-                members=msgspec.msgpack.encode(members),
-                stage_digest=digest_bytes([text.encode()]),
-                stage=text,
-                median_us=timing.median_us,
-                spread_us=timing.spread_us,
-                runs=timing.runs,
-                measured_on=device,
-                measured_at_us=now_us(session),
-            )
+        row = stage_row(
+            *(key, plan.executor, members, batch, stage),
+            median_us=timing.median_us,
+            spread_us=timing.spread_us,
+            runs=timing.runs,
+            measured_on=device,
+            measured_at_us=now_us(session),
         )
+        session.merge(row)
     return ""
 
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import and_, bindparam, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
-from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
+from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
 from stageloom.planner.store.generations import PENDING
 from stageloom.planner.store.plans import keep_plan
-from stageloom.planner.store.rows import known_device
+from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
     AlarmRow,
     CalibrationRow,
@@ -34,7 +35,7 @@ from stageloom.planner.store.tables import (
     TrialRow,
 )
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import Proposer, ReplanInfo, TrialInfo
+from stageloom.shared.messages.admin import ReplanInfo, TrialInfo
 from stageloom.shared.messages.control import Alarm, Desired
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from stageloom.shared.plan import Plan
@@ -109,14 +110,7 @@ def _settings(row: Any) -> ReplanSettings:
     """What a row with the columns of `ReplanSettingRow` says; the defaults where they are empty."""
     if row.enabled is None:
         return ReplanSettings()
-    return ReplanSettings(
-        enabled=row.enabled,
-        scheduler=row.scheduler,
-        members_max=row.members_max,
-        budget_s=row.budget_s,
-        proposer=Proposer(row.proposer),
-        attach=row.attach,
-    )
+    return msgspec.convert({name: getattr(row, name) for name in ReplanSettings.__slots__}, ReplanSettings)
 
 
 def set_replan_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> None:
@@ -126,8 +120,7 @@ def set_replan_settings(session: Session, device: DeviceId, wanted: ReplanSettin
         InputError: there is no such device.
     """
     known_device(session, device)
-    fields = {**wanted.fields(), "proposer": wanted.proposer.value}
-    session.merge(ReplanSettingRow(device=device, **fields))
+    session.merge(ReplanSettingRow(device=device, **msgspec.to_builtins(wanted)))
 
 
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None:
@@ -231,9 +224,15 @@ def push_replan(
     *,
     scheduler: str,
     above: tuple[int, int],
-    note: ReplanNote,
+    how: str,
+    predicted: float | None,
+    remark: str = "",
+    fitting: Digest | None = None,
 ) -> Desired | None:
     """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
+
+    Kept beside the plan: `how` it was proposed, its `predicted` cost over the incumbent's, and a `remark` on
+    what else went into the decision. `fitting` is the trained policy that fits the plan.
 
     Returns what is desired now, or None where somebody decided something newer meanwhile.
 
@@ -243,8 +242,8 @@ def push_replan(
     if newest_desired(session, device) != above or not _undecided(session, replan):
         return None
     name = keep_plan(session, plan, scheduler)
-    attached = note.policy is not None and replan_settings(session, device).attach
-    policy = note.policy if attached and may_plan(session, device) else None
+    attached = fitting is not None and replan_settings(session, device).attach
+    policy = fitting if attached and may_plan(session, device) else None
     desired = push(session, Push(device=device, plan=name, decided_by="replan", policy=policy))
     session.connection().execute(
         _PUSHED,
@@ -252,10 +251,10 @@ def push_replan(
             "pushed_by": replan,
             "plan": name,
             "digest": plan.digest,
-            "structure": note.structure,
-            "how": note.how,
-            "predicted": note.predicted,
-            "remark": note.remark[:_LINE],
+            "structure": plan.structure,
+            "how": how,
+            "predicted": predicted,
+            "remark": remark[:_LINE],
             "epoch": desired.epoch,
             "generation": desired.generation,
         },
@@ -311,21 +310,8 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
             device=device,
             boot=row.boot,
             sequence=row.sequence,
-            epoch=ended.epoch,
-            generation=ended.generation,
-            origin=ended.origin.value,
-            how=ended.how,
-            verdict=ended.verdict,
-            candidate=ended.candidate,
-            control=ended.control,
             environment=owner.device_class if owner is not None else "",
-            ratio=ended.ratio,
-            ratio_low=ended.ratio_low,
-            ratio_high=ended.ratio_high,
-            pairs=ended.pairs,
-            began_us=ended.began_us,
-            decided_us=ended.decided_us,
-            reason=ended.reason,
+            **{**asdict(ended), "origin": ended.origin.value},
         )
     )
     replan = _of_generation(session, device, ended.epoch, ended.generation)
@@ -346,29 +332,7 @@ def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> lis
     rows = session.scalars(
         select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
     )
-    return [_trial_info(row) for row in rows]
-
-
-def _trial_info(row: TrialRow) -> TrialInfo:
-    """The message form of a stored trial."""
-    return TrialInfo(
-        device=DeviceId(row.device),
-        epoch=row.epoch,
-        generation=row.generation,
-        origin=row.origin,
-        how=row.how,
-        verdict=row.verdict,
-        candidate=Digest(row.candidate),
-        control=Digest(row.control) if row.control else None,
-        environment=row.environment,
-        ratio=row.ratio,
-        ratio_low=row.ratio_low,
-        ratio_high=row.ratio_high,
-        pairs=row.pairs,
-        began_us=row.began_us,
-        decided_us=row.decided_us,
-        reason=row.reason,
-    )
+    return [message_of(TrialInfo, row) for row in rows]
 
 
 def barred_plans(
@@ -390,37 +354,9 @@ def replan_infos(session: Session, device: DeviceId | None = None, *, limit: int
     wanted = select(ReplanRow).order_by(ReplanRow.replan.desc()).limit(limit)
     if device is not None:
         wanted = wanted.where(ReplanRow.device == device)
-    return [_replan_info(row) for row in session.scalars(wanted)]
-
-
-def _replan_info(row: ReplanRow) -> ReplanInfo:
-    return ReplanInfo(
-        replan=row.replan,
-        device=DeviceId(row.device),
-        cause=row.cause,
-        value=row.value,
-        threshold=row.threshold,
-        at_us=row.at_us,
-        boot=row.boot,
-        alarm=row.number,
-        control=Digest(row.control) if row.control else None,
-        plan=row.plan or "",
-        digest=Digest(row.digest) if row.digest else None,
-        epoch=row.epoch,
-        generation=row.generation,
-        how=row.how,
-        predicted=row.predicted,
-        outcome=row.outcome,
-        ratio=row.ratio,
-        ratio_low=row.ratio_low,
-        ratio_high=row.ratio_high,
-        pairs=row.pairs,
-        trigger_to_decision_ms=row.trigger_to_decision_ms,
-        trigger_to_active_ms=row.trigger_to_active_ms,
-        later_alarms=row.later_alarms,
-        reason=row.reason,
-        remark=row.remark,
-    )
+    return [
+        message_of(ReplanInfo, row, alarm=row.number, plan=row.plan or "") for row in session.scalars(wanted)
+    ]
 
 
 def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
@@ -434,7 +370,7 @@ def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> li
         )
         .order_by(TrialRow.decided_us.desc())
     )
-    return [_trial_info(row) for row in rows]
+    return [message_of(TrialInfo, row) for row in rows]
 
 
 _TRIALS: Final = 1000

@@ -7,7 +7,7 @@ exactly one place, and rows that come late are merged into the minute or hour th
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    false,
     func,
     not_,
     or_,
@@ -41,16 +42,15 @@ from stageloom.planner.store.tables import (
     ReportedRow,
     RollupRow,
     StageProfileRow,
-    Table,
     TelemetryRow,
     TrialRow,
 )
-from stageloom.planner.store.telemetry import span_from
+from stageloom.planner.store.telemetry import SPAN_COLUMNS, span_from
 from stageloom.planner.store.trusted_time import trusted_now_us
 from stageloom.planner.telemetry import (
     ROLLED_KINDS,
-    RollupSpan,
     SpanKey,
+    TelemetryEntry,
     Width,
     decode_data,
     encode_data,
@@ -61,6 +61,8 @@ from stageloom.planner.telemetry import (
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.messages.telemetry import Row, RowKind
+
+Column: TypeAlias = InstrumentedAttribute[Any]
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
@@ -230,20 +232,11 @@ def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int
     key = (TelemetryRow.device, TelemetryRow.boot, TelemetryRow.sequence)
     oldest = (
         select(*key)
-        .where(
-            TelemetryRow.device == device,
-            TelemetryRow.kind == kind.value,
-            TelemetryRow.at_us < before_us,
-        )
+        .where(TelemetryRow.device == device, TelemetryRow.kind == kind.value, TelemetryRow.at_us < before_us)
         .order_by(TelemetryRow.at_us)
         .limit(CHUNK)
     )
-    gone = session.execute(
-        delete(TelemetryRow)
-        .where(tuple_(*key).in_(oldest))
-        .returning(TelemetryRow.at_us, TelemetryRow.body)
-        .execution_options(synchronize_session=False)
-    ).all()
+    gone = _delete(session, key, oldest, TelemetryRow.at_us, TelemetryRow.body).all()
     if kind in ROLLED_KINDS:
         _add(
             session,
@@ -269,28 +262,27 @@ def _delete_hours(session: Session, device: DeviceId, before_us: int) -> int:
     return len(_take_rollups(session, device, Width.HOUR, before_us))
 
 
-def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: int) -> list[RollupSpan]:
+def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: int) -> list[TelemetryEntry]:
     key = (RollupRow.device, RollupRow.width_s, RollupRow.begin_us, RollupRow.kind, RollupRow.subject)
     oldest = (
         select(*key)
-        .where(
-            RollupRow.device == device,
-            RollupRow.width_s == width.value,
-            RollupRow.begin_us < before_us,
-        )
+        .where(RollupRow.device == device, RollupRow.width_s == width.value, RollupRow.begin_us < before_us)
         .order_by(RollupRow.begin_us)
         .limit(CHUNK)
     )
-    gone = session.execute(
-        delete(RollupRow)
-        .where(tuple_(*key).in_(oldest))
-        .returning(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
-        .execution_options(synchronize_session=False)
-    ).all()
-    return [span_from(*row) for row in gone]
+    return [span_from(*row) for row in _delete(session, key, oldest, *SPAN_COLUMNS)]
 
 
-def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, RollupSpan]) -> None:
+def _delete(session: Session, key: Sequence[Column], chosen: Any, *returning: Column) -> Any:
+    """Delete the rows of a table whose `key` is among the `chosen`; the result has the columns asked for, or
+    the number of rows."""
+    statement: Any = delete(key[0].class_).where(tuple_(*key).in_(chosen))
+    if returning:
+        statement = statement.returning(*returning)
+    return session.execute(statement.execution_options(synchronize_session=False))
+
+
+def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, TelemetryEntry]) -> None:
     """Merge spans into those that are there."""
     if not spans:
         return
@@ -300,12 +292,12 @@ def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, 
         .where(
             RollupRow.device == device,
             RollupRow.width_s == width.value,
-            RollupRow.begin_us.in_({key.begin_us for key in spans}),
-            RollupRow.kind.in_({key.kind.value for key in spans}),
+            RollupRow.begin_us.in_({span.at_us for span in spans.values()}),
+            RollupRow.kind.in_({span.kind.value for span in spans.values()}),
         )
         .with_for_update()
     )
-    rows = {SpanKey(row.begin_us, RowKind(row.kind), row.subject): row for row in found}
+    rows = {(row.begin_us, RowKind(row.kind), row.subject): row for row in found}
     for key, span in spans.items():
         row = rows.get(key)
         if row is None:
@@ -313,41 +305,28 @@ def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, 
                 RollupRow(
                     device=device,
                     width_s=width.value,
-                    begin_us=key.begin_us,
-                    kind=key.kind.value,
-                    subject=key.subject,
+                    begin_us=span.at_us,
+                    kind=span.kind.value,
+                    subject=span.subject,
                     rows=span.rows,
                     body=encode_data(span.data),
                 )
             )
             continue
-        both = merge((RollupSpan(key, row.rows, decode_data(row.body)), span))[key]
+        both = merge((span._replace(rows=row.rows, data=decode_data(row.body)), span))[key]
         row.rows, row.body = both.rows, encode_data(both.data)
 
 
 def _delete_older(session: Session, table: type[EventRow | ConsideredPlanRow], before_us: int) -> int:
     """Delete the oldest rows of a table that is numbered as it grows."""
-    (number,) = table.__table__.primary_key
+    number: Column = EventRow.id if table is EventRow else ConsideredPlanRow.number
     oldest = select(number).where(table.at_us < before_us).order_by(table.at_us).limit(CHUNK)
-    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
-    result: Any = session.execute(
-        delete(table).where(number.in_(oldest)).execution_options(synchronize_session=False)
-    )
-    return int(result.rowcount)
+    return int(_delete(session, [number], oldest).rowcount)
 
 
-Column = InstrumentedAttribute[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _History:
-    """A table of which each device keeps its newest rows, by `order`: age first, together a key."""
-
-    table: type[Table]
-    device: Column
-    order: tuple[Column, ...]
-    stays: ColumnElement[bool] | None = None  # rows that stay whatever their age
-
+_History: TypeAlias = tuple[Column, tuple[Column, ...], ColumnElement[bool]]
+"""Of a table of which each device keeps its newest rows: the device, what they are ordered by (age first,
+together a key), and which rows stay whatever their age."""
 
 _REPORTED: Final = exists().where(
     ReportedRow.device == GenerationRow.device,
@@ -393,19 +372,16 @@ _BEGAN_A_REPLAN: Final = exists().where(
 )
 
 
-_HISTORIES: Final = (
-    _History(
-        GenerationRow,
+_HISTORIES: Final[tuple[_History, ...]] = (
+    (
         GenerationRow.device,
         (GenerationRow.position,),
         or_(_REPORTED, _DESIRED, _ACTIVE, _LAST_GOOD, _OF_A_REPLAN),
     ),
-    _History(
-        AlarmRow, AlarmRow.device, (AlarmRow.received_at_us, AlarmRow.boot, AlarmRow.number), _BEGAN_A_REPLAN
-    ),
-    _History(ReplanRow, ReplanRow.device, (ReplanRow.replan,), ReplanRow.outcome == PENDING),
-    _History(TrialRow, TrialRow.device, (TrialRow.decided_us, TrialRow.boot, TrialRow.sequence)),
-    _History(EventRow, EventRow.device, (EventRow.id,)),
+    (AlarmRow.device, (AlarmRow.received_at_us, AlarmRow.boot, AlarmRow.number), _BEGAN_A_REPLAN),
+    (ReplanRow.device, (ReplanRow.replan,), ReplanRow.outcome == PENDING),
+    (TrialRow.device, (TrialRow.decided_us, TrialRow.boot, TrialRow.sequence), false()),
+    (EventRow.device, (EventRow.id,), false()),
 )
 
 _PLANS_IN_USE: Final = or_(
@@ -430,11 +406,9 @@ def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: 
     if not keep:
         return
     for history in _HISTORIES:
+        of_device = history[0]
         counted = (
-            select(history.device)
-            .where(history.device.in_(devices))
-            .group_by(history.device)
-            .having(func.count() > keep)
+            select(of_device).where(of_device.in_(devices)).group_by(of_device).having(func.count() > keep)
         )
         with store.database.read() as session:
             over = list(session.scalars(counted))
@@ -447,28 +421,22 @@ def _step(history: _History, device: DeviceId, keep: int, chunk: int) -> _Step:
 
 
 def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: int, chunk: int) -> int:
-    newest_first = [column.desc() for column in history.order]
+    of_device, order, stays = history
+    newest_first = [column.desc() for column in order]
     border = session.execute(
-        select(*history.order)
-        .where(history.device == device)
-        .order_by(*newest_first)
-        .offset(keep - 1)
-        .limit(1)
+        select(*order).where(of_device == device).order_by(*newest_first).offset(keep - 1).limit(1)
     ).first()
     if border is None:
         return 0
     older = (
-        select(*history.order)
-        .where(history.device == device, tuple_(*history.order) < tuple_(*border))
-        .order_by(*history.order)
+        select(*order)
+        .where(of_device == device, tuple_(*order) < tuple_(*border), not_(stays))
+        .order_by(*order)
         .limit(chunk)
     )
-    if history.stays is not None:
-        older = older.where(not_(history.stays))
-    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
     result: Any = session.execute(
-        delete(history.table)
-        .where(history.device == device, tuple_(*history.order).in_(older))
+        delete(of_device.class_)
+        .where(of_device == device, tuple_(*order).in_(older))
         .execution_options(synchronize_session=False)
     )
     return int(result.rowcount)
@@ -481,7 +449,4 @@ def _delete_unused_plans(session: Session, before_us: int, chunk: int) -> int:
         .where(PlanRow.scheduler == LOCAL, PlanRow.created_at_us < before_us, not_(_PLANS_IN_USE))
         .limit(chunk)
     )
-    result: Any = session.execute(
-        delete(PlanRow).where(PlanRow.name.in_(unused)).execution_options(synchronize_session=False)
-    )
-    return int(result.rowcount)
+    return int(_delete(session, [PlanRow.name], unused).rowcount)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import inspect
 from sqlalchemy import ColumnElement, Connection, Float, cast, func
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
@@ -79,6 +80,30 @@ def saturated(total: Any) -> int:
 
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_BLANK: Final[dict[type, Any]] = {
+    inspect.StrType: "",
+    inspect.BytesType: b"",
+    inspect.IntType: 0,
+    inspect.BoolType: False,
+    inspect.VarTupleType: (),
+    inspect.UnionType: None,
+}
+"""What a field of such a type holds where nothing is known."""
+
+
+def message_of(kind: type[T], row: Any, **others: Any) -> T:
+    """A message whose fields are the columns of their names; `others` are the fields that are not."""
+    return kind(
+        **{name: getattr(row, name) for name in kind.__struct_fields__ if name not in others}, **others
+    )
+
+
+def blank_of(kind: type[T], **known: Any) -> T:
+    """A message of which only this is known; its other fields are empty."""
+    fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]  # it is a struct's
+    blank = {field.name: _BLANK[type(field.type)] for field in fields if field.name not in known}
+    return kind(**blank, **known)
 
 
 def shown(make: Callable[[], T], instead: Callable[[str], T]) -> T:

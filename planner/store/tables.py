@@ -4,12 +4,41 @@ Times are microseconds since 1970 (`_us`). A table that several writers may read
 `version` column: a write that lost the race fails instead of undoing the other one.
 """
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+import json
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from stageloom.shared.ids import DeviceId, Digest
 
 _AUTO = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only for INTEGER
 _DIGEST = String(64)
 _NAME = String(64)
+
+
+class JsonText(TypeDecorator[Any]):
+    """A value as JSON in a column of text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        return json.dumps(value, sort_keys=True)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
 
 
 class Table(DeclarativeBase):
@@ -449,17 +478,20 @@ class EventRow(Table):
 
 
 class PredictionRow(Table):
-    """What the twin predicted of a plan on a device, for comparison with what was measured later."""
+    """What the twin predicted of a plan on a device, for comparison with what was measured later.
+
+    `device` is empty for no device in particular; `figures`: see `stageloom.planner.twin.replay.figures`.
+    """
 
     __tablename__ = "predictions"
-    prediction: Mapped[int] = mapped_column(_AUTO, primary_key=True)
-    device: Mapped[str | None] = mapped_column(_NAME)
+    number: Mapped[int] = mapped_column("prediction", _AUTO, primary_key=True)
+    device: Mapped[DeviceId | None] = mapped_column(_NAME)
     plan: Mapped[str] = mapped_column(_NAME)
-    digest: Mapped[str] = mapped_column(_DIGEST)
+    digest: Mapped[Digest] = mapped_column(_DIGEST)
     twin: Mapped[str]  # where its step times are from
     arrivals: Mapped[str]  # and its load
     seconds: Mapped[float]
-    figures: Mapped[str]  # JSON: name to number
+    figures: Mapped[dict[str, float]] = mapped_column(JsonText)  # name to number
     made_at_us: Mapped[int]
     __table_args__ = (Index("predictions_by_plan", "device", "digest", "made_at_us"),)
 
@@ -471,10 +503,10 @@ class CheckpointRow(Table):
     digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
     policy: Mapped[str] = mapped_column(String(32))
     device_class: Mapped[str] = mapped_column(String(128))
-    artifacts: Mapped[str]  # JSON: digest to model's name
-    settings: Mapped[str]  # JSON
-    versions: Mapped[str]  # JSON
-    curves: Mapped[str]  # JSON: one object per validation
+    artifacts: Mapped[dict[str, str]] = mapped_column(JsonText)  # digest to model's name
+    settings: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    versions: Mapped[dict[str, str]] = mapped_column(JsonText)
+    curves: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)  # one object per validation
     ratio: Mapped[float]  # to sequential, the best validation's
     steps: Mapped[int]
     trained_at_us: Mapped[int]

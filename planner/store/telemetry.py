@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from msgspec import Struct
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -20,10 +19,10 @@ from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, Telem
 from stageloom.planner.telemetry import (
     ROLLED_KINDS,
     Balance,
-    RollupSpan,
     SpanData,
-    SpanKey,
     TelemetryAccount,
+    TelemetryEntry,
+    UnreadableData,
     Width,
     decode_data,
     merge,
@@ -220,26 +219,6 @@ def newest_telemetry(
 _PAGE = 5_000
 
 
-class UnreadableData(Struct, frozen=True, array_like=True):
-    """A row that is kept as its bytes, and why nobody reads them."""
-
-    reason: str
-    size_bytes: int
-
-
-class TelemetryEntry(NamedTuple):
-    """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row).
-
-    A row that cannot be read is of kind UNREADABLE, whatever it was stored as.
-    """
-
-    at_us: int
-    width_s: int
-    kind: RowKind
-    rows: int
-    data: RowData | SpanData | UnreadableData
-
-
 def telemetry_history(
     session: Session,
     device: DeviceId,
@@ -256,8 +235,8 @@ def telemetry_history(
     """
     if by is not None:
         return _history_by(session, device, kinds, by, since_us=since_us)[-limit:]
-    entries = [
-        _entry(span, width)
+    entries: list[TelemetryEntry] = [
+        span
         for width in (Width.HOUR, Width.MINUTE)
         for span in _spans(session, device, width, kinds, since_us=since_us, limit=limit)
     ]
@@ -276,7 +255,7 @@ def _history_by(
     wanted = [kind for kind in kinds if kind in ROLLED_KINDS]
     since_us = width.begin_us(since_us)
 
-    def finer() -> Iterator[RollupSpan]:
+    def finer() -> Iterator[TelemetryEntry]:
         for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
             if isinstance(row := read_row(body), Row):
                 yield span_of(at_us, kind, row.data, width)
@@ -285,10 +264,9 @@ def _history_by(
         if width is Width.HOUR:
             yield from _spans(session, device, Width.HOUR, wanted, since_us=since_us)
 
-    entries = [_entry(span, width) for span in merge(finer()).values()]
+    entries: list[TelemetryEntry] = [*merge(finer()).values()]
     if width is Width.MINUTE:
-        hours = _spans(session, device, Width.HOUR, wanted, since_us=since_us)
-        entries += [_entry(span, Width.HOUR) for span in hours]
+        entries += _spans(session, device, Width.HOUR, wanted, since_us=since_us)
     return sorted(entries, key=lambda entry: (entry.at_us, entry.kind))
 
 
@@ -325,10 +303,6 @@ def _row_entry(at_us: int, kind: RowKind, body: bytes) -> TelemetryEntry:
     return TelemetryEntry(row.at_us, 0, kind, 1, row.data)
 
 
-def _entry(span: RollupSpan, width: Width) -> TelemetryEntry:
-    return TelemetryEntry(span.key.begin_us, width.value, span.key.kind, span.rows, span.data)
-
-
 def _rows(
     session: Session,
     device: DeviceId,
@@ -361,10 +335,10 @@ def _spans(
     *,
     since_us: int,
     limit: int | None = None,
-) -> Iterator[RollupSpan]:
+) -> Iterator[TelemetryEntry]:
     """Spans of one width that hold `since_us` or begin later, newest first."""
     found = session.execute(
-        select(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
+        select(*SPAN_COLUMNS)
         .where(
             RollupRow.device == device,
             RollupRow.width_s == width.value,
@@ -379,6 +353,12 @@ def _spans(
         yield span_from(*row)
 
 
-def span_from(begin_us: int, kind: str, subject: str, rows: int, body: bytes) -> RollupSpan:
-    """A span as the table holds it."""
-    return RollupSpan(SpanKey(begin_us, RowKind(kind), subject), rows, decode_data(body))
+SPAN_COLUMNS: Final = (
+    *(RollupRow.begin_us, RollupRow.width_s, RollupRow.kind),
+    *(RollupRow.rows, RollupRow.body, RollupRow.subject),
+)
+
+
+def span_from(begin_us: int, width_s: int, kind: str, rows: int, body: bytes, subject: str) -> TelemetryEntry:
+    """A span from the columns of `SPAN_COLUMNS`."""
+    return TelemetryEntry(begin_us, width_s, RowKind(kind), rows, decode_data(body), subject)

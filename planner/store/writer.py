@@ -12,10 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
-from typing import Any, Final, TypeVar
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
@@ -40,11 +39,8 @@ Together = Callable[[Session, Sequence[Item]], Sequence[T | StageloomError]]
 """Works that are one and the same on different items: (items) -> their results, or why one is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    together: "Together[Any, Any]"
-    item: Any
-    answer: "Future[Any]"
+_Entry: TypeAlias = "tuple[Together[Any, Any], Any, Future[Any]]"
+"""What works on an item, the item, and who waits for the result."""
 
 
 class Writer:
@@ -84,7 +80,7 @@ class Writer:
         with self._changed:
             closed = self._closed
             if not closed:
-                (self._bulk if bulk else self._small).append(_Entry(together, item, answer))
+                (self._bulk if bulk else self._small).append((together, item, answer))
                 self._changed.notify()
         if closed:
             answer.set_exception(UnavailableError("the store is closed"))
@@ -127,9 +123,8 @@ class Writer:
         results: list[Any] = []
         try:
             with self._database.write() as session:
-                for together, entries in groupby(group, attrgetter("together")):
-                    items = [entry.item for entry in entries]
-                    results += _together(session, together, items)
+                for together, entries in groupby(group, itemgetter(0)):
+                    results += _together(session, together, [item for _, item, _ in entries])
                 failpoint("planner.commit.before")
             failpoint("planner.commit.after")
         except (LostRace, StaleDataError):
@@ -140,23 +135,23 @@ class Writer:
                 self._one_by_one(group)
                 return
             failure = _failure(error)
-            for entry in group:
-                entry.answer.set_exception(failure)
+            for _, _, answer in group:
+                answer.set_exception(failure)
             return
-        for entry, result in zip(group, results, strict=True):
-            _deliver(entry, result)
+        for (_, _, answer), result in zip(group, results, strict=True):
+            _deliver(answer, result)
 
     def _one_by_one(self, group: Sequence[_Entry]) -> None:
         """Run each work until it is in, or shows that it cannot be.
 
         Postgres rolled the group back in favour of another writer, or one of its works is to blame.
         """
-        for entry in group:
+        for together, item, answer in group:
             try:
-                (result,) = self._database.change(entry.together, [entry.item])
+                (result,) = self._database.change(together, [item])
             except Exception as error:
                 result = _failure(error)
-            _deliver(entry, result)
+            _deliver(answer, result)
 
 
 def _each(session: Session, works: Sequence[Callable[[Session], Any]]) -> Sequence[Any]:
@@ -192,11 +187,11 @@ def _failure(error: Exception) -> StageloomError:
     return failure
 
 
-def _deliver(entry: _Entry, result: Any) -> None:
+def _deliver(answer: "Future[Any]", result: Any) -> None:
     if isinstance(result, Exception):
-        entry.answer.set_exception(result)
+        answer.set_exception(result)
     else:
-        entry.answer.set_result(result)
+        answer.set_result(result)
 
 
 def isolated(

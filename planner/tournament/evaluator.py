@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from stageloom.planner.tournament.score import Score, SeedFigures, figures_of, score_of
+from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.planner.twin.times import StepTimes
@@ -56,7 +56,7 @@ def evaluate(
 
 def _figures(
     bound: BoundPlan, device: TargetDevice, settings: EvaluationSettings, service_s: Sequence[float]
-) -> SeedFigures:
+) -> Score:
     device.deploy(bound)
     device.run(settings.warm_up_s)
     return figures_of([device.run(settings.window_s) for _ in range(settings.windows)], service_s)
@@ -99,17 +99,10 @@ class Scenario:
         return Twin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """A candidate's plan, its score, and how long the search for it took."""
-
-    plan: Plan
-    score: Score
-    search_s: float
-
-
-def evaluate_candidate(job: SearchJob, scenario: Scenario, settings: EvaluationSettings) -> Evaluated:
-    """Search a plan and evaluate it.
+def evaluate_candidate(
+    job: SearchJob, scenario: Scenario, settings: EvaluationSettings
+) -> tuple[Plan, Score, float]:
+    """A candidate's plan, its score, and how many seconds the search for it took.
 
     Raises:
         SettingError, PlanError: as `run_search` and `Scenario.evaluate`.
@@ -117,7 +110,7 @@ def evaluate_candidate(job: SearchJob, scenario: Scenario, settings: EvaluationS
     began_s = time.monotonic()
     plan = run_search(job, time.monotonic)
     search_s = time.monotonic() - began_s
-    return Evaluated(plan=plan, score=scenario.evaluate(plan, settings), search_s=search_s)
+    return plan, scenario.evaluate(plan, settings), search_s
 
 
 def evaluate_again(

@@ -5,12 +5,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.tournament.candidates import PlanCandidate
 from stageloom.planner.tournament.evaluator import (
-    Evaluated,
     EvaluationSettings,
     Scenario,
     evaluate_again,
@@ -18,9 +18,7 @@ from stageloom.planner.tournament.evaluator import (
 )
 from stageloom.planner.tournament.score import Score
 from stageloom.planner.tournament.tournament import (
-    Action,
-    Drop,
-    StartEvaluation,
+    Actions,
     Tournament,
     TournamentOutcome,
 )
@@ -40,7 +38,8 @@ class _Stop:
     """The operator wants the best so far."""
 
 
-_Event: TypeAlias = _Stop | tuple[int, Future[Evaluated]] | Future[dict[int, Score]]
+_Evaluated: TypeAlias = tuple[Plan, Score, float]
+_Event: TypeAlias = _Stop | tuple[int, Future[_Evaluated]] | Future[dict[int, Score]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,7 @@ class _Run:
             len(candidates), budget_s=budget_s, workers=pool.workers, began_s=self._began_s
         )
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._futures: dict[int, Future[Evaluated]] = {}
+        self._futures: dict[int, Future[_Evaluated]] = {}
         self._last: Future[dict[int, Score]] | None = None
         self._plans = {0: first}
         self._search_s: dict[int, float] = {}
@@ -124,8 +123,7 @@ class _Run:
         tournament = self._tournament
         actions = tournament.begin()
         while True:
-            for action in actions:
-                self._execute(action)
+            self._execute(actions)
             if (outcome := tournament.outcome) is not None:
                 break
             try:
@@ -156,21 +154,23 @@ class _Run:
             p99_s=score.p99_s if score else 0.0,
         )
 
-    def _execute(self, action: Action) -> None:
-        if isinstance(action, StartEvaluation):
-            candidate = action.candidate
+    def _execute(self, actions: Actions) -> None:
+        for candidate in actions.drop:
+            self._futures.pop(candidate).cancel()
+        for candidate in actions.start:
             job = self._candidates[candidate].job
             future = self._pool.submit(evaluate_candidate, job, self._scenario, CHOICE)
             self._futures[candidate] = future
-            future.add_done_callback(lambda done: self._events.put((candidate, done)))
-        elif isinstance(action, Drop):
-            self._futures.pop(action.candidate).cancel()
-        else:
-            plans = {candidate: self._plans[candidate] for candidate in action.candidates}
+            future.add_done_callback(partial(self._ended, candidate))
+        if actions.recheck:
+            plans = {candidate: self._plans[candidate] for candidate in actions.recheck}
             self._last = self._pool.submit(evaluate_again, plans, self._scenario, FRESH)
             self._last.add_done_callback(self._events.put)
 
-    def _handle(self, event: _Event, now_s: float) -> list[Action]:
+    def _ended(self, candidate: int, future: "Future[_Evaluated]") -> None:
+        self._events.put((candidate, future))
+
+    def _handle(self, event: _Event, now_s: float) -> Actions:
         if isinstance(event, _Stop):
             return self._tournament.stop(now_s)
         if isinstance(event, Future):
@@ -178,18 +178,17 @@ class _Run:
                 self._tournament.recheck_failed(reason)
             else:
                 self._tournament.rechecked(event.result())
-            return []
+            return Actions()
         candidate, future = event
         if self._futures.pop(candidate, None) is None:  # it was dropped
-            return []
+            return Actions()
         if reason := _failure(future):
             return self._tournament.failed(candidate, reason, now_s)
-        evaluated = future.result()
-        self._plans[candidate], self._search_s[candidate] = evaluated.plan, evaluated.search_s
-        return self._tournament.was_evaluated(candidate, evaluated.score, now_s)
+        self._plans[candidate], score, self._search_s[candidate] = future.result()
+        return self._tournament.was_evaluated(candidate, score, now_s)
 
 
-def _failure(future: "Future[Evaluated] | Future[dict[int, Score]]") -> str:
+def _failure(future: "Future[_Evaluated] | Future[dict[int, Score]]") -> str:
     """Why there is no result; empty where there is one."""
     if future.cancelled():
         return "it was cancelled"

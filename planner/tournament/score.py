@@ -13,31 +13,22 @@ LEAST_SPREAD: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedFigures:
-    """What one device did with one seed's arrivals."""
+class Score:
+    """What one device did with one seed's arrivals, or the means over several seeds.
+
+    A spread is half of the highest less the lowest over the seeds.
+    """
 
     throughput_per_s: float
+    throughput_spread: float = 0.0
     p99_s: float  # 0 where nothing completed
+    p99_spread: float = 0.0
     utilisation: float
+    utilisation_spread: float = 0.0
     queue_variance: float  # of queued work in s^2, mean over the glances
+    queue_variance_spread: float = 0.0
     variance_growth: float  # s^2 per second: the second half's mean less the first's, over half the time
     met: float  # share of the tasks that came that were completed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Means over the seeds; a spread is half of the highest less the lowest."""
-
-    throughput_per_s: float
-    throughput_spread: float
-    p99_s: float
-    p99_spread: float
-    utilisation: float
-    utilisation_spread: float
-    queue_variance: float
-    queue_variance_spread: float
-    variance_growth: float
-    met: float
 
     def plain(self) -> dict[str, Any]:
         """Plain values by field name, for JSON."""
@@ -71,8 +62,8 @@ def spread_of(one: Score, other: Score) -> float:
     return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
 
 
-def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> SeedFigures:
-    """The figures of consecutive windows of one device; `idle_s` between them nothing ran.
+def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> Score:
+    """The score of consecutive windows of one device; `idle_s` between them nothing ran.
 
     `service_s`: device seconds of a task, per model. They are the same for all plans, so that a faster plan
     does not make its queued work count less.
@@ -86,7 +77,7 @@ def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s:
     latencies = sorted(one for window in windows for model in window.models for one in model.latencies_s)
     came = sum(model.submitted for window in windows for model in window.models)
     completed = sum(window.completed for window in windows)
-    return SeedFigures(
+    return Score(
         throughput_per_s=completed / seconds,
         p99_s=latencies[max(ceil(0.99 * len(latencies)) - 1, 0)] if latencies else 0.0,
         utilisation=fsum(window.utilisation * window.seconds for window in windows) / seconds,
@@ -96,22 +87,20 @@ def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s:
     )
 
 
-def score_of(figures: Sequence[SeedFigures]) -> Score:
-    """Means and half ranges over the seeds."""
-    means = {
-        name: fsum(getattr(one, name) for one in figures) / len(figures) for name in SeedFigures.__slots__
-    }
-    spreads = {
-        name: (max(getattr(one, name) for one in figures) - min(getattr(one, name) for one in figures)) / 2
-        for name in ("throughput_per_s", "p99_s", "utilisation", "queue_variance")
-    }
-    return Score(
-        throughput_spread=spreads["throughput_per_s"],
-        p99_spread=spreads["p99_s"],
-        utilisation_spread=spreads["utilisation"],
-        queue_variance_spread=spreads["queue_variance"],
-        **means,
-    )
+_SPREADS: Final = {
+    "throughput_spread": "throughput_per_s",
+    "p99_spread": "p99_s",
+    "utilisation_spread": "utilisation",
+    "queue_variance_spread": "queue_variance",
+}
+
+
+def score_of(seeds: Sequence[Score]) -> Score:
+    """Means and half ranges over the scores of single seeds."""
+    figures = {name: [getattr(one, name) for one in seeds] for name in Score.__slots__}
+    means = {name: fsum(row) / len(row) for name, row in figures.items()}
+    spreads = {spread: (max(figures[name]) - min(figures[name])) / 2 for spread, name in _SPREADS.items()}
+    return Score(**{**means, **spreads})
 
 
 def _growth(work: Sequence[float]) -> float:

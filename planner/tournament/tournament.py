@@ -12,8 +12,7 @@ the last evaluation may go on for `RECHECK_S`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from stageloom.planner.tournament.score import Score, better
 
@@ -21,34 +20,12 @@ RECHECK_S: Final = 20.0
 _RESERVE: Final = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class StartEvaluation:
-    """Search and evaluate the plan of this candidate."""
+class Actions(NamedTuple):
+    """What to do now, in this order, by candidate."""
 
-    candidate: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Stop the search or evaluation of this candidate."""
-
-    candidate: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recheck:
-    """StartEvaluation the plans of these candidates on fresh arrivals."""
-
-    candidates: tuple[int, ...]
-
-
-Action: TypeAlias = StartEvaluation | Drop | Recheck
-
-
-class TournamentPhase(Enum):
-    EVALUATING = "evaluating"
-    RECHECKING = "rechecking"
-    ENDED = "ended"
+    drop: tuple[int, ...] = ()  # stop its search or evaluation
+    start: tuple[int, ...] = ()  # search and evaluate its plan
+    recheck: tuple[int, ...] = ()  # evaluate its plan on fresh arrivals, together with the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +59,7 @@ class Tournament:
         self._next = 0
         self._running: dict[int, float] = {}
         self._slowest_s = 0.0
-        self._recheck_until_s = 0.0
-        self.phase = TournamentPhase.EVALUATING
+        self._recheck_until_s: float | None = None  # once the last evaluation has begun
         self.curve: list[Improvement] = []
         """Each scores better than the one before it."""
         self.evaluated: dict[int, tuple[float, Score]] = {}
@@ -104,50 +80,50 @@ class Tournament:
     @property
     def ends_s(self) -> float:
         """The latest time at which to call `passed`."""
-        if self.phase is TournamentPhase.RECHECKING:
+        if self._recheck_until_s is not None:
             return self._recheck_until_s
         reserve_s = min(self._slowest_s, _RESERVE * self._budget_s)
         return self._began_s + self._budget_s - reserve_s
 
-    def begin(self) -> list[Action]:
+    def begin(self) -> Actions:
         """Call this once, before all other events."""
         return self._more(self._began_s)
 
-    def was_evaluated(self, candidate: int, score: Score, now_s: float) -> list[Action]:
+    def was_evaluated(self, candidate: int, score: Score, now_s: float) -> Actions:
         """Take the score of a candidate's plan; one that was dropped meanwhile is ignored."""
         if not self._ended(candidate, now_s):
-            return []
+            return Actions()
         at_s = now_s - self._began_s
         self.evaluated[candidate] = at_s, score
         if not self.curve or better(score, self.curve[-1].score):
             self.curve.append(Improvement(at_s=at_s, candidate=candidate, score=score))
         return self._more(now_s)
 
-    def failed(self, candidate: int, reason: str, now_s: float) -> list[Action]:
+    def failed(self, candidate: int, reason: str, now_s: float) -> Actions:
         """A candidate has no plan, or its plan could not be evaluated; the others go on."""
         if not self._ended(candidate, now_s):
-            return []
+            return Actions()
         self.failures[candidate] = reason
         return self._more(now_s)
 
-    def passed(self, now_s: float) -> list[Action]:
+    def passed(self, now_s: float) -> Actions:
         """It is `now_s`; call this at `ends_s`."""
         if now_s < self.ends_s:
-            return []
-        if self.phase is TournamentPhase.RECHECKING:
+            return Actions()
+        if self._rechecking:
             self._end(0, {}, "the last evaluation took too long")
-            return []
+            return Actions()
         return self._finish(now_s)
 
-    def stop(self, now_s: float) -> list[Action]:
+    def stop(self, now_s: float) -> Actions:
         """End with the best so far; a second call skips the last evaluation."""
-        if self.phase is TournamentPhase.RECHECKING:
+        if self._rechecking:
             self._end(0, {}, "it was stopped before the last evaluation")
         return self._finish(now_s)
 
     def rechecked(self, fresh: Mapping[int, Score]) -> None:
         """Take the scores of the best so far and of candidate 0 on fresh arrivals."""
-        if self.phase is not TournamentPhase.RECHECKING:
+        if not self._rechecking:
             return
         best = self.best
         wins = best == 0 or 0 not in fresh or better(fresh[best], fresh[0])
@@ -155,43 +131,48 @@ class Tournament:
 
     def recheck_failed(self, reason: str) -> None:
         """The last evaluation failed."""
-        if self.phase is TournamentPhase.RECHECKING:
+        if self._rechecking:
             self._end(0, {}, reason)
+
+    @property
+    def _rechecking(self) -> bool:
+        return self._recheck_until_s is not None and self.outcome is None
+
+    @property
+    def _evaluating(self) -> bool:
+        return self._recheck_until_s is None and self.outcome is None
 
     def _ended(self, candidate: int, now_s: float) -> bool:
         began_s = self._running.pop(candidate, None)
-        if began_s is None or self.phase is not TournamentPhase.EVALUATING:
+        if began_s is None or not self._evaluating:
             return False
         self._slowest_s = max(self._slowest_s, now_s - began_s)
         return True
 
-    def _more(self, now_s: float) -> list[Action]:
+    def _more(self, now_s: float) -> Actions:
         """Fill the workers; when nothing is left, or time is, finish."""
         if now_s >= self.ends_s:
             return self._finish(now_s)
-        actions: list[Action] = []
+        first = self._next
         while self._next < self._size and len(self._running) < self._workers:
             self._running[self._next] = now_s
-            actions.append(StartEvaluation(self._next))
             self._next += 1
-        return actions if self._running else self._finish(now_s)
+        return Actions(start=tuple(range(first, self._next))) if self._running else self._finish(now_s)
 
-    def _finish(self, now_s: float) -> list[Action]:
-        if self.phase is not TournamentPhase.EVALUATING:
-            return []
-        drops: list[Action] = [Drop(candidate) for candidate in self._running]
+    def _finish(self, now_s: float) -> Actions:
+        if not self._evaluating:
+            return Actions()
+        drops = tuple(self._running)
         self._running.clear()
         if not self.curve:
             reason = next(iter(self.failures.values()), "")
             self._end(
                 0, {}, f"no plan was evaluated: {reason}" if reason else "no plan was evaluated in time"
             )
-            return drops
-        self.phase = TournamentPhase.RECHECKING
+            return Actions(drop=drops)
         self._recheck_until_s = max(self._began_s + self._budget_s, now_s + RECHECK_S)
         both = {self.best, 0} if 0 not in self.failures else {self.best}
-        return [*drops, Recheck(tuple(sorted(both)))]
+        return Actions(drop=drops, recheck=tuple(sorted(both)))
 
     def _end(self, candidate: int, fresh: Mapping[int, Score], unchecked: str) -> None:
-        self.phase = TournamentPhase.ENDED
         self.outcome = TournamentOutcome(candidate=candidate, fresh=dict(fresh), unchecked=unchecked)

@@ -16,7 +16,7 @@ hands out does not depend on the spans in which it is asked.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -114,12 +114,8 @@ class Recorded:
         return len(self.times_s) / length_s if length_s else 0.0
 
 
-class CountedSpan(NamedTuple):
-    """So many arrivals between two moments of a recording."""
-
-    begin_s: float
-    end_s: float
-    arrived: int
+CountedSpan: TypeAlias = tuple[float, float, int]
+"""Begin and end in a recording, seconds, and how many arrived between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +132,14 @@ class Counted:
     def __post_init__(self) -> None:
         _positive("the length of a recording", self.length_s)
         _not_negative("the place where a recording is entered", self.begin_s)
-        for span in self.spans:
-            if not 0.0 <= span.begin_s <= span.end_s <= self.length_s or span.arrived < 0:
+        for begin_s, end_s, arrived in self.spans:
+            if not 0.0 <= begin_s <= end_s <= self.length_s or arrived < 0:
+                span = f"{arrived} arrivals from {begin_s} to {end_s} s"
                 raise InputError(f"a recording of {self.length_s} s counts no {span}")
 
     @property
     def mean_per_s(self) -> float:
-        return sum(span.arrived for span in self.spans) / self.length_s
+        return sum(arrived for _, _, arrived in self.spans) / self.length_s
 
 
 Process: TypeAlias = Periodic | Poisson | Bursty | Recorded | Counted
@@ -207,6 +204,48 @@ class ArrivalStream:
         return taken
 
 
+class Tape:
+    """Times and sources of all tasks, ascending; of equal times the first source's come first."""
+
+    def __init__(self, sources: Sequence[Process], seed: int) -> None:
+        self._streams = [
+            ArrivalStream(process, np.random.default_rng([seed, index]))
+            for index, process in enumerate(sources)
+        ]
+        self._times: Times = np.empty(0)
+        self._sources: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._drawn = 0
+        self._until_s = 0.0
+
+    def between(self, first: int, until_s: float) -> tuple[Times, npt.NDArray[np.int64]]:
+        """Times and sources of the tasks from number `first` on that come before `until_s`."""
+        if until_s > self._until_s:
+            self._draw(until_s)
+        last = int(np.searchsorted(self._times[: self._drawn], until_s, side="left"))
+        return self._times[first:last], self._sources[first:last]
+
+    def _draw(self, until_s: float) -> None:
+        drawn = [stream.until(until_s) for stream in self._streams]
+        times = np.concatenate([*drawn, np.empty(0)])
+        sources = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
+        order = np.argsort(times, kind="stable")
+        self._keep(times[order], sources[order])
+        self._until_s = until_s
+
+    def _keep(self, times: Times, sources: npt.NDArray[np.int64]) -> None:
+        """Append; room doubles, so that a long run copies each arrival a few times at most."""
+        total = self._drawn + len(times)
+        if total > len(self._times):
+            room = max(2 * len(self._times), total, 1024)
+            self._times = np.concatenate((self._times[: self._drawn], np.empty(room - self._drawn)))
+            self._sources = np.concatenate(
+                (self._sources[: self._drawn], np.empty(room - self._drawn, np.int64))
+            )
+        self._times[self._drawn : total] = times
+        self._sources[self._drawn : total] = sources
+        self._drawn = total
+
+
 def arrivals(process: Process, until_s: float, rng: np.random.Generator) -> Times:
     return ArrivalStream(process, rng).until(until_s)
 
@@ -267,9 +306,9 @@ def _recorded(process: Recorded) -> Iterator[Times]:
 
 def _counted(process: Counted, rng: np.random.Generator) -> Iterator[Times]:
     """A turn of the recording at a time."""
-    arrived = [span.arrived for span in process.spans]
-    begins_s = np.repeat([span.begin_s for span in process.spans], arrived)
-    lengths_s = np.repeat([span.end_s - span.begin_s for span in process.spans], arrived)
+    arrived = [count for _, _, count in process.spans]
+    begins_s = np.repeat([begin_s for begin_s, _, _ in process.spans], arrived)
+    lengths_s = np.repeat([end_s - begin_s for begin_s, end_s, _ in process.spans], arrived)
     turn = 0
     while begins_s.size:
         drawn = begins_s + lengths_s * rng.random(begins_s.size) - process.begin_s

@@ -7,7 +7,7 @@ schema is `DeviceFile`; a figure without a source, or a source without a figure,
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from importlib import resources
 from itertools import pairwise
@@ -77,20 +77,10 @@ class DeviceFile:
 _TEXTS: Final = frozenset({"name", "title", "kind", "sources"})
 _WHOLE: Final = frozenset({"multiprocessors", "threads_per_multiprocessor", "cores"})
 _ABOVE_0: Final = frozenset({"fp32_flop_per_s", "bytes_per_s"})
-_OPTIONAL: Final = frozenset(
-    {
-        "multiprocessors",
-        "threads_per_multiprocessor",
-        "cores",
-        "task_s",
-        "item_s",
-        "border_s_per_byte",
-        "beside_s",
-        "noise",
-    }
-)
-FIGURES: Final = tuple(name for name in DeviceFile.__dataclass_fields__ if name not in _TEXTS)
+FIGURES: Final = tuple(field.name for field in fields(DeviceFile) if field.name not in _TEXTS)
 """The fields that need a source."""
+
+_OPTIONAL: Final = frozenset(field.name for field in fields(DeviceFile) if field.default is not MISSING)
 
 
 def device_names() -> tuple[str, ...]:

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
-from stageloom.planner.twin.arrivals import ArrivalStream, Process, entered_anywhere
+from stageloom.planner.twin.arrivals import Process, Tape, entered_anywhere
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.lanes import Lanes, added_up
 from stageloom.planner.twin.times import PlanTimes, StepTimes
@@ -34,7 +32,6 @@ from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
     Action,
     FinishTask,
-    IssueStep,
     Outcome,
     PlanKey,
     PrepareProgram,
@@ -87,7 +84,7 @@ class WindowRecorder:
         self._steps.setdefault((program.plan, program.combined, program.mask), []).append(taken_s)
 
     def look(self, core: EngineCore, now: float) -> None:
-        """ReplanNote the queues."""
+        """Note the queues."""
         self._glances.append(core.sample(now))
 
     def end(self, core: EngineCore, now: float, lanes: Lanes, bound: BoundPlan) -> Window:
@@ -150,11 +147,12 @@ class Twin:
         self.times = times
         self.now_s = 0.0
         self._core = EngineCore()
-        sources = [((name,), process) for name, process in arrivals.items()] + list((shared or {}).items())
-        self._sources = [
-            _Source(models, process, np.random.default_rng([seed, index]), (deadlines_s or {}))
-            for index, (models, process) in enumerate(sources)
-        ]
+        sources: dict[tuple[str, ...], Process] = {(name,): process for name, process in arrivals.items()}
+        sources.update(shared or {})
+        self._sources = list(sources)
+        self._deadlines_s = dict(deadlines_s or {})
+        self._tape = Tape(list(sources.values()), seed)
+        self._arrivals: deque[tuple[float, int]] = deque()  # of the window: when, and from which source
         self._lanes = Lanes(times.device, seed)
         self._plans: dict[PlanKey, PlanTimes] = {}
         self._bound: BoundPlan | None = None
@@ -173,8 +171,6 @@ class Twin:
         self._next_key += 1
         self._plans[key] = self.times.of_plan(bound)
         self._bound = bound
-        for source in self._sources:
-            source.follow(bound)
         self._lanes.make(bound.plan.lanes)
         self._act(self._core.load(key, bound, self.now_s))
         self._act(self._core.activate(key, self.now_s))
@@ -191,8 +187,8 @@ class Twin:
         if sample_at_s is None:
             sample_at_s = usual_samples(seconds)
         samples = deque(min(begin_s + at_s, end_s) for at_s in sample_at_s)
-        for source in self._sources:
-            source.look_ahead(end_s)
+        times_s, sources = self._tape.between(self._next_task, end_s)
+        self._arrivals = deque(zip(times_s.tolist(), sources.tolist(), strict=True))
         self._record.begin(self._core, begin_s, self._lanes)
         while self._event(end_s, samples):
             pass
@@ -207,8 +203,7 @@ class Twin:
     def _event(self, end_s: float, samples: "deque[float]") -> bool:
         """Let the next thing happen; False if that is not before `end_s`."""
         step_s = self._lanes.next_end_s
-        source = min(self._sources, key=_next_s, default=None)
-        arrival_s = source.next_s if source is not None else math.inf
+        arrival_s = self._arrivals[0][0] if self._arrivals else math.inf
         wakeup = self._core.next_wakeup(self.now_s)
         wakeup_s = math.inf if wakeup is None else wakeup
         sample_s = samples[0] if samples else math.inf
@@ -218,8 +213,8 @@ class Twin:
         self.now_s = at_s
         if at_s == step_s:
             self._end_step()
-        elif source is not None and at_s == arrival_s:
-            self._submit(source)
+        elif at_s == arrival_s:
+            self._submit()
         elif at_s == wakeup_s:
             self._act(self._core.tick(at_s))
         else:
@@ -232,9 +227,18 @@ class Twin:
         self._record.step(ended, [models[member.member.model].name for member in ended.members], taken_s)
         self._act(self._core.step_done(ended.id, self.now_s))
 
-    def _submit(self, source: "_Source") -> None:
-        source.take()
-        task = source.task(TaskId(self._next_task), self.now_s)
+    def _submit(self) -> None:
+        """The next task comes, as large as the plan's model says."""
+        assert self._bound is not None
+        models = self._sources[self._arrivals.popleft()[1]]
+        index = self._bound.model_index.get(models[0])
+        deadline_s = self._deadlines_s.get(models[0]) if len(models) == 1 else None
+        task = Task(
+            id=TaskId(self._next_task),
+            models=models,
+            nbytes=1 if index is None else self._bound.models[index].input_bytes,
+            deadline_s=None if deadline_s is None else self.now_s + deadline_s,
+        )
         self._next_task += 1
         self._record.arrived(task, self.now_s)
         self._act(self._core.submit(task, self.now_s))
@@ -242,8 +246,8 @@ class Twin:
     def _act(self, actions: Sequence[Action]) -> None:
         """Do what the core says; moves and drops take no time."""
         for action in actions:
-            if isinstance(action, IssueStep):
-                self._issue(action.step)
+            if isinstance(action, Step):
+                self._issue(action)
             elif isinstance(action, FinishTask):
                 self._record.finished(action, self.now_s + self.times.device.task_s)
             elif isinstance(action, PrepareProgram):
@@ -257,48 +261,6 @@ class Twin:
             program.combined, program.mask, program.buckets, fallback=step.fallback
         )
         self._lanes.issue(step, times, self.now_s)
-
-
-class _Source:
-    """Where the tasks of one model, or of several that share an input, come from."""
-
-    def __init__(
-        self,
-        models: tuple[str, ...],
-        process: Process,
-        rng: np.random.Generator,
-        deadlines_s: Mapping[str, float],
-    ) -> None:
-        self._models = models
-        self._stream = ArrivalStream(process, rng)
-        self._waiting: deque[float] = deque()
-        self._deadline_s = deadlines_s.get(models[0]) if len(models) == 1 else None
-        self._nbytes = 1
-        self.next_s = math.inf
-
-    def follow(self, bound: BoundPlan) -> None:
-        """Tasks are as large as the plan's model says."""
-        index = bound.model_index.get(self._models[0])
-        if index is not None:
-            self._nbytes = bound.models[index].input_bytes
-
-    def look_ahead(self, until_s: float) -> None:
-        """Have the arrivals before `until_s` at hand."""
-        self._waiting.extend(self._stream.until(until_s).tolist())
-        self.next_s = self._waiting[0] if self._waiting else math.inf
-
-    def take(self) -> None:
-        self._waiting.popleft()
-        self.next_s = self._waiting[0] if self._waiting else math.inf
-
-    def task(self, id: TaskId, now: float) -> Task:
-        """A task that comes now."""
-        deadline_s = None if self._deadline_s is None else now + self._deadline_s
-        return Task(id=id, models=self._models, nbytes=self._nbytes, deadline_s=deadline_s)
-
-
-def _next_s(source: _Source) -> float:
-    return source.next_s
 
 
 @dataclass(frozen=True)

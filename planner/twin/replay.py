@@ -9,20 +9,20 @@ from typing import Final
 
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.telemetry import together
 from stageloom.planner.twin.arrivals import Counted, CountedSpan
 from stageloom.planner.twin.window import (
-    PLAN_CHARS,
     ModelWindow,
     StepsWindow,
     Window,
     add_counts,
-    add_histograms,
 )
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import (
+    PLAN_CHARS,
     LatencyHistogram,
     PlanActivated,
     QueueSample,
@@ -51,7 +51,7 @@ def counted_arrivals(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Cou
     spans: dict[str, list[CountedSpan]] = {name: [] for name in names}
     for at_us, data in mine:
         first_us, last_us = at_us - data.interval_us - begin_us, at_us - begin_us
-        spans[data.model].append(CountedSpan(first_us * 1e-6, last_us * 1e-6, data.submitted))
+        spans[data.model].append((first_us * 1e-6, last_us * 1e-6, data.submitted))
     length_s = (end_us - begin_us) * 1e-6
     return {name: Counted(spans=tuple(found), length_s=length_s) for name, found in spans.items()}
 
@@ -107,7 +107,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
             ended=add_counts(found),
             queued=last.get(name, 0),
             busy_s=busy_s.get(name, 0.0),
-            histogram=add_histograms(histograms[name]) if histograms.get(name) else None,
+            histogram=together(histograms[name]) if name in histograms else None,
         )
         for name, found in counters.items()
     )
@@ -148,17 +148,14 @@ def _busy_s(steps: Sequence[StepTimings], plan: Plan) -> dict[str, float]:
 
 def _steps(steps: Sequence[StepTimings]) -> tuple[StepsWindow, ...]:
     by_program: dict[tuple[int, int], list[StepTimings]] = {}
-    for one in steps:
-        by_program.setdefault((one.combined_block, one.mask), []).append(one)
+    for step in steps:
+        by_program.setdefault((step.combined_block, step.mask), []).append(step)
+    sums = {program: together(rows) for program, rows in sorted(by_program.items())}
     return tuple(
         StepsWindow(
-            combined=combined,
-            mask=mask,
-            count=sum(one.count for one in found),
-            sum_s=sum(one.sum_us for one in found) * 1e-6,
-            max_s=max(one.max_us for one in found) * 1e-6,
+            combined=combined, mask=mask, count=one.count, sum_s=one.sum_us * 1e-6, max_s=one.max_us * 1e-6
         )
-        for (combined, mask), found in sorted(by_program.items())
+        for (combined, mask), one in sums.items()
     )
 
 

@@ -19,12 +19,11 @@ from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.calibrate import Calibrated, DeviceMeasurements, StepSample, calibrate
 from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import PLAN_CHARS
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.telemetry import RowKind, StepTimings
+from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.costs import CostTable
 

@@ -23,6 +23,8 @@ operators are.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.planner.twin.device_file import DeviceFile
@@ -199,16 +201,17 @@ class BlockTimes:
         """The stages of a step, as far as they are not empty; of a stage schedule with full barriers."""
         seconds, works = self._operators_s(mask, buckets)
         bucket_of = dict(zip(bits(mask), buckets, strict=True))
-        by_stage: dict[int, StageParts] = {}
-        for item in self.items(mask):
-            parts = by_stage.setdefault(item.stage, StageParts([], [], 0.0, 0.0, item.merge))
-            parts.groups.append(tuple(sorted(item.ops)))
-            parts.items_s.append(self._item_s(item, seconds, bucket_of[item.member]))
-            by_stage[item.stage] = parts._replace(
-                work_s=parts.work_s + sum(works[op] for op in item.ops),
-                operators_s=parts.operators_s + sum(seconds[op] for op in item.ops),
+        stages = [list(items) for _, items in groupby(self.items(mask), attrgetter("stage"))]
+        return [
+            StageParts(
+                groups=tuple(tuple(sorted(item.ops)) for item in items),
+                items_s=[self._item_s(item, seconds, bucket_of[item.member]) for item in items],
+                work_s=sum(sum(works[op] for op in item.ops) for item in items),
+                operators_s=sum(sum(seconds[op] for op in item.ops) for item in items),
+                merge=items[0].merge,
             )
-        return list(by_stage.values())
+            for items in stages
+        ]
 
     def stage_s(self, mask: int, buckets: tuple[int, ...]) -> dict[int, float]:
         """Seconds of each stage by its number in the schedule, ascending; empty ones are left out.
@@ -289,7 +292,7 @@ class BlockTimes:
         return total_s + device.item_s
 
     def _stage_s(self, stage: "StageParts", full: bool) -> float:
-        rates, groups = self._times.costs.rates, tuple(stage.groups)
+        rates, groups = self._times.costs.rates, stage.groups
         measured_s = self._measured.get(groups) if full and not stage.merge else None
         if measured_s is not None:
             return measured_s
@@ -304,7 +307,7 @@ class BlockTimes:
 class StageParts(NamedTuple):
     """One stage of a step: its groups, the seconds of each alone, and their work together."""
 
-    groups: list[Group]
+    groups: tuple[Group, ...]
     items_s: list[float]
     work_s: float
     operators_s: float  # all operators alone, without what items cost beside them

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
+from stageloom.planner.telemetry import together
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import Counts, QueueSnapshot
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
+    PLAN_CHARS,
     LatencyHistogram,
     QueueSample,
     RowData,
@@ -26,9 +28,6 @@ from stageloom.shared.policy.queues import QueueMeasure, variance
 
 ENDINGS: Final = ("completed", "refused", "cancelled", "expired", "failed")
 """Ways in which a task ends, in the order of `TaskCounters`."""
-
-PLAN_CHARS: Final = 16
-"""Of a plan's digest, by which rows of steps name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +234,7 @@ def _join_models(parts: Sequence[ModelWindow]) -> ModelWindow:
         queued=parts[-1].queued,
         busy_s=sum(part.busy_s for part in parts),
         latencies_s=tuple(latency_s for part in parts for latency_s in part.latencies_s),
-        histogram=add_histograms(histograms) if histograms else None,
+        histogram=together(histograms) if histograms else None,
     )
 
 
@@ -263,27 +262,6 @@ def counts_between(before: Counts, after: Counts) -> Counts:
 def add_counts(counts: Sequence[Counts | TaskCounters]) -> Counts:
     """The sum of engine counts, or of telemetry's rows."""
     return Counts(**{name: sum(getattr(part, name) for part in counts) for name in ENDINGS})
-
-
-def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
-    """One model's, all together.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not histograms:
-        raise ValueError("no histogram to add up")
-    counts: dict[int, int] = {}
-    for histogram in histograms:
-        for bucket, count in histogram.buckets:
-            counts[bucket] = counts.get(bucket, 0) + count
-    return LatencyHistogram(
-        histograms[0].model,
-        sum(histogram.count for histogram in histograms),
-        sum(histogram.sum_us for histogram in histograms),
-        max(histogram.max_us for histogram in histograms),
-        tuple(sorted(counts.items())),
-    )
 
 
 SAMPLE_EVERY_S: Final = 0.1

@@ -11,7 +11,6 @@ from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, Plan
 from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
-    IssueStep,
     PrepareProgram,
     ReleasePlan,
     Step,
@@ -213,7 +212,7 @@ class StepScheduler:
             self.fallback_steps += 1
             self._ask(plan, program)
         waits = tuple(sorted(after)) if after else ()
-        self.out.append(IssueStep(Step(step_id, lane, program.key, tuple(members), waits, not program.ready)))
+        self.out.append(Step(step_id, lane, program.key, tuple(members), waits, not program.ready))
 
     def _ask(self, plan: PlanState, program: ProgramState) -> None:
         """Have a program prepared that a step just lacked, within the bounds."""

@@ -140,13 +140,7 @@ class Step(Struct, frozen=True, gc=False):
     fallback: bool = False
 
 
-# Actions: what the core tells its shell to do, in this order.
-
-
-class IssueStep(Struct, frozen=True, gc=False):
-    """Hand the step to the executor."""
-
-    step: Step
+# Actions: what the core tells its shell to do, in this order. A `Step` is to be handed to the executor.
 
 
 class FinishTask(Struct, frozen=True, gc=False):
@@ -197,4 +191,4 @@ class ReleasePlan(Struct, frozen=True, gc=False):
     plan: PlanKey
 
 
-Action: TypeAlias = IssueStep | FinishTask | PrepareProgram | MoveInstance | DropInstance | ReleasePlan
+Action: TypeAlias = Step | FinishTask | PrepareProgram | MoveInstance | DropInstance | ReleasePlan

@@ -99,8 +99,9 @@ def _place_borders(
     levels = [0] * len(groups)
     if borders is None:
         return levels, 0
-    if len(borders.borders) > MAX_PAPER_CUTS:
-        raise _bad_borders(f"names {len(borders.borders)} borders, at most {MAX_PAPER_CUTS} are used")
+    inner, body = borders
+    if len(inner) > MAX_PAPER_CUTS:
+        raise _bad_borders(f"names {len(inner)} borders, at most {MAX_PAPER_CUTS} are used")
     maker, reach = _ancestors(groups, nodes)
     everything = (1 << len(groups)) - 1
 
@@ -113,15 +114,14 @@ def _place_borders(
         return mask
 
     before = 0
-    for border in borders.borders:
+    for border in inner:
         inside = needed_for(border)
         if before & ~inside:
             raise _bad_borders("has borders that do not hold the one before")
         before = inside
         for g in bits(everything & ~inside):
             levels[g] += 1
-    body = needed_for(borders.body)
-    return levels, everything & ~body if borders.body else 0
+    return levels, everything & ~needed_for(body) if body else 0
 
 
 def _bad_borders(why: str) -> ModelError:

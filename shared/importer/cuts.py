@@ -21,8 +21,8 @@ classifier, which the papers' counts leave out.
 import json
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph, Operator
@@ -44,12 +44,8 @@ OPERATOR_FLOP = 1_000_000
 """Cost of an operator beyond its work (a launch), in flop."""
 
 
-@dataclass(frozen=True)
-class Borders:
-    """Tensor names per border, in order, and those where the body ends; no `body`: there is no classifier."""
-
-    borders: tuple[tuple[str, ...], ...] = ()
-    body: tuple[str, ...] = ()
+Borders: TypeAlias = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]
+"""Tensor names per border, in order, and those where the body ends; without these there is no classifier."""
 
 
 def parse_borders(text: str) -> Borders:
@@ -65,7 +61,7 @@ def parse_borders(text: str) -> Borders:
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"not an object of version {_VERSION}")
         borders = tuple(_names(names) for names in value.get("borders", []))
-        return Borders(borders, _names(value.get("body", [])))
+        return borders, _names(value.get("body", []))
     except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(
             f"metadata {METADATA_KEY!r} is unreadable: {error}", remedy="correct or remove that entry"

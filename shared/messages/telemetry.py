@@ -74,6 +74,10 @@ class QueueSample(Struct, frozen=True, tag=3, array_like=True):
     oldest_age_us: MicroSeconds
 
 
+PLAN_CHARS: Final = 16
+"""Of a plan's digest, by which rows of steps name it."""
+
+
 class StepTimings(Struct, frozen=True, tag=4, array_like=True):
     """Steps of one (combined block, mask) in one interval; `plan` is the digest's first 16 characters."""
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from stageloom.shared.policy.plain import Load
+
 TOP_THRESHOLD: Final = 2e5
 """The paper's T, in tasks squared. Three bounded queues of depth D reach at most 2 D^2 / 9, so it needs
 queues of at least 949 tasks."""
@@ -31,25 +33,11 @@ class QueueMeasure(str, Enum):
     TASKS = "tasks"  # as in the paper
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
-    """One model's queue at one instant."""
-
-    tasks: int
-    service_s: float  # measured device time of one task
-    oldest_age_s: float = 0.0  # 0 where it is empty
-
-    def __post_init__(self) -> None:
-        times = (self.service_s, self.oldest_age_s)
-        if self.tasks < 0 or not all(0.0 <= seconds < math.inf for seconds in times):
-            raise ValueError(f"no state of a queue: {self}")
-
-
-def values(queues: Iterable[QueueState], measure: QueueMeasure) -> list[float]:
+def values(loads: Iterable[Load], measure: QueueMeasure) -> list[float]:
     """What every queue counts with: seconds of work, or tasks. [num_queues]"""
     if measure is QueueMeasure.TASKS:
-        return [float(queue.tasks) for queue in queues]
-    return [queue.tasks * queue.service_s for queue in queues]
+        return [float(load.queued) for load in loads]
+    return [load.queued_work_s for load in loads]
 
 
 def deviations(counted: Sequence[float]) -> tuple[float, ...]:

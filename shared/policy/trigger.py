@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import (
     PolicySample,
     QueueMeasure,
-    QueueState,
     SampleRing,
     age_threshold_s,
     deviations,
@@ -57,16 +57,6 @@ class TriggerConfig:
             variance=variance_threshold_s2(deadlines_s),
             oldest_age_s=age_threshold_s(deadlines_s),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSnapshot:
-    """One instant of a device."""
-
-    queues: tuple[QueueState, ...]  # per model [W]
-    progress: tuple[tuple[int, ...], ...]  # per model and block 1 where an instance is [W][B_w]
-    power_mode: str = ""  # "" where the device has none
-    drift: float = 1.0  # measured over planned latency of the running plan's stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +130,20 @@ class Trigger:
         for cause, (threshold, low) in _thresholds(config).items():
             self._levels[cause].threshold, self._levels[cause].low = threshold, low
 
-    def observe(self, seen: DeviceSnapshot, now: float, *, held: bool = False) -> Firing | None:
-        """Record one instant; a firing if a re-plan is due.
+    def observe(
+        self,
+        loads: Sequence[Load],
+        progress: tuple[tuple[int, ...], ...],
+        now: float,
+        *,
+        power_mode: str = "",
+        drift: float = 1.0,
+        held: bool = False,
+    ) -> Firing | None:
+        """Record one instant of a device; a firing if a re-plan is due.
+
+        `progress`: per model and block 1 where an instance is [W][B_w]. `power_mode` is empty where the
+        device has none, `drift` measured over planned latency of the running plan's stages.
 
         While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
         turn, and is judged by what is seen once the hold has ended.
@@ -149,20 +151,20 @@ class Trigger:
         Raises:
             ValueError: a drift that is not above 0.
         """
-        if not 0.0 < seen.drift < math.inf:
-            raise ValueError(f"no drift of {seen.drift}")
-        counted = values(seen.queues, self.config.measure)
-        self.ring.push(PolicySample(seen.progress, deviations(counted)))
+        if not 0.0 < drift < math.inf:
+            raise ValueError(f"no drift of {drift}")
+        counted = values(loads, self.config.measure)
+        self.ring.push(PolicySample(progress, deviations(counted)))
         if self._power_mode is None:
-            self._power_mode = seen.power_mode
+            self._power_mode = power_mode
         current = {
             Cause.VARIANCE: variance(counted),
-            Cause.OLDEST_AGE: max((queue.oldest_age_s for queue in seen.queues), default=0.0),
-            Cause.DRIFT: max(seen.drift, 1.0 / seen.drift),
+            Cause.OLDEST_AGE: max((load.oldest_age_s for load in loads), default=0.0),
+            Cause.DRIFT: max(drift, 1.0 / drift),
         }
         retry_s = self.config.retry_s
         due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
-        changed = seen.power_mode != self._power_mode
+        changed = power_mode != self._power_mode
         cooling = held or now - self._fired_s < self.config.cooldown_s
         if cooling or not self.ring.full or not (due or changed):
             return None
@@ -171,8 +173,8 @@ class Trigger:
             if current[cause] > level.threshold:
                 level.fired(now)
         if changed:
-            detail = f"{self._power_mode or 'none'} to {seen.power_mode or 'none'}"
-            self._power_mode = seen.power_mode
+            detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
+            self._power_mode = power_mode
             return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)
         return self._firing(due[0], current[due[0]], self._levels[due[0]].threshold, now)
 

@@ -134,7 +134,7 @@ def judged(
 def bound_s(schedule: Schedule, block: Block, limits: Limits) -> float:
     """Return a lower bound for schedules of this kind, seconds; s does not bind streams."""
     graph, costs = block
-    return lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()).seconds
+    return max(lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()))
 
 
 def optimum_s(blocks: Iterable[Block], limits: Limits, budget: Budget) -> float | None:

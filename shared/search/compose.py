@@ -1,7 +1,7 @@
 """Make a legal plan from models and the name of a scheduler."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from stageloom.shared.blocks import Block, combine, split
@@ -96,6 +96,11 @@ class Rules:
     max_skips: int = 8
     barrier: Barrier = Barrier.FULL
 
+    @classmethod
+    def of(cls, plan: Plan) -> "Rules":
+        """Those of a plan."""
+        return cls(**{name: getattr(plan, name) for name in cls.__slots__})
+
 
 def compose(
     models: Sequence[ModelChoice],
@@ -142,18 +147,12 @@ def compose(
     combined = tuple(
         CombinedBlock(members, schedule(members)) for members in _members(plans, combination, members_max)
     )
-    rules = rules or Rules()
     plan = Plan(
         models=plans,
         combined=combined,
         lanes=lanes,
-        run_ahead=rules.run_ahead,
-        step_choice=rules.step_choice,
-        wait=rules.wait,
-        wait_timeout_us=rules.wait_timeout_us,
-        max_skips=rules.max_skips,
-        barrier=rules.barrier,
         executor=executor or ExecutorOptions(),
+        **asdict(rules or Rules()),
     )
     bind(plan, {choice.artifact: choice.graph for choice in models})
     return plan

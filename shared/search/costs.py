@@ -101,13 +101,6 @@ def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
     return digest_of([[digest_to_raw(artifact), start, stop] for artifact, start, stop in members])
 
 
-class Provenance(NamedTuple):
-    """The origin of a measured operator's seconds."""
-
-    samples: int
-    measured_at_us: int  # wall clock
-
-
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
     """Operator costs of one device class, and its measured stages."""
@@ -118,9 +111,6 @@ class CostTable:
 
     rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
-    provenance: Mapping[tuple[Digest, OpId], Provenance] = field(default_factory=dict)
-    """Of `measured_s`, where it is known."""
-
     fresh_since_us: int = 0
     """Stale measurements: used, and requested, until they are repeated."""
 

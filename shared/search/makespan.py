@@ -8,7 +8,6 @@ other streams starts `barrier_s` after what it waits for; several streams end wi
 """
 
 from collections.abc import Set
-from dataclasses import dataclass
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
@@ -97,25 +96,8 @@ class _Fluid:
         return sum(self._costs.work_s[op] for op in item.ops) / alone_s
 
 
-@dataclass(frozen=True, slots=True)
-class LowerBounds:
-    """Lower bounds of a schedule, seconds."""
-
-    critical_path_s: float
-    work_s: float  # over capacity
-
-    @property
-    def seconds(self) -> float:
-        """The larger of the two bounds."""
-        return max(self.critical_path_s, self.work_s)
-
-    def gap(self, seconds: float) -> float:
-        """Return the excess over the bound as a share of it: 0 is proven optimal."""
-        return seconds / self.seconds - 1.0 if self.seconds > 0.0 else 0.0
-
-
-def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> LowerBounds:
-    """Lower bounds: what no schedule can beat under the same costs.
+def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> tuple[float, float]:
+    """Lower bounds, seconds: what no schedule can beat under the same costs. The larger one counts.
 
     - Critical path: operators that depend on each other never overlap, so the longest chain is a bound.
     - Work over capacity: where k groups or streams run side by side, the device does at most
@@ -153,7 +135,7 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> Low
         learned = costs.interference
         known = ((costs.terms(groups).longest, seconds) for groups, seconds in costs.measured)
         factor = min([1.0, learned.least, *(seconds / longest for longest, seconds in known if longest)])
-        return LowerBounds(factor * max(ends_s), factor * sum(share_s) / most)
+        return factor * max(ends_s), factor * sum(share_s) / most
     # Beyond contention 1 side by side is slower than in turn, and one group at a time is the best.
     capacity = max(most / (1.0 + costs.contention * (most - 1)), 1.0)
     formulas = ((costs.formula_s(groups), seconds) for groups, seconds in costs.measured)
@@ -161,4 +143,4 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> Low
     work_s = sum(share_s) / capacity
     if costs.work_s:
         work_s = max(work_s, sum(device_s))
-    return LowerBounds(factor * max(ends_s), factor * work_s)
+    return factor * max(ends_s), factor * work_s

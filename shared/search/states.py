@@ -1,4 +1,4 @@
-"""The states of a search over endings, and how large that search is.
+"""The states of a search over endings.
 
 A state is a set of operators that is left to schedule once the last stages are chosen: closed under
 predecessors, not empty. A single last operator is an ending under every rule and limit, so all such sets are
@@ -6,11 +6,10 @@ reached whatever r and s are; they come here from small to large, as dynamic pro
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.search.endings import Endings, TooManyError
+from stageloom.shared.search.endings import TooManyError
 
 
 def largest_matching(before: Sequence[int]) -> list[int]:
@@ -50,15 +49,6 @@ def largest_matching(before: Sequence[int]) -> list[int]:
     return matched
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceSize:
-    """The exact size of a search (IOS, table 1)."""
-
-    states: int
-    transitions: int  # pairs of a state and one of its endings
-    schedules: int  # paths from all operators to none
-
-
 def states_by_size(graph: CombinedGraph, limit: int | None = None) -> Iterator[list[int]]:
     """All states of one operator, then of two, and so on; each list ascending.
 
@@ -81,18 +71,6 @@ def states_by_size(graph: CombinedGraph, limit: int | None = None) -> Iterator[l
                 raise TooManyError(f"more than {limit} states")
         level = following
         yield sorted(level)
-
-
-def measure_space(endings: Endings) -> SpaceSize:
-    """Count by visiting every transition once."""
-    paths = {0: 1}
-    transitions = 0
-    for level in states_by_size(endings.graph):
-        for state in level:
-            found = endings.endings(state)
-            transitions += len(found)
-            paths[state] = sum(map(paths.__getitem__, map(state.__xor__, found)))
-    return SpaceSize(len(paths) - 1, transitions, paths[(1 << endings.graph.size) - 1])
 
 
 def width(graph: CombinedGraph) -> int:

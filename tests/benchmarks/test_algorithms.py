@@ -4,10 +4,18 @@ from dataclasses import fields
 
 import pytest
 
-from benchmarks.algorithms import distinct, graph_of, median_ms, networks, search, whole_graph
+from benchmarks.algorithms import (
+    distinct,
+    graph_of,
+    measure_space,
+    median_ms,
+    networks,
+    search,
+    whole_graph,
+)
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.search.endings import Endings, GroupRule
-from stageloom.shared.search.states import measure_space, width
+from stageloom.shared.search.states import width
 from stageloom.shared.search.streams import allocate_streams, assign_streams
 
 

@@ -6,7 +6,7 @@ from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
-from stageloom.shared.engine.steps import Action, IssueStep
+from stageloom.shared.engine.steps import Action, Step
 from stageloom.shared.plan import StepChoice, Wait
 
 
@@ -161,13 +161,13 @@ class SpyCore(EngineCore):
     def _end(self, now: float, *, stirred: bool = True) -> list[Action]:
         actions = super()._end(now, stirred=stirred)
         for action in actions:
-            if isinstance(action, IssueStep):
+            if isinstance(action, Step):
                 self._check_lane(action)
         return actions
 
-    def _check_lane(self, action: IssueStep) -> None:
+    def _check_lane(self, step: Step) -> None:
         """With several lanes no step waits for another lane, and in a busy one it waits for a step there."""
-        step, in_flight = action.step, self._scheduler.in_flight
+        in_flight = self._scheduler.in_flight
         plan = self._plans[step.program.plan]
         after = {in_flight[one].lane for one in step.after if one in in_flight}
         assert after <= {step.lane}, "a lane waits for another one"

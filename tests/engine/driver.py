@@ -8,7 +8,6 @@ from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
     FinishTask,
-    IssueStep,
     MoveInstance,
     PlanKey,
     PrepareProgram,
@@ -43,7 +42,7 @@ class Driver:
         """Take note of what the core wants."""
         for action in actions:
             match action:
-                case IssueStep(step):
+                case Step() as step:
                     self.steps.append(step)
                     self.issued.append(step)
                 case FinishTask():

@@ -10,7 +10,6 @@ from stageloom.shared.engine.steps import (
     DropInstance,
     FinishTask,
     InstanceId,
-    IssueStep,
     MoveInstance,
     Outcome,
     PrepareProgram,
@@ -121,7 +120,7 @@ class PlayedEngine:
     def carry_out(self, action: Action) -> None:
         """One action."""
         match action:
-            case IssueStep(step):
+            case Step() as step:
                 self._issue(step)
             case FinishTask():
                 self._answer(action)

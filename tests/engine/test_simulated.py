@@ -18,7 +18,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.choice import Rivals
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.slots import Slot, Touched
-from stageloom.shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
+from stageloom.shared.engine.steps import Action, MoveInstance, Outcome, Step
 from tests.engine.memory import Wrong
 from tests.engine.played import PlayedEngine
 from tests.engine.simulator import Scenario
@@ -79,10 +79,10 @@ def _first_caught(error: type[BaseException], make: Callable[[int], Scenario], s
 
 def _drop_one_dependency(random: Random) -> Callable[[Action], Action]:
     def spoil(action: Action) -> Action:
-        if isinstance(action, IssueStep) and action.step.after:
-            after = list(action.step.after)
+        if isinstance(action, Step) and action.after:
+            after = list(action.after)
             after.pop(random.randrange(len(after)))
-            return IssueStep(structs.replace(action.step, after=tuple(after)))
+            return structs.replace(action, after=tuple(after))
         return action
 
     return spoil
@@ -105,9 +105,9 @@ def test_hazard_check_notices_a_dropped_dependency() -> None:
 @pytest.mark.promise("simulator-catches-planted-defects")
 def test_hazard_check_notices_a_needless_dependency() -> None:
     def spoil(action: Action) -> Action:
-        if isinstance(action, IssueStep) and action.step.id > 0:
-            extra = {*action.step.after, action.step.id - 1}
-            return IssueStep(structs.replace(action.step, after=tuple(sorted(extra))))
+        if isinstance(action, Step) and action.id > 0:
+            extra = {*action.after, action.id - 1}
+            return structs.replace(action, after=tuple(sorted(extra)))
         return action
 
     caught = _first_caught(AssertionError, lambda seed: Scenario(seed, spoil=spoil))
@@ -117,9 +117,9 @@ def test_hazard_check_notices_a_needless_dependency() -> None:
 @pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_an_output_that_is_not_staged() -> None:
     def spoil(action: Action) -> Action:
-        if isinstance(action, IssueStep):
-            members = tuple(structs.replace(member, staged=False) for member in action.step.members)
-            return IssueStep(structs.replace(action.step, members=members))
+        if isinstance(action, Step):
+            members = tuple(structs.replace(member, staged=False) for member in action.members)
+            return structs.replace(action, members=members)
         return action
 
     caught = _first_caught(Wrong, lambda seed: Scenario(seed, spoil=spoil, check_after=False))

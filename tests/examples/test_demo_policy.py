@@ -43,7 +43,7 @@ def require_fit(policy: MaddpgCheckpoint, width: float, folder: Path) -> None:
     ]
     own = adopted(policy, "this machine", here)
     assert own.space.refusal(compose(choices), "this machine") == ""
-    assert len(own.book.schedules) == len(policy.book.schedules)
+    assert len(own.book) == len(policy.book)
 
 
 @pytest.mark.promise("policies-come-demo-models")

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from benchmarks import zoo
+from benchmarks.algorithms import SpaceSize, measure_space
 from benchmarks.zoo.__main__ import main
 from benchmarks.zoo.networks import watts_strogatz
 from stageloom.shared.graph import Graph
@@ -19,7 +20,6 @@ from stageloom.shared.importer.cuts import METADATA_KEY, parse_borders
 from stageloom.shared.importer.operators import critical_path
 from stageloom.shared.importer.values import infer_values
 from stageloom.shared.search.endings import Endings, GroupRule
-from stageloom.shared.search.states import SpaceSize, measure_space
 from tests.importer.models import info, run
 from tests.search.graphs import union
 

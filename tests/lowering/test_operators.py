@@ -12,8 +12,8 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.backend.test.case import node as cases
 
-from benchmarks.contract.whole_model import lower_whole
 from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
+from benchmarks.whole_model import lower_whole
 from stageloom.edge_agent.lowering.dtypes import NeedsConstant, Unsupported
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator, operators
 

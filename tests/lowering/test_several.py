@@ -160,7 +160,7 @@ def test_joined_operators_hide_what_lies_between_them_and_fold_the_normalisation
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_chain_is_folded_into_one_convolution(relu: bool) -> None:
-    from benchmarks.contract.whole_model import WholeModel
+    from benchmarks.whole_model import WholeModel
 
     b = Builder(4)
     conv = b.node("Conv", "x", b.weight(8, 8, 3, 3, scale=0.1), b.weight(8), pads=[1, 1, 1, 1])

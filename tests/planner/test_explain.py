@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.costs.records import MeasurementOrigin as MeasuredOn
-from stageloom.planner.explain.block import BlockEvidence, Source, explain_block
-from stageloom.planner.replan.policy import ReplanNote
+from stageloom.planner.explain.block import Source, explain_block
 from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.replans import push_replan
+from stageloom.planner.store.tables import OperatorCostRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
@@ -89,13 +88,12 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
         measured_s={(artifact, OpId(op)): 1e-4 for op in range(4)},
         interference=fit([Sample(pair, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5),
     )
-    alone = MeasuredOn(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
-    known = BlockEvidence(operators=[alone] * 4, stages={}, found=[], step_us=None)
-    predicted = explain_block(bound, 0, table, known).lines[1]
+    alone = OperatorCostRow(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
+    predicted = explain_block(bound, 0, table, operators=[alone] * 4).lines[1]
     assert predicted.source is Source.FITTED and not predicted.sure
     assert predicted.doubt is not None and 0.05 < predicted.doubt < 1.0
     seen = replace(table, stages=(MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 1.2e-4),))
-    measured = explain_block(bound, 0, seen, known).lines[1]
+    measured = explain_block(bound, 0, seen, operators=[alone] * 4).lines[1]
     assert measured.source is Source.MEASURED and measured.doubt is None
 
 
@@ -197,9 +195,9 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         taken,
         scheduler="ios",
         above=(1, 1),
-        note=ReplanNote(
-            structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"
-        ),
+        how="search",
+        predicted=0.8,
+        remark="it was trained for others",
     )
     assert desired is not None
     rows = [

@@ -78,8 +78,8 @@ def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: Pl
     store = ReadStore.open(planner.home)
     try:
         kept = [
-            one.considered
-            for one in store.read(considered_plans, explained["others"][0]["last"]["serves"], "")
+            evaluation
+            for evaluation, _ in store.read(considered_plans, explained["others"][0]["last"]["serves"], "")
         ]
     finally:
         store.close()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import (
     TOP_THRESHOLD,
     QueueMeasure,
-    QueueState,
     age_threshold_s,
     deviations,
     values,
@@ -66,9 +66,12 @@ def test_deviations_add_up_to_nothing(work: list[float]) -> None:
 
 def test_a_queue_counts_with_its_work_or_with_its_tasks_by_flag() -> None:
     """Ten tasks of 20 ms are as much work as a hundred of 2 ms, but not as many tasks."""
-    queues = [QueueState(tasks=10, service_s=0.02), QueueState(tasks=100, service_s=0.002)]
-    assert variance(values(queues, QueueMeasure.WORK)) == pytest.approx(0.0)
-    assert variance(values(queues, QueueMeasure.TASKS)) == pytest.approx(45.0**2)
+    loads = [
+        Load(model="a", arrivals_per_s=1.0, service_s=0.02, queued=10),
+        Load(model="b", arrivals_per_s=1.0, service_s=0.002, queued=100),
+    ]
+    assert variance(values(loads, QueueMeasure.WORK)) == pytest.approx(0.0)
+    assert variance(values(loads, QueueMeasure.TASKS)) == pytest.approx(45.0**2)
 
 
 def test_thresholds_follow_the_tightest_deadline() -> None:
@@ -85,8 +88,8 @@ def test_impossible_deadlines_are_refused(deadline_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tasks": -1}, {"service_s": math.nan}, {"service_s": -1.0}, {"oldest_age_s": math.inf}]
+    "fields", [{"queued": -1}, {"service_s": math.nan}, {"service_s": -1.0}, {"oldest_age_s": math.inf}]
 )
 def test_impossible_queues_are_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="no state of a queue"):
-        QueueState(**{"tasks": 1, "service_s": 1.0, **fields})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no load of a model"):
+        Load(**{"model": "a", "arrivals_per_s": 1.0, "queued": 1, "service_s": 1.0, **fields})  # type: ignore[arg-type]

@@ -3,22 +3,34 @@
 import math
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 
-from stageloom.shared.policy.queues import QueueMeasure, QueueState
-from stageloom.shared.policy.trigger import Cause, DeviceSnapshot, Firing, Trigger, TriggerConfig
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.queues import QueueMeasure
+from stageloom.shared.policy.trigger import Cause, Firing, Trigger, TriggerConfig
 
 PACE_S = 0.1
 
 
-def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> DeviceSnapshot:
+Seen = dict[str, Any]
+"""What a trigger observes, by argument."""
+
+
+def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> Seen:
     """Queues with so many seconds of work in tasks of a millisecond; the first one holds the oldest task."""
-    queues = tuple(
-        QueueState(tasks=round(work * 1000), service_s=0.001, oldest_age_s=0.0 if i else age_s)
+    loads = tuple(
+        Load(
+            model=str(i),
+            arrivals_per_s=0.0,
+            service_s=0.001,
+            queued=round(work * 1000),
+            oldest_age_s=0.0 if i else age_s,
+        )
         for i, work in enumerate(work_s)
     )
-    return DeviceSnapshot(queues=queues, progress=((1, 0),) * len(queues), **fields)  # type: ignore[arg-type]
+    return {"loads": loads, "progress": ((1, 0),) * len(loads), **fields}
 
 
 CALM = seen(0.1, 0.1)
@@ -29,17 +41,17 @@ BETWEEN = seen(0.0, 0.45)  # 0.050625 s^2: below the threshold, above half of it
 class Watch:
     """Feeds a trigger at an even pace; it starts with a full ring."""
 
-    def __init__(self, config: TriggerConfig | None = None, first: DeviceSnapshot = CALM) -> None:
+    def __init__(self, config: TriggerConfig | None = None, first: Seen = CALM) -> None:
         self.trigger = Trigger(config)
         self.now = 0.0
         for _ in range(10):
             assert self.see(first) is None
 
-    def see(self, observation: DeviceSnapshot) -> Firing | None:
+    def see(self, observation: Seen) -> Firing | None:
         self.now += PACE_S
-        return self.trigger.observe(observation, self.now)
+        return self.trigger.observe(**observation, now=self.now)
 
-    def for_s(self, seconds: float, observation: DeviceSnapshot) -> list[Firing]:
+    def for_s(self, seconds: float, observation: Seen) -> list[Firing]:
         fired = [self.see(observation) for _ in range(round(seconds / PACE_S))]
         return [firing for firing in fired if firing is not None]
 
@@ -62,7 +74,7 @@ def test_the_threshold_itself_does_not_fire() -> None:
 
 def test_nothing_fires_before_the_ring_is_full() -> None:
     trigger = Trigger()
-    fired = [trigger.observe(DIVERGED, i * PACE_S) for i in range(10)]
+    fired = [trigger.observe(**DIVERGED, now=i * PACE_S) for i in range(10)]
     assert fired[:9] == [None] * 9
     assert fired[9] is not None
     assert len(fired[9].samples) == 10
@@ -158,7 +170,7 @@ def test_thresholds_follow_the_deadlines() -> None:
 
 def test_another_cut_of_a_model_waits_for_a_full_ring_of_its_own() -> None:
     watch = Watch()
-    other = DeviceSnapshot(queues=DIVERGED.queues, progress=((1,), (0, 1)))
+    other = {**DIVERGED, "progress": ((1,), (0, 1))}
     fired = [watch.see(other) for _ in range(10)]
     assert fired[:9] == [None] * 9
     assert fired[9] is not None
@@ -178,7 +190,7 @@ def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(se
         now += rng.uniform(0.01, 0.3)
         work = [max(0.0, queue + rng.gauss(0.0, 0.1)) for queue in work]
         observation = seen(*work, age_s=rng.uniform(0, 0.7), drift=math.exp(rng.gauss(0, 0.1)))
-        firing = trigger.observe(observation, now)
+        firing = trigger.observe(**observation, now=now)
         if firing is not None:
             assert firing.value > firing.threshold
             assert len(firing.samples) == 10
@@ -190,9 +202,9 @@ def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(se
         mean = sum(work) / 3
         if sum((round(q * 1000) / 1000 - mean) ** 2 for q in work) / 3 < 0.5 * config.variance + 1e-4:
             calm_since[Cause.VARIANCE] = now
-        if observation.queues[0].oldest_age_s < 0.5 * config.oldest_age_s:
+        if observation["loads"][0].oldest_age_s < 0.5 * config.oldest_age_s:
             calm_since[Cause.OLDEST_AGE] = now
-        if max(observation.drift, 1 / observation.drift) < math.sqrt(config.drift):
+        if max(observation["drift"], 1 / observation["drift"]) < math.sqrt(config.drift):
             calm_since[Cause.DRIFT] = now
     assert len(fired) > 3
     assert all(b.at_s - a.at_s >= config.cooldown_s for a, b in pairwise(fired))
@@ -215,16 +227,16 @@ def test_impossible_drift_is_refused(drift: float) -> None:
 def test_nothing_fires_while_held_and_the_state_after_the_hold_is_judged_anew() -> None:
     watch = Watch()
 
-    def held(observation: DeviceSnapshot) -> Firing | None:
+    def held(observation: Seen) -> Firing | None:
         watch.now += PACE_S
-        return watch.trigger.observe(observation, watch.now, held=True)
+        return watch.trigger.observe(**observation, now=watch.now, held=True)
 
     assert [held(DIVERGED) for _ in range(50)] == [None] * 50
     firing = watch.see(DIVERGED)
     assert firing is not None and firing.cause is Cause.VARIANCE, "it kept its turn"
 
     calm = Watch()
-    assert [calm.trigger.observe(DIVERGED, calm.now, held=True) for _ in range(5)] == [None] * 5
+    assert [calm.trigger.observe(**DIVERGED, now=calm.now, held=True) for _ in range(5)] == [None] * 5
     assert calm.see(CALM) is None, "what the attempt has put right asks for nothing"
 
 

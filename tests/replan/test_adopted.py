@@ -24,12 +24,12 @@ OTHER = {LEFT[0]: digest_of(["left, other weights"]), RIGHT[0]: digest_of(["righ
 def book_of(plan: Plan) -> Book:
     """The schedules of a plan's combined blocks."""
     blocks = Blocks(INCUMBENT.models, GRAPHS)
-    return Book({blocks.key(one.members): one.schedule for one in plan.combined})
+    return {blocks.key(one.members): one.schedule for one in plan.combined}
 
 
 def trained(space: Space = SPACE, **about: Any) -> MaddpgCheckpoint:
     """A policy, with the schedules of what it says."""
-    return MaddpgCheckpoint(space, NETWORK, book_of(wanted(Book())), about)
+    return MaddpgCheckpoint(space, NETWORK, book_of(wanted({})), about)
 
 
 def of_other_artifacts() -> MaddpgCheckpoint:
@@ -38,7 +38,7 @@ def of_other_artifacts() -> MaddpgCheckpoint:
     models = tuple(replace(model, artifact=OTHER[model.artifact]) for model in INCUMBENT.models)
     space = replace(SPACE, device_class=ELSEWHERE, models=tuple(map(ModelSpace.of, models)))
     blocks = Blocks(models, graphs)
-    book = Book({blocks.key(one.members): one.schedule for one in wanted(Book()).combined})
+    book = {blocks.key(one.members): one.schedule for one in wanted({}).combined}
     about = {
         "models": {graph.name: artifact for artifact, graph in graphs.items()},
         "graphs": {artifact: graph.digest for artifact, graph in graphs.items()},
@@ -74,7 +74,7 @@ def test_a_policy_of_other_weights_is_taken_over_with_its_schedules() -> None:
     """It reads no weights: by the graphs it is for the same models, and says the same."""
     own = adopted(of_other_artifacts(), CLASS, GRAPHS)
     assert own.space == SPACE
-    assert own.book == trained().book and own.book.schedules
+    assert own.book == trained().book and own.book
     now = observed(b"")
     said = replanned(own.space, own.network, own.book, INCUMBENT, CLASS, GRAPHS, (), now.loads)
     mine = replanned(SPACE, NETWORK, trained().book, INCUMBENT, CLASS, GRAPHS, (), now.loads)
@@ -99,6 +99,6 @@ def test_an_adopted_policy_can_be_adopted_again_where_neither_artifact_of_before
     once = decode(encode(adopted(of_other_artifacts(), CLASS, GRAPHS)))
     twice = adopted(once, "orin", third)
     assert [model.artifact for model in twice.space.models] == list(third)
-    assert len(twice.book.schedules) == len(once.book.schedules)
+    assert len(twice.book) == len(once.book)
     assert list(twice.provenance["models"].values()) == list(third)
     assert twice.provenance["adopted"]["policy"] == digest_bytes([encode(once)])

@@ -57,7 +57,7 @@ def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
     now = observed(encode(MaddpgCheckpoint(SPACE, NETWORK)))
     plain, proposals = PlainPolicy().at_once(now), LearnedPolicy().at_once(now)
     assert list(proposals[:-1]) == list(plain)
-    made, says = proposals[-1], wanted(Book())
+    made, says = proposals[-1], wanted({})
     assert (made.how, made.scheduler) == (How.LEARNED, "maddpg")
     assert [block.members for block in made.plan.combined] == [block.members for block in says.combined]
     assert made.plan.models == says.models
@@ -85,14 +85,14 @@ def test_samples_are_read_in_the_order_of_the_loads_whatever_the_plans_is() -> N
 
 def test_its_schedules_come_by_digest_and_those_it_lacks_are_searched_for_at_once() -> None:
     """DIAMOND's branches may run side by side: a beam sees that, a missing schedule run in order does not."""
-    combined = [block.members for block in wanted(Book()).combined]
+    combined = [block.members for block in wanted({}).combined]
     blocks = Blocks(INCUMBENT.models, GRAPHS)
     slow = {
         blocks.key(members): block.schedule
-        for members, block in zip(combined, wanted(Book()).combined, strict=True)
+        for members, block in zip(combined, wanted({}).combined, strict=True)
     }
-    brought = LearnedPolicy().at_once(observed(encode(MaddpgCheckpoint(SPACE, NETWORK, Book(slow)))))[-1].plan
-    assert brought == wanted(Book(slow))
+    brought = LearnedPolicy().at_once(observed(encode(MaddpgCheckpoint(SPACE, NETWORK, slow))))[-1].plan
+    assert brought == wanted(slow)
     searched = LearnedPolicy().at_once(observed(encode(MaddpgCheckpoint(SPACE, NETWORK))))[-1].plan
     assert stages(searched) < stages(brought)
 
@@ -101,21 +101,21 @@ def test_a_schedule_of_the_store_is_taken_where_todays_costs_make_it_the_cheaper
     """1. The policy's own run in order. 2. The store has others, and texts that are no schedule of them.
     3. They are cheaper where groups do not hinder each other, and dearer where the policy's were measured."""
     trained = MaddpgCheckpoint(SPACE, NETWORK)
-    book = {BLOCKS.key(b.members): b.schedule for b in wanted(Book()).combined}
+    book = {BLOCKS.key(b.members): b.schedule for b in wanted({}).combined}
     free = replace(observed(b"").costs, rates=DeviceRates(barrier_s=0.0, contention=0.0))
     searched = proposed(replace(observed(encode(trained)), costs=free))
     found = {BLOCKS.key(b.members): ("no schedule", "7", to_string(b.schedule)) for b in searched.combined}
-    now = replace(observed(encode(replace(trained, book=Book(book)))), schedules=found, costs=free)
-    best, own = (predict(plan, GRAPHS, free, now.loads).busy for plan in (searched, wanted(Book(book))))
+    now = replace(observed(encode(replace(trained, book=book))), schedules=found, costs=free)
+    best, own = (predict(plan, GRAPHS, free, now.loads).busy for plan in (searched, wanted(book)))
     assert predict(proposed(now), GRAPHS, free, now.loads).busy == best < own
     assert LearnedPolicy().missing(now) == ()
     cheap = tuple(
         MeasuredStage(parts_of(block.members), 1, stage.groups, 1e-6)
-        for block in wanted(Book(book)).combined
+        for block in wanted(book).combined
         if isinstance(block.schedule, StageSchedule)
         for stage in block.schedule.stages
     )
-    assert proposed(replace(now, costs=replace(free, stages=cheap))) == wanted(Book(book))
+    assert proposed(replace(now, costs=replace(free, stages=cheap))) == wanted(book)
 
 
 def proposed(now: Observation) -> Plan:
@@ -205,7 +205,7 @@ def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expect
     """What is predicted to cost more is not tried otherwise; the trial decides."""
     (quick,) = LearnedPolicy().at_once(asked(encode(MaddpgCheckpoint(SPACE, NETWORK)), Proposer.LEARNED))
     blocks = Blocks(INCUMBENT.models, GRAPHS)
-    book = Book({blocks.key(one.members): one.schedule for one in quick.plan.combined})
+    book = {blocks.key(one.members): one.schedule for one in quick.plan.combined}
     now = asked(encode(MaddpgCheckpoint(SPACE, NETWORK, book)), Proposer.LEARNED)
     (made,) = LearnedPolicy().at_once(now)
     assert made.how is How.LEARNED and LearnedPolicy().searches(now) == ()

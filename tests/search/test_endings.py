@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.algorithms import SpaceSize, measure_space
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.search.endings import Endings, GroupRule, TooManyError
 from stageloom.shared.search.ranking import RankedEndings
-from stageloom.shared.search.states import SpaceSize, measure_space, states_by_size, width
+from stageloom.shared.search.states import states_by_size, width
 from tests.search import brute
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 

@@ -258,7 +258,7 @@ def test_searches_stay_within_bounds_and_never_above_sequential_under_any_model(
         interference=learned,
     )
     costs, graph = table.for_members(both), combine([(one, block) for _, one, block in both])
-    least_s = lower_bounds(graph, costs, Limits()).seconds
+    least_s = max(lower_bounds(graph, costs, Limits()))
     in_turn_s = costs.schedule_s(sequential(graph, costs, Limits(), Budget()))
     for scheduler in (ios, beam):
         found_s = costs.schedule_s(scheduler(graph, costs, Limits(), Budget(expansions=2000)))

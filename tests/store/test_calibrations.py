@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.costs.records import FoundSchedule
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.store.costs import (
     calibration_of,
@@ -126,7 +125,7 @@ def test_a_device_that_is_back_shares_its_class_again_and_leaves_nothing_behind(
     rig.drifted(2.0)
     own = rig.store.read(calibration_of, NANO).costs_key
     block: Digest = digest_bytes([b"block"])
-    rig.store.write(keep_schedules, own, "ios", [FoundSchedule(block, 1, "0")])
+    rig.store.write(keep_schedules, own, "ios", {(block, 1): "0"})
     rig.store.write(renew_costs, NANO, None, ExecutorOptions(), ratio=0.5, steps_since_us=T0_US + 9)
     assert rig.store.read(calibration_of, NANO).costs_key == CLASS and rig.costs(NANO) == [10.0] * 4
     assert rig.store.read(operator_costs, own, rig.artifact) == {}

@@ -24,7 +24,7 @@ def test_what_was_looked_at_comes_back_newest_first_for_its_models_and_class(
     store.write(keep_considered, [looked_at("b")], device_class="cpu")
     store.write(keep_considered, [], device_class="cpu")
     found = store.read(considered_plans, first.serves, "cpu")
-    assert [one.considered for one in found] == [anywhere, second, first]
-    assert [one.replan for one in found] == [None, 3, 3]
-    assert [one.at_us - T0_US for one in found] == [1_000_000, 0, 0]
+    assert [evaluation for evaluation, _ in found] == [anywhere, second, first]
+    assert [row.replan for _, row in found] == [None, 3, 3]
+    assert [row.at_us - T0_US for _, row in found] == [1_000_000, 0, 0]
     assert len(store.read(considered_plans, first.serves, "cpu", limit=2)) == 2

@@ -189,12 +189,13 @@ def test_schedules_are_shared_by_what_they_compute_not_by_names(store: Store, tm
             ModelChoice(name="two", artifact=digest, graph=graph, partition="base"),
         ]
     )
-    found = list(found_schedules(both, {digest: graph}))
-    assert [one.stage_string for one in found] == ["0/1", "0/1"]  # two different blocks, six members
-    assert len({one.combined_block for one in found}) == 2
+    found = found_schedules(both, {digest: graph})
+    assert list(found.values()) == ["0/1", "0/1"]  # two different blocks, six members
+    assert len({combined_block for combined_block, _ in found}) == 2
     store.write(keep_schedules, "cpu", "sequential", found)
     store.write(keep_schedules, "cpu", "sequential", found)
-    for one in found:
-        assert kept_schedule(store, "cpu", 1, one.combined_block, "sequential") == one.stage_string
-        assert kept_schedule(store, "gpu", 1, one.combined_block, "sequential") is None
-        assert kept_schedule(store, "cpu", 2, one.combined_block, "sequential") is None
+    for (combined_block, batch), stage_string in found.items():
+        assert batch == 1
+        assert kept_schedule(store, "cpu", 1, combined_block, "sequential") == stage_string
+        assert kept_schedule(store, "gpu", 1, combined_block, "sequential") is None
+        assert kept_schedule(store, "cpu", 2, combined_block, "sequential") is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
+from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import revoke_device
 from stageloom.planner.store.generations import generation_history, set_states
@@ -55,10 +55,16 @@ class Rig:
         )  # fmt: skip
         replan = LinkStore(self.store).record_alarm(NANO, alarm)
         assert replan is not None
-        note = ReplanNote(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
-        above = (desired.epoch, desired.generation)
         pushed = self.store.write(
-            push_replan, NANO, replan, self.plan, scheduler="ios", above=above, note=note
+            push_replan,
+            NANO,
+            replan,
+            self.plan,
+            scheduler="ios",
+            above=(desired.epoch, desired.generation),
+            how="search",
+            predicted=0.5,
+            fitting=policy,
         )
         assert pushed is not None
         epoch, generation = pushed.epoch, pushed.generation

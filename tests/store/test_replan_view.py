@@ -8,7 +8,7 @@ import pytest
 from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
-from stageloom.planner.replan.policy import ReplanNote, ReplanSettings
+from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -168,10 +168,11 @@ def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> 
     assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) is None
     assert LinkStore(rig.store).record_alarm(NANO, alarm(2, rig.runs)) is None
     plan = paced(rig.runs, 5)
-    note = ReplanNote(structure=plan.structure, how="proven", predicted=0.5)
 
     def push(above: tuple[int, int]) -> object:
-        return rig.store.write(push_replan, NANO, number, plan, scheduler="proven", above=above, note=note)
+        return rig.store.write(
+            push_replan, NANO, number, plan, scheduler="proven", above=above, how="proven", predicted=0.5
+        )
 
     assert push((1, 0)) is None, "somebody decided something newer"
     assert push((1, 1)) is not None

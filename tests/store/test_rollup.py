@@ -11,8 +11,7 @@ from stageloom.planner.telemetry import (
     DifferenceSpan,
     Gauge,
     QueueSpan,
-    RollupSpan,
-    SpanKey,
+    TelemetryEntry,
     UtilisationSpan,
     Width,
     decode_data,
@@ -39,7 +38,7 @@ from stageloom.shared.messages.telemetry import (
 MINUTE_US = 60_000_000
 
 
-def spans(rows: list[tuple[int, RowData]], width: Width) -> list[RollupSpan]:
+def spans(rows: list[tuple[int, RowData]], width: Width) -> list[TelemetryEntry]:
     return [span_of(at_us, KIND_OF[type(data)], data, width) for at_us, data in rows]
 
 
@@ -70,7 +69,7 @@ def test_a_histogram_of_an_hour_is_that_of_all_its_tasks() -> None:
     ]
     (hour,) = merge(spans(rows, Width.HOUR)).values()
     everything = histogram_of("m", [one for some in latencies for one in some])
-    assert (hour.key, hour.rows, hour.data) == (SpanKey(0, RowKind.LATENCY_HISTOGRAM, "m"), 60, everything)
+    assert (hour.key, hour.rows, hour.data) == ((0, RowKind.LATENCY_HISTOGRAM, "m"), 60, everything)
     assert isinstance(hour.data, LatencyHistogram)
     assert quantile_us([hour.data], 0.99) == quantile_us([everything], 0.99)
 
@@ -105,7 +104,7 @@ def test_any_order_and_any_partition_give_the_same(seed: int) -> None:
     rows = random_rows(seed)
     hours = merge(spans(rows, Width.HOUR))
     assert sum(span.rows for span in hours.values()) == len(rows)
-    assert {span.key.kind for span in hours.values()} == set(ROLLED_KINDS)
+    assert {span.kind for span in hours.values()} == set(ROLLED_KINDS)
     rng = random.Random(seed)
     shuffled = rng.sample(spans(rows, Width.MINUTE), len(rows))
     parts = [merge(shuffled[at : at + 17]) for at in range(0, len(shuffled), 17)]

@@ -12,7 +12,7 @@ from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.tournament import evaluator
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRunner
-from stageloom.planner.twin.arrivals import Counted, CountedSpan, Poisson
+from stageloom.planner.twin.arrivals import Counted, Poisson
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
@@ -60,7 +60,7 @@ def test_arrivals_that_were_counted_are_those_of_the_tournament(
     world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
     staged = _staged(world)
     assert staged.arrivals == f"the last 2 s of {NANO}"
-    assert staged.scenario.arrivals == {"diamond": Counted(spans=(CountedSpan(0.0, 2.0, 30),), length_s=2.0)}
+    assert staged.scenario.arrivals == {"diamond": Counted(spans=((0.0, 2.0, 30),), length_s=2.0)}
 
 
 @pytest.mark.promise("contest-answer-before-anything")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.tournament.score import Score, SeedFigures, better, figures_of, score_of, surely_better
+from stageloom.planner.tournament.score import Score, better, figures_of, score_of, surely_better
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from tests.engine.plans import chains
@@ -103,7 +103,7 @@ def test_seconds_in_which_nothing_ran_served_nothing() -> None:
 
 
 def test_spreads_are_half_of_the_range_over_seeds() -> None:
-    one = SeedFigures(
+    one = Score(
         throughput_per_s=10.0, p99_s=0.1, utilisation=0.5, queue_variance=1.0, variance_growth=0.0, met=1.0
     )
     other = replace(one, throughput_per_s=14.0, p99_s=0.3)

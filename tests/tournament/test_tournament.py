@@ -7,11 +7,8 @@ import pytest
 from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.tournament.tournament import (
     RECHECK_S,
-    Drop,
-    Recheck,
-    StartEvaluation,
+    Actions,
     Tournament,
-    TournamentPhase,
 )
 
 
@@ -42,8 +39,8 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
     rng = random.Random(seed)
     size, workers = rng.randint(1, 12), rng.randint(1, 4)
     made = started(size, workers=workers)
-    running = [action.candidate for action in made.begin() if isinstance(action, StartEvaluation)]
-    now_s, seen, ending = 1000.0, 0, []
+    running = list(made.begin().start)
+    now_s, seen, ending = 1000.0, 0, Actions()
     while running:
         assert len(running) <= workers
         now_s += rng.random()
@@ -54,7 +51,7 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
             actions = made.was_evaluated(candidate, score(rng.choice([10.0, 20.0]), rng.random()), now_s)
         seen += 1
         assert made.done == seen
-        running += [action.candidate for action in actions if isinstance(action, StartEvaluation)]
+        running += actions.start
         ending = actions
     assert seen == size
     for before, after in zip(made.curve, made.curve[1:], strict=False):
@@ -62,18 +59,17 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
     for _, one in made.evaluated.values():
         assert not better(one, made.evaluated[made.best][1])
     if made.evaluated:
-        (last,) = ending
-        assert isinstance(last, Recheck) and made.best in last.candidates
+        assert made.best in ending.recheck and not (ending.start or ending.drop)
     else:
-        assert made.phase is TournamentPhase.ENDED
+        assert made.outcome is not None
 
 
 @pytest.mark.promise("contest-answer-before-anything")
 def test_there_is_an_answer_before_anything_was_judged() -> None:
     made = started(3)
-    assert made.begin() == [StartEvaluation(0)]
+    assert made.begin() == Actions(start=(0,))
     assert made.best == 0
-    assert made.stop(1000.1) == [Drop(0)]
+    assert made.stop(1000.1) == Actions(drop=(0,))
     assert made.outcome is not None
     assert (made.outcome.candidate, made.outcome.unchecked) == (0, "no plan was evaluated in time")
 
@@ -82,9 +78,9 @@ def test_there_is_an_answer_before_anything_was_judged() -> None:
 def test_one_that_fails_is_told_of_and_skipped() -> None:
     made = started(3)
     made.begin()
-    assert made.was_evaluated(0, score(10.0), 1001.0) == [StartEvaluation(1)]
-    assert made.failed(1, "a search process ended with code -9", 1002.0) == [StartEvaluation(2)]
-    assert made.was_evaluated(2, score(20.0), 1003.0) == [Recheck((0, 2))]
+    assert made.was_evaluated(0, score(10.0), 1001.0) == Actions(start=(1,))
+    assert made.failed(1, "a search process ended with code -9", 1002.0) == Actions(start=(2,))
+    assert made.was_evaluated(2, score(20.0), 1003.0) == Actions(recheck=(0, 2))
     assert made.failures == {1: "a search process ended with code -9"}
     made.rechecked({0: score(10.0), 2: score(20.0)})
     assert made.outcome is not None and made.outcome.candidate == 2
@@ -94,7 +90,7 @@ def test_a_first_plan_that_could_not_be_judged_does_not_stand_in_the_way() -> No
     made = started(2)
     made.begin()
     made.failed(0, "no", 1001.0)
-    assert made.was_evaluated(1, score(20.0), 1002.0) == [Recheck((1,))]
+    assert made.was_evaluated(1, score(20.0), 1002.0) == Actions(recheck=(1,))
     made.rechecked({1: score(5.0)})
     assert made.outcome is not None and made.outcome.candidate == 1
 
@@ -125,12 +121,12 @@ def test_a_winner_nobody_could_look_at_again_is_not_the_answer() -> None:
 def test_the_budget_ends_what_runs_and_leaves_time_for_the_last_look() -> None:
     """A task took 10 s, so the last 10 s of 100 are kept."""
     made = started(9, workers=2)
-    assert made.begin() == [StartEvaluation(0), StartEvaluation(1)]
+    assert made.begin() == Actions(start=(0, 1))
     made.was_evaluated(0, score(10.0), 1010.0)
     assert made.ends_s == 1090.0
-    assert made.passed(1089.9) == []
-    assert made.passed(1090.0) == [Drop(1), Drop(2), Recheck((0,))]
-    assert made.was_evaluated(1, score(99.0), 1091.0) == [], "it was dropped"
+    assert made.passed(1089.9) == Actions()
+    assert made.passed(1090.0) == Actions(drop=(1, 2), recheck=(0,))
+    assert made.was_evaluated(1, score(99.0), 1091.0) == Actions(), "it was dropped"
     assert made.best == 0
 
 
@@ -144,7 +140,7 @@ def test_a_slow_task_keeps_no_more_than_a_quarter_of_the_budget() -> None:
 def test_no_task_begins_when_the_time_is_over() -> None:
     made = started(3)
     made.begin()
-    assert made.was_evaluated(0, score(10.0), 1099.0) == [Recheck((0,))]
+    assert made.was_evaluated(0, score(10.0), 1099.0) == Actions(recheck=(0,))
 
 
 def test_the_last_look_ends_too() -> None:
@@ -161,7 +157,7 @@ def test_stopping_keeps_the_best_so_far_and_stopping_again_skips_the_last_look()
     made.begin()
     made.was_evaluated(0, score(10.0), 1001.0)
     made.was_evaluated(1, score(20.0), 1002.0)
-    assert made.stop(1003.0) == [Drop(2), Recheck((0, 1))]
+    assert made.stop(1003.0) == Actions(drop=(2,), recheck=(0, 1))
     made.stop(1004.0)
     made.rechecked({0: score(10.0), 1: score(20.0)})
     assert made.outcome is not None

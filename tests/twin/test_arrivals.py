@@ -7,7 +7,6 @@ from stageloom.planner.twin.arrivals import (
     ArrivalStream,
     Bursty,
     Counted,
-    CountedSpan,
     Periodic,
     Poisson,
     Process,
@@ -25,7 +24,7 @@ PROCESSES: list[Process] = [
     Bursty(on_rate_per_s=50.0, mean_on_s=0.1, mean_off_s=2.0),
     Recorded(times_s=(0.0, 0.5, 0.5, 2.0)),
     Recorded(times_s=(0.1, 0.4), repeat_s=0.5),
-    Counted(spans=(CountedSpan(0.0, 1.0, 3), CountedSpan(1.0, 2.5, 40)), length_s=3.0, begin_s=1.2),
+    Counted(spans=((0.0, 1.0, 3), (1.0, 2.5, 40)), length_s=3.0, begin_s=1.2),
 ]
 
 
@@ -91,7 +90,7 @@ def test_a_recording_comes_back_and_may_repeat() -> None:
 @pytest.mark.promise("counted-arrivals-keep-bursts")
 def test_counted_arrivals_are_as_many_in_every_span_wherever_the_recording_is_entered() -> None:
     """Three, then none, then forty; entered amid the forty, of which no more come than were counted."""
-    spans = (CountedSpan(0.0, 1.0, 3), CountedSpan(2.0, 2.5, 40))
+    spans = ((0.0, 1.0, 3), (2.0, 2.5, 40))
     whole = Counted(spans=spans, length_s=4.0)
     edges = [0.0, 1.0, 2.0, 2.5, 4.0, 5.0, 6.0, 6.5, 8.0]
     assert np.histogram(arrivals(whole, 8.0, rng()), edges)[0].tolist() == [3, 0, 40, 0] * 2
@@ -99,13 +98,13 @@ def test_counted_arrivals_are_as_many_in_every_span_wherever_the_recording_is_en
     assert np.histogram(found, [0.25, 1.75, 2.75, 3.75])[0].tolist() == [0, 3, 0]
     assert (found < 0.25).sum() + (found >= 3.75).sum() == 40 and (found < 0.25).any()
     assert whole.mean_per_s == pytest.approx(43 / 4)
-    assert arrivals(Counted(spans=(CountedSpan(0.0, 1.0, 0),), length_s=1.0), 5.0, rng()).tolist() == []
+    assert arrivals(Counted(spans=((0.0, 1.0, 0),), length_s=1.0), 5.0, rng()).tolist() == []
 
 
 @pytest.mark.promise("counted-arrivals-keep-bursts")
 def test_a_seed_enters_the_recordings_of_all_models_at_one_place() -> None:
     """Both models burst together, whatever the seed; the seed decides when."""
-    burst = Counted(spans=(CountedSpan(5.0, 6.0, 100),), length_s=10.0)
+    burst = Counted(spans=((5.0, 6.0, 100),), length_s=10.0)
     middles = set()
     for seed in range(5):
         entered = entered_anywhere({"a": burst, "b": burst, "c": Poisson(rate_per_s=1.0)}, seed)
@@ -139,8 +138,8 @@ def test_arrivals_do_not_depend_on_the_spans_they_are_asked_in(process: Process)
         lambda: Bursty(on_rate_per_s=1.0, mean_on_s=0.0, mean_off_s=1.0),
         lambda: Recorded(times_s=(1.0, 0.5)),
         lambda: Recorded(times_s=(0.5,), repeat_s=0.5),
-        lambda: Counted(spans=(CountedSpan(0.0, 2.0, 1),), length_s=1.0),
-        lambda: Counted(spans=(CountedSpan(0.0, 1.0, -1),), length_s=1.0),
+        lambda: Counted(spans=((0.0, 2.0, 1),), length_s=1.0),
+        lambda: Counted(spans=((0.0, 1.0, -1),), length_s=1.0),
         lambda: Counted(spans=(), length_s=0.0),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.planner.twin.arrivals import Counted, CountedSpan, Periodic
+from stageloom.planner.twin.arrivals import Counted, Periodic
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.replay import (
     active_spans,
@@ -34,8 +34,8 @@ def test_arrivals_lie_in_the_interval_that_counted_them() -> None:
         Row(13 * SECOND, counters("other", 99)),
     ]
     found = counted_arrivals(rows, ["a", "b"])
-    assert found["a"] == Counted(spans=(CountedSpan(0.0, 1.0, 30), CountedSpan(1.0, 2.0, 5)), length_s=2.0)
-    assert found["b"] == Counted(spans=(CountedSpan(0.0, 2.0, 7),), length_s=2.0)
+    assert found["a"] == Counted(spans=((0.0, 1.0, 30), (1.0, 2.0, 5)), length_s=2.0)
+    assert found["b"] == Counted(spans=((0.0, 2.0, 7),), length_s=2.0)
     with pytest.raises(InputError, match="counted no task of this plan's models"):
         counted_arrivals(rows, ["nobody"])
 

@@ -19,7 +19,7 @@ from stageloom.planner.twin.times import StepTime
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.steps import Action, IssueStep, Step, Task
+from stageloom.shared.engine.steps import Action, Step, Task
 from stageloom.shared.ids import StepId
 from stageloom.shared.plan import QueuePlan, QueueRule, StepChoice
 from tests.engine.plans import chains
@@ -60,7 +60,7 @@ class Spy(EngineCore):
         return float(self._events)
 
     def _note(self, actions: list[Action]) -> list[Action]:
-        self.issued += [action.step for action in actions if isinstance(action, IssueStep)]
+        self.issued += [action for action in actions if isinstance(action, Step)]
         return actions
 
 

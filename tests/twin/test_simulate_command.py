@@ -215,7 +215,7 @@ def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFix
     for arguments, why in cases:
         _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
         assert why in err
-    assert home.store.read(newest_predictions) == []
+    assert not home.store.read(newest_predictions)
 
 
 @pytest.mark.promise("prediction-stands-beside-was")

@@ -244,4 +244,4 @@ def _from_schedule(block: BlockRows, stages: Stages) -> Lesson:
 def _level(graph: CombinedGraph, ops: Sequence[int]) -> Level:
     edges = [(at, before) for at, op in enumerate(ops) for before in bits(graph.predecessors[op])]
     child, parent = zip(*edges, strict=True) if edges else ((), ())
-    return Level(np.array(ops, np.int64), np.array(child, np.int64), np.array(parent, np.int64))
+    return np.array(ops, np.int64), np.array(child, np.int64), np.array(parent, np.int64)

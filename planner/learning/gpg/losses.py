@@ -31,12 +31,12 @@ def batch_of(parts: Sequence[tuple[BlockRows, StateRows]]) -> StateBatch:
             for (block, _), shift in zip(parts, ops_before, strict=True)
             if depth < len(block.levels)
         ]
-        places = _before([len(level.ops) for level, _ in deep])
+        places = _before([len(ops) for (ops, _, _), _ in deep])
         levels.append(
             (
-                _joined([level.ops + shift for level, shift in deep]),
-                _joined([level.child + place for (level, _), place in zip(deep, places, strict=True)]),
-                _joined([level.parent + shift for level, shift in deep]),
+                _joined([ops + shift for (ops, _, _), shift in deep]),
+                _joined([child + place for ((_, child, _), _), place in zip(deep, places, strict=True)]),
+                _joined([parent + shift for (_, _, parent), shift in deep]),
             )
         )
     return StateBatch(

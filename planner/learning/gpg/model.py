@@ -6,7 +6,7 @@ TOP, section VI-B: h and g of both layers 64-32, the policy 500-128, the value n
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,12 +23,9 @@ VALUE: Final = (256, 128)
 CRITIC: Final = (1024, 512, 300)
 
 
-class Level(NamedTuple):
-    """Operators with the same longest chain above them, and the edges into them."""
-
-    ops: NDArray[np.int64]
-    child: NDArray[np.int64]  # per edge the place in `ops`
-    parent: NDArray[np.int64]  # per edge an operator
+Level: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Operators with the same longest chain above them, and per edge into them its place among these and the
+operator that it comes from."""
 
 
 class StateBatch(NamedTuple):

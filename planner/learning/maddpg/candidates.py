@@ -5,7 +5,6 @@ best plan is known at any time, and judged on arrivals that it was not met on.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -14,36 +13,25 @@ import numpy as np
 from stageloom.planner.learning.maddpg.replay import Floats, Transitions
 from stageloom.planner.tournament.score import Score, better
 from stageloom.shared.plan import Member
-from stageloom.shared.policy.maddpg.actions import actions_of
-from stageloom.shared.policy.maddpg.decide import Decision, read_actions
+from stageloom.shared.policy.maddpg.actions import actions_of, combine_blocks
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.plain import Load
 
 
-@dataclass(frozen=True, slots=True)
-class RatedPlan:
-    """A plan by its action row, with its worth when it was evaluated."""
-
-    actions: tuple[float, ...]
-    worth: Score
-
-
-@dataclass
 class Candidates:
     """Plans that were evaluated, and the best of them."""
 
-    space: Space
-    loads: Sequence[Load]
-    lanes: int = 1
-    best: RatedPlan | None = None
-    _seen: set[str] = field(default_factory=set)
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.best: tuple[tuple[float, ...], Score] | None = None
+        """A plan by its action row, with its worth when it was evaluated."""
+        self._seen: set[str] = set()
 
     def judged(self, actions: tuple[float, ...], worth: Score) -> bool:
         """Take in a plan's worth; whether it is the best so far."""
         self._seen.add(self._key(actions))
-        if self.best is not None and not better(worth, self.best.worth):
+        if self.best is not None and not better(worth, self.best[1]):
             return False
-        self.best = RatedPlan(actions, worth)
+        self.best = actions, worth
         return True
 
     def promising(self, kept: Transitions, rewards: Floats, count: int) -> Iterator[tuple[float, ...]]:
@@ -62,7 +50,7 @@ class Candidates:
                 yield actions
 
     def saved(self) -> dict[str, Any]:
-        best = None if self.best is None else [list(self.best.actions), self.best.worth.plain()]
+        best = None if self.best is None else [list(self.best[0]), self.best[1].plain()]
         return {"best": best, "seen": sorted(self._seen)}
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -70,13 +58,13 @@ class Candidates:
         self._seen = set(saved["seen"])
         if saved["best"] is not None:
             actions, worth = saved["best"]
-            self.best = RatedPlan(tuple(actions), Score(**worth))
+            self.best = tuple(actions), Score(**worth)
 
     def _key(self, actions: Sequence[float]) -> str:
         """Equal for rows that stand for about the same plan: intervals within a twentieth of their range."""
-        decision: Decision = read_actions(self.space, actions, self.loads, self.lanes)
-        paces = [round(20 * action) for action in actions[: self.space.num_models]]
-        rows = [[tuple(member) for member in row] for row in decision.combination.combined]
+        launcher, scheduler = actions[: self.space.num_models], actions[self.space.num_models :]
+        paces = [round(20 * action) for action in launcher]
+        rows = [[tuple(member) for member in row] for row in combine_blocks(self.space, scheduler).combined]
         return f"{sorted(rows)} {paces}"
 
 

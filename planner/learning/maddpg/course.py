@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import convert, to_builtins
 
 from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.learner import Learner
@@ -51,13 +52,9 @@ class TrainingProgress:
     losses: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "transitions": self.transitions,
-            "updates": self.updates,
-            "policy": self.policy.plain(),
-            "best": self.best.plain(),
-            "losses": self.losses,
-        }
+        """Plain values by field name, for JSON."""
+        found: dict[str, Any] = to_builtins(self)
+        return found
 
 
 class TrainingCourse:
@@ -67,7 +64,7 @@ class TrainingCourse:
         self.problem, self.settings, self.seed = problem, settings, seed
         self.learner = Learner(problem.space, settings, seed)
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
-        self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
+        self.candidates = Candidates(problem.space)
         self.seeds = seeds(problem.space)
         self.seeds_worth: dict[str, Score] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[TrainingProgress] = []
@@ -105,7 +102,7 @@ class TrainingCourse:
     @property
     def plan_worth(self) -> Score | None:
         """What the best plan is worth: on arrivals that did not choose it, once that is known."""
-        best = None if self.candidates.best is None else self.candidates.best.worth
+        best = None if self.candidates.best is None else self.candidates.best[1]
         return self.fresh.get(_FRESH + _PLAN, best)
 
     @property
@@ -186,7 +183,7 @@ class TrainingCourse:
         pending = {work.name for work in self._out.values() if isinstance(work, Evaluate)} | self.fresh.keys()
         best = self.candidates.best
         if best is not None and _FRESH + _PLAN not in pending:
-            return self._evaluation(_FRESH + _PLAN, row=best.actions)
+            return self._evaluation(_FRESH + _PLAN, row=best[0])
         if best is not None and _FRESH + _POLICY not in pending:
             return self._evaluation(_FRESH + _POLICY, weights=self.policy_weights)
         return None
@@ -273,7 +270,7 @@ class TrainingCourse:
             transitions=self.transitions,
             updates=self.learner.updates,
             policy=worth,
-            best=self.candidates.best.worth,
+            best=self.candidates.best[1],
             losses=self._losses,
         )
         self.history.append(progress)
@@ -287,7 +284,7 @@ class TrainingCourse:
         """Start the actors at the best seed's actions: that is the best policy so far."""
         best = self.candidates.best
         assert best is not None
-        self.learner.start_at(best.actions)
+        self.learner.start_at(best[0])
         self.policy_weights = self.learner.policy_weights()
         self._waiting.append(self._evaluation(_POLICY, weights=self.policy_weights))
 
@@ -301,11 +298,11 @@ class TrainingCourse:
             "seed": self.seed,
             "settings": self.settings.plain(),
             "candidates": self.candidates.saved(),
-            "seeds_worth": {name: worth.plain() for name, worth in self.seeds_worth.items()},
+            "seeds_worth": self.seeds_worth,
             "schedules": self.table.saved(),
-            "history": [validation.plain() for validation in self.history],
-            "policy": None if self.policy is None else self.policy.plain(),
-            "fresh": {name: worth.plain() for name, worth in self.fresh.items()},
+            "history": self.history,
+            "policy": self.policy,
+            "fresh": self.fresh,
             "transitions": self.transitions,
             "handed": self._handed - flying,
             "number": self._number,
@@ -322,7 +319,10 @@ class TrainingCourse:
             "waiting": [None if work.weights is None else _tensors(work.weights) for work in waiting],
         }
         buffer = io.BytesIO()
-        torch.save({"plain": json.dumps(plain), "tensors": tensors, "learner": self.learner.state()}, buffer)
+        torch.save(
+            {"plain": json.dumps(to_builtins(plain)), "tensors": tensors, "learner": self.learner.state()},
+            buffer,
+        )
         return buffer.getvalue()
 
     @classmethod
@@ -348,15 +348,12 @@ class TrainingCourse:
 
     def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
         self.candidates.restore(plain["candidates"])
-        self.seeds_worth = {name: Score(**one) for name, one in plain["seeds_worth"].items()}
+        self.seeds_worth = convert(plain["seeds_worth"], dict[str, Score])
         self.table.restore(plain["schedules"])
-        self.history = [
-            TrainingProgress(**{**one, "policy": Score(**one["policy"]), "best": Score(**one["best"])})
-            for one in plain["history"]
-        ]
-        self.policy = None if plain["policy"] is None else Score(**plain["policy"])
+        self.history = convert(plain["history"], list[TrainingProgress])
+        self.policy = convert(plain["policy"], Score | None)
         self.policy_weights = _arrays(tensors["policy"])
-        self.fresh = {name: Score(**one) for name, one in plain["fresh"].items()}
+        self.fresh = convert(plain["fresh"], dict[str, Score])
         self.transitions, self._handed = plain["transitions"], plain["handed"]
         self._number, self._owed = plain["number"], plain["owed"]
         self._validated, self._losses = plain["validated"], plain["losses"]

@@ -142,7 +142,7 @@ class ScheduleTable:
     def book(self, combined: Sequence[tuple[Member, ...]] | None = None) -> Book:
         """What a policy takes along: all entries, or those of some combined blocks."""
         keys = self.entries if combined is None else {self.blocks.key(members) for members in combined}
-        return Book({key: self.entries[key].schedule for key in keys})
+        return {key: self.entries[key].schedule for key in keys}
 
     def saved(self) -> dict[str, Any]:
         """A JSON value; does not mark what is new since `taken_new`."""

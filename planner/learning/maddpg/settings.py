@@ -1,8 +1,10 @@
 """How MADDPG is trained; TOP's figures are those of its section VI-B."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from stageloom.shared.errors import SettingError
 
@@ -115,14 +117,8 @@ class MaddpgSettings:
 
     def plain(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
-        return {
-            name: value.value
-            if isinstance(value, Enum)
-            else list(value)
-            if isinstance(value, tuple)
-            else value
-            for name, value in asdict(self).items()
-        }
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return plain
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "MaddpgSettings":

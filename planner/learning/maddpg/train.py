@@ -32,8 +32,9 @@ from stageloom.planner.learning.maddpg.work import (
 from stageloom.planner.tournament.score import Score
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.plan import Plan
+from stageloom.shared.policy.maddpg.actions import combine_blocks
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
-from stageloom.shared.policy.maddpg.decide import BlockKey, read_actions
+from stageloom.shared.policy.maddpg.decide import BlockKey
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.interface import Budget
@@ -122,8 +123,8 @@ class PooledWorkers:
             return {}
         course = self._course
         problem, table = course.problem, course.table
-        decision = read_actions(problem.space, work.row, problem.loads, problem.template.lanes)
-        keys = (table.blocks.key(members) for members in decision.combination.combined)
+        combination = combine_blocks(problem.space, work.row[problem.space.num_models :])
+        keys = (table.blocks.key(members) for members in combination.combined)
         return {key: table.entries[key] for key in keys if key in table.entries}
 
 
@@ -189,7 +190,7 @@ def train(
         try:
             while workers.room and (work := course.next_work()) is not None:
                 if course.settled and not polished and course.candidates.best is not None:
-                    polish(problem, course.table, course.candidates.best.actions)
+                    polish(problem, course.table, course.candidates.best[0])
                     polished = True
                 given_s[work.number] = clock()
                 workers.give(work)
@@ -239,7 +240,7 @@ def _trained(course: TrainingCourse, train_s: float, ended: str) -> MaddpgResult
     book = table.book(table.most_used(BOOK))
     return MaddpgResult(
         checkpoint=encode(MaddpgCheckpoint(problem.space, network, book, provenance)),
-        plan=bound_plan(problem, table, best.actions).plan,
+        plan=bound_plan(problem, table, best[0]).plan,
         plan_worth=plan_worth,
         policy_worth=policy_worth,
         seeds_worth=course.seeds_worth,

@@ -27,7 +27,7 @@ from stageloom.planner.learning.maddpg.replay import (
     step_figures,
 )
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Superblocks
-from stageloom.planner.tournament.score import Score, SeedFigures, figures_of, score_of
+from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.window import Window
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import QueueSnapshot
@@ -85,12 +85,11 @@ class Environment:
             return EnvironmentStep(
                 tuple(actions), nothing, asked.excess / space.bins, False, None, self.state
             )
-        decision = read_actions(space, actions, self._problem.loads, self._problem.template.lanes)
-        plan = decision.combination.combined, decision.intervals_us
-        if plan != self._running:
-            bound = bound_decision(self._problem, self._table, decision, thorough=self._thorough)
-            self._device.deploy(bound)
-            self._running = plan
+        problem = self._problem
+        _, intervals = decision = read_actions(space, actions, problem.loads, problem.template.lanes)
+        if (asked.combined, intervals) != self._running:
+            self._device.deploy(bound_decision(problem, self._table, decision, thorough=self._thorough))
+            self._running = asked.combined, intervals
         every_s = settings.step_s / space.samples
         window = self._device.run(
             settings.step_s, sample_at_s=[every_s * (at + 1) for at in range(space.samples)]
@@ -112,8 +111,9 @@ def bound_decision(
 ) -> BoundPlan:
     """The plan of a decision, as `stageloom.shared.bound.bind` has it, without checking again what was
     checked."""
-    combined = tuple(table.bound(members, thorough=thorough) for members in decision.combination.combined)
-    plan = plan_of(problem.template, decision, [one.plan for one in combined])
+    combination, intervals = decision
+    combined = tuple(table.bound(members, thorough=thorough) for members in combination.combined)
+    plan = plan_of(problem.template, intervals, [one.plan for one in combined])
     pairs = zip(problem.bound_models, plan.models, strict=True)
     return BoundPlan(plan, tuple(replace(bound, plan=model) for bound, model in pairs), combined)
 
@@ -227,7 +227,7 @@ def noisy(actions: Floats, noise: float, share: float, random: np.random.Generat
     return clipped_row(actions + chosen * random.normal(0.0, noise, len(actions)))
 
 
-def _figures(problem: Problem, settings: MaddpgSettings, steps: Sequence[EnvironmentStep]) -> SeedFigures:
+def _figures(problem: Problem, settings: MaddpgSettings, steps: Sequence[EnvironmentStep]) -> Score:
     """Of one seed's steps; one that never ran served nothing for as long."""
     windows = [step.window for step in steps if step.window is not None]
     idle_s = (len(steps) - len(windows)) * settings.step_s

@@ -7,7 +7,8 @@ The records mirror the classes of `stageloom.shared.engine`, field by field unde
 are bit masks.
 """
 
-from typing import Any, Final, NamedTuple, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -135,36 +136,8 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
 _FIXED: Final = frozenset({"clock", "noise", "lanes", "behind", "steps", "running", "handed"})
 
 
-class World(NamedTuple):
-    """Views of one stretch of memory; kernels change it in place."""
-
-    clock: Records
-    models: Records
-    queues: Records
-    plans: Records
-    targets: Records
-    tracks: Records
-    slots: Records
-    links: Records
-    combined: Records
-    members: Records
-    pairs: Records
-    times: Records
-    tallies: Records
-    touched: npt.NDArray[np.int64]
-    candidates: npt.NDArray[np.int64]
-    behind: npt.NDArray[np.int64]
-    asked: npt.NDArray[np.int64]
-    lanes: Records
-    steps: Records
-    riders: Records
-    running: npt.NDArray[np.int64]
-    handed: npt.NDArray[np.int64]
-    instances: Records
-    rows: Records
-    noise: npt.NDArray[np.float64]
-    ends: Records
-    trace: Records
+World: TypeAlias = SimpleNamespace
+"""Views of one stretch of memory, by the names of `_ARRAYS`; kernels change it in place."""
 
 
 def memory_type(scale: int) -> np.dtype[np.void]:
@@ -186,8 +159,8 @@ def memory_type(scale: int) -> np.dtype[np.void]:
 
 def views(memory: npt.NDArray[np.void]) -> World:
     """The arrays in a stretch of memory. `memory`: [1]"""
-    found = (memory[name][0] for name in World._fields)
-    return World(*(one.view(np.recarray) if one.dtype.names else one for one in found))
+    found = {name: memory[name][0] for name in _ARRAYS}
+    return World(**{name: one.view(np.recarray) if one.dtype.names else one for name, one in found.items()})
 
 
 def records(kind: np.dtype[np.void], *shape: int) -> Records:

@@ -6,9 +6,9 @@ The area of a released plan is used again where the next one fits into it; a ful
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +36,8 @@ _WAITS: Final = {
 }
 
 
-class Tables(NamedTuple):
-    """The records of one plan; indices in them count from the plan's own first records."""
-
-    plan: Records  # [1]
-    targets: Records
-    tracks: Records
-    slots: Records
-    links: Records
-    combined: Records
-    members: Records
-    pairs: Records
-    num_times: int
+Tables: TypeAlias = dict[str, Records]
+"""The records of one plan by the array that they belong in; indices count from the plan's own first ones."""
 
 
 def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
@@ -80,17 +70,17 @@ def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
             }
         ],
     )
-    return Tables(
-        head,
-        _filled(layout.TARGET, targets),
-        _filled(layout.TRACK, tracks),
-        _filled(layout.SLOT, slots),
-        _filled(layout.LINK, links),
-        _filled(layout.COMBINED, combined),
-        _filled(layout.MEMBER, members),
-        _filled(layout.PAIR, pairs),
-        num_times,
-    )
+    return {
+        "plans": head,
+        "targets": _filled(layout.TARGET, targets),
+        "tracks": _filled(layout.TRACK, tracks),
+        "slots": _filled(layout.SLOT, slots),
+        "links": _filled(layout.LINK, links),
+        "combined": _filled(layout.COMBINED, combined),
+        "members": _filled(layout.MEMBER, members),
+        "pairs": _filled(layout.PAIR, pairs),
+        "times": np.zeros(num_times, layout.TIME),
+    }
 
 
 _Row = dict[str, float]
@@ -277,20 +267,27 @@ def loaded_programs(bound: BoundPlan, combined: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((largest, smallest)))
 
 
-Room = dict[str, int]
-
 MAX_SCALE: Final = 1 << 10
 _GROWTH: Final = 4
 
-_AREAS: Final = ("targets", "tracks", "slots", "links", "combined", "members", "pairs", "times")
+Area: TypeAlias = dict[str, slice]
+"""Where one plan's records are, by the array's name."""
 
-
-@dataclass(frozen=True)
-class Area:
-    """Where one plan's records are: the first and the number of each kind, by the array's name."""
-
-    first: Room
-    room: Room
+_REFERENCES: Final = {
+    "plans": {"first_combined": "combined", "first_slot": "slots", "first_target": "targets"},
+    "targets": {"plan": "plans", "first_track": "tracks"},
+    "tracks": {"plan": "plans", "target": "targets", "first_slot": "slots"},
+    "slots": {
+        "track": "tracks",
+        "home": "combined",
+        "first_freed": "links",
+        "first_read": "links",
+        "first_held": "links",
+    },
+    "combined": {"plan": "plans", "first_member": "members", "first_pair": "pairs", "first_time": "times"},
+    "members": {"slot": "slots"},
+}
+"""Fields that are indices into other arrays."""
 
 
 class WorldMemory:
@@ -336,16 +333,16 @@ class WorldMemory:
             raise PlanError("the plan is too large for the compiled twin", remedy="use the reference twin")
         before = self.world
         self._allot(_GROWTH * self._scale)
-        for name, old, new in zip(World._fields, before, self.world, strict=True):
+        for name, old in vars(before).items():
             if name != "queues":
-                new[tuple(slice(length) for length in old.shape)] = old
+                getattr(self.world, name)[tuple(slice(length) for length in old.shape)] = old
         for model, launcher in enumerate(self.world.models):
             order = (launcher.head + np.arange(launcher.queued)) % before.queues.shape[1]
             if launcher.queued:
                 self.world.queues[model, : launcher.queued] = before.queues[model, order]
             launcher.head = 0
 
-    def _need(self, lengths: Room, columns: Room | None = None) -> None:
+    def _need(self, lengths: Mapping[str, int], columns: Mapping[str, int] | None = None) -> None:
         """Grow until arrays have so many rows, and some so many columns."""
         while any(len(getattr(self.world, name)) < length for name, length in lengths.items()) or any(
             getattr(self.world, name).shape[1] < length for name, length in (columns or {}).items()
@@ -367,15 +364,15 @@ class WorldMemory:
                 f"{num_lanes} lanes of {max_load} steps are more than {MAX_BITS} steps",
                 remedy="deploy it on a twin that had no deeper plan before",
             )
-        index = self._area_for(room_of(tables))
-        members = int(tables.combined["num_members"].max())
+        index = self._area_for({name: len(records) for name, records in tables.items()})
+        members = int(tables["combined"]["num_members"].max())
         columns = {
-            "queues": int(tables.targets["max_tasks"].max()) + 1,
+            "queues": int(tables["targets"]["max_tasks"].max()) + 1,
             "riders": members,
-            "rows": int(tables.targets["batch"].max()),
+            "rows": int(tables["targets"]["batch"].max()),
         }
         self._most_members = max(self._most_members, members)
-        num_instances = sum(area.room["slots"] for area in self.areas) + num_steps * self._most_members
+        num_instances = self._end("slots") + num_steps * self._most_members
         self._need({"instances": num_instances}, columns)
         clock = self.world.clock[0]
         clock.max_load, clock.num_lanes, clock.num_steps = max_load, num_lanes, num_steps
@@ -383,50 +380,31 @@ class WorldMemory:
         self._write(index, tables)
         return index
 
-    def _area_for(self, room: Room) -> int:
+    def _end(self, name: str) -> int:
+        """How much of an array the areas take."""
+        return self.areas[-1][name].stop if self.areas else 0
+
+    def _area_for(self, room: Mapping[str, int]) -> int:
+        """The index of an area that is free and has so much room, perhaps a new one."""
         for index, area in enumerate(self.areas):
-            if not self.world.plans[index].loaded and all(area.room[name] >= room[name] for name in room):
+            fits = all(area[name].stop - area[name].start >= room[name] for name in room)
+            if fits and not self.world.plans[index].loaded:
                 return index
         if len(self.areas) == MAX_BITS:
             raise PlanError("too many plans are in flight on the twin", remedy="let it run between deploys")
-        first = {name: sum(area.room[name] for area in self.areas) for name in room}
-        self._need({"plans": len(self.areas) + 1, **{name: first[name] + room[name] for name in room}})
-        self.areas.append(Area(first, room))
+        new = {name: slice(self._end(name), self._end(name) + room[name]) for name in room}
+        self._need({name: area.stop for name, area in new.items()})
+        self.areas.append(new)
         clock = self.world.clock[0]
-        clock.num_plans = len(self.areas)
-        clock.num_combined = first["combined"] + room["combined"]
+        clock.num_plans, clock.num_combined = len(self.areas), new["combined"].stop
         return len(self.areas) - 1
 
     def _write(self, index: int, tables: Tables) -> None:
-        """Write a plan's records; indices count from the world's first records then."""
-        first = self.areas[index].first
-        for kind, field, shift in (
-            ("plan", "first_combined", first["combined"]),
-            ("plan", "first_slot", first["slots"]),
-            ("plan", "first_target", first["targets"]),
-            ("targets", "plan", index),
-            ("targets", "first_track", first["tracks"]),
-            ("tracks", "plan", index),
-            ("tracks", "target", first["targets"]),
-            ("tracks", "first_slot", first["slots"]),
-            ("slots", "track", first["tracks"]),
-            ("slots", "home", first["combined"]),
-            ("slots", "first_freed", first["links"]),
-            ("slots", "first_read", first["links"]),
-            ("slots", "first_held", first["links"]),
-            ("combined", "plan", index),
-            ("combined", "first_member", first["members"]),
-            ("combined", "first_pair", first["pairs"]),
-            ("combined", "first_time", first["times"]),
-            ("members", "slot", first["slots"]),
-        ):
-            getattr(tables, kind)[field] += shift
-        self.world.plans[index] = tables.plan[0]
-        for name in _AREAS[:-1]:
-            records = getattr(tables, name)
-            getattr(self.world, name)[first[name] : first[name] + len(records)] = records
-
-
-def room_of(tables: Tables) -> Room:
-    """How many records of each kind a plan needs."""
-    return {name: tables.num_times if name == "times" else len(getattr(tables, name)) for name in _AREAS}
+        """Write a plan's records; indices count from the world's first records then. Times are not filled."""
+        first = {name: area.start for name, area in self.areas[index].items()}
+        for name, references in _REFERENCES.items():
+            for field, other in references.items():
+                tables[name][field] += first[other]
+        for name, records in tables.items():
+            if name != "times":
+                getattr(self.world, name)[first[name] : first[name] + len(records)] = records

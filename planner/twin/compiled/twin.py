@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stageloom.planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.arrivals import Process, Tape
 from stageloom.planner.twin.compiled import engine, layout
 from stageloom.planner.twin.compiled.jit import compile_for
 from stageloom.planner.twin.compiled.layout import NOBODY, Records, World
@@ -29,48 +28,6 @@ from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.ids import Digest
-
-
-class Tape:
-    """Times and sources of all tasks, ascending; of equal times the first source's come first."""
-
-    def __init__(self, arrivals: Mapping[str, Process], seed: int) -> None:
-        self._streams = [
-            ArrivalStream(process, np.random.default_rng([seed, index]))
-            for index, process in enumerate(arrivals.values())
-        ]
-        self._times: npt.NDArray[np.float64] = np.empty(0)
-        self._sources: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._drawn = 0
-        self._until_s = 0.0
-
-    def between(self, first: int, until_s: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Times and sources of the tasks from number `first` on that come before `until_s`."""
-        if until_s > self._until_s:
-            self._draw(until_s)
-        last = int(np.searchsorted(self._times[: self._drawn], until_s, side="left"))
-        return self._times[first:last], self._sources[first:last]
-
-    def _draw(self, until_s: float) -> None:
-        drawn = [stream.until(until_s) for stream in self._streams]
-        times = np.concatenate([*drawn, np.empty(0)])
-        sources = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
-        order = np.argsort(times, kind="stable")
-        self._keep(times[order], sources[order])
-        self._until_s = until_s
-
-    def _keep(self, times: npt.NDArray[np.float64], sources: npt.NDArray[np.int64]) -> None:
-        """Append; room doubles, so that a long run copies each arrival a few times at most."""
-        total = self._drawn + len(times)
-        if total > len(self._times):
-            room = max(2 * len(self._times), total, 1024)
-            self._times = np.concatenate((self._times[: self._drawn], np.empty(room - self._drawn)))
-            self._sources = np.concatenate(
-                (self._sources[: self._drawn], np.empty(room - self._drawn, np.int64))
-            )
-        self._times[self._drawn : total] = times
-        self._sources[self._drawn : total] = sources
-        self._drawn = total
 
 
 class CompiledTwin:
@@ -93,7 +50,7 @@ class CompiledTwin:
     ) -> None:
         self.times = times
         self._sources = tuple(arrivals)
-        self._tape = Tape(arrivals, seed)
+        self._tape = Tape(list(arrivals.values()), seed)
         self._deadlines_s = dict(deadlines_s or {})
         self._prepared = prepared
         self._traces = trace
@@ -184,7 +141,7 @@ class CompiledTwin:
         memory = self._deployed()
         world = memory.world
         bound, times = self._plans[index]
-        first = memory.areas[index].first["times"]
+        first = memory.areas[index]["times"].start
         programs = 0
         for combined, block in enumerate(times.blocks):
             known = self._known.get(block)
@@ -231,8 +188,7 @@ class CompiledTwin:
         ]
         self._samples = _samples(samples_s, len(self._names))
         clock.arrival = clock.sample = 0
-        area = self._deployed().areas[-1]
-        world.tallies[: area.first["times"] + area.room["times"]] = 0
+        world.tallies[: self._deployed().areas[-1]["times"].stop] = 0
         world.models.busy_s = 0.0
 
     def _go_on(self, end_s: float, deploy: int) -> None:
@@ -315,12 +271,10 @@ class CompiledTwin:
         world = self.state
         bound, _ = self._plans[self._active]
         area = self._deployed().areas[self._active]
-        first = area.first["times"]
-        tallies = world.tallies[first : first + area.room["times"]].view(np.ndarray)
+        tallies = world.tallies[area["times"]].view(np.ndarray)
         ran = np.flatnonzero(tallies["count"])
-        firsts = (
-            world.combined["first_time"][area.first["combined"] :][: len(bound.combined)] - first
-        ).tolist()
+        first_times = world.combined["first_time"][area["combined"]][: len(bound.combined)]
+        firsts = (first_times - area["times"].start).tolist()
         steps = []
         for at, (sum_s, max_s, count) in zip(ran.tolist(), tallies[ran].tolist(), strict=True):
             combined = bisect_right(firsts, at) - 1

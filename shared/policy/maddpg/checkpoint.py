@@ -45,13 +45,13 @@ class MaddpgCheckpoint:
 
     space: Space
     network: MaddpgNetwork
-    book: Book = field(default_factory=Book)
+    book: Book = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode(found: MaddpgCheckpoint) -> bytes:
     """The bytes of a checkpoint."""
-    schedules = [[digest_to_raw(key), batch, to_tokens(one)] for (key, batch), one in found.book]
+    schedules = [[digest_to_raw(key), batch, to_tokens(one)] for (key, batch), one in _by_key(found.book)]
     about = json.dumps(found.provenance, sort_keys=True)
     return canonical(
         [FORMAT, KIND, _space_to_list(found.space), about, arrays_to_list(found.network.arrays), schedules]
@@ -73,7 +73,7 @@ def decode(raw: bytes) -> MaddpgCheckpoint:
             raise ValueError(f"format {form} of kind {kind}")
         space = _space_from_list(belongs)
         arrays = arrays_from_list(named)
-        book = Book(dict(_schedule(*row) for row in scheduled))
+        book = dict(_schedule(*row) for row in scheduled)
         about = json.loads(provenance)
         if not isinstance(about, dict):
             raise ValueError("its provenance is no table")
@@ -127,6 +127,11 @@ def _model(artifact: bytes, cuts: Sequence[int], replicas: int, batch: int) -> M
         replicas=_count(replicas),
         batch=_count(batch),
     )
+
+
+def _by_key(book: Book) -> list[tuple[BlockKey, Schedule]]:
+    """In the order of the keys, so that equal books have equal bytes."""
+    return sorted(book.items(), key=lambda item: item[0])
 
 
 def _schedule(key: bytes, batch: int, tokens: Sequence[int]) -> tuple[BlockKey, Schedule]:

@@ -6,8 +6,8 @@ operators of every member, in the plan's order) and the largest batch of its mem
 policy's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from stageloom.shared.blocks import Block, CombinedGraph, combine, split
 from stageloom.shared.bound import bind
@@ -32,15 +32,11 @@ BlockKey = tuple[Digest, int]
 """Digest of a combined block, largest batch of its members."""
 
 
-@dataclass(frozen=True)
-class Book:
-    """Schedules that were found."""
+Book = Mapping[BlockKey, Schedule]
+"""Schedules that were found."""
 
-    schedules: Mapping[BlockKey, Schedule] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[tuple[BlockKey, Schedule]]:
-        """In the order of the keys, so that equal books have equal bytes."""
-        return iter(sorted(self.schedules.items(), key=lambda item: item[0]))
+Decision = tuple[BlockCombination, tuple[int, ...]]
+"""What an action row stands for under a load: combined blocks, and launch intervals in us per model [W]."""
 
 
 class Blocks:
@@ -75,21 +71,11 @@ class Blocks:
         return combine([(graph, block) for _, graph, block in self.parts(members)])
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What an action row stands for under a load."""
-
-    combination: BlockCombination
-    intervals_us: tuple[int, ...]  # per model [W]
-
-
 def read_actions(space: Space, actions: Sequence[float], loads: Sequence[Load], lanes: int = 1) -> Decision:
     """Combined blocks and launch intervals. `actions`: [action_width]; `loads`: in the models' order [W]"""
     launcher, scheduler = actions[: space.num_models], actions[space.num_models :]
-    return Decision(
-        combine_blocks(space, scheduler),
-        intervals_us(launcher, loads, lanes=lanes, how=space.interval_map),
-    )
+    combination = combine_blocks(space, scheduler)
+    return combination, intervals_us(launcher, loads, lanes=lanes, how=space.interval_map)
 
 
 def decide(
@@ -107,14 +93,38 @@ def decide(
     return read_actions(space, network.actions(state_of(space, samples)).tolist(), loads, lanes)
 
 
-def plan_of(template: Plan, decision: Decision, combined: Sequence[CombinedBlock]) -> Plan:
-    """The template with the decision's launch intervals, and its combined blocks as they were scheduled."""
-    pairs = zip(template.models, decision.intervals_us, strict=True)
+def plan_of(template: Plan, intervals_us: Sequence[int], combined: Sequence[CombinedBlock]) -> Plan:
+    """The template with these launch intervals and combined blocks."""
+    pairs = zip(template.models, intervals_us, strict=True)
     return replace(
         template,
         models=tuple(replace(model, launch_interval_us=interval_us) for model, interval_us in pairs),
         combined=tuple(combined),
     )
+
+
+def decided_plan(
+    space: Space,
+    network: MaddpgNetwork,
+    plan: Plan,
+    graphs: Mapping[Digest, Graph],
+    samples: Sequence[PolicySample],
+    loads: Sequence[Load],
+    schedule_of: Callable[[tuple[Member, ...]], Schedule],
+) -> Plan:
+    """The plan that the policy wants instead of this one of its space, legal for the graphs.
+
+    `schedule_of` gives the schedule of a combined block.
+
+    Raises:
+        InputError: a sample is of other blocks than the space's.
+        PlanError: a schedule is not legal for these graphs.
+    """
+    combination, intervals = decide(space, network, samples, loads_of(plan, loads), plan.lanes)
+    combined = [CombinedBlock(members, schedule_of(members)) for members in combination.combined]
+    made = plan_of(plan, intervals, combined)
+    bind(made, graphs)
+    return made
 
 
 def loads_of(plan: Plan, loads: Sequence[Load]) -> tuple[Load, ...]:
@@ -156,14 +166,10 @@ def replanned(
         PlanError: the book's schedule of a combined block is not legal for these graphs.
     """
     require_own(space, plan, device_class)
-    decision = decide(space, network, samples, loads_of(plan, loads), plan.lanes)
     blocks = Blocks(plan.models, graphs)
 
     def schedule_of(members: tuple[Member, ...]) -> Schedule:
-        found = book.schedules.get(blocks.key(members))
+        found = book.get(blocks.key(members))
         return found or sequential(blocks.graph(members), StageCosts(()), Limits(), Budget())
 
-    combined = decision.combination.combined
-    made = plan_of(plan, decision, [CombinedBlock(members, schedule_of(members)) for members in combined])
-    bind(made, graphs)
-    return made
+    return decided_plan(space, network, plan, graphs, samples, loads, schedule_of)

@@ -78,8 +78,8 @@ def test_a_policy_takes_along_the_schedules_that_were_needed_most() -> None:
     for members in (PAIR, (PAIR[0],), PAIR):
         table.find(members)
     assert table.most_used(1) == [PAIR]
-    assert list(table.book(table.most_used(1)).schedules) == [table.blocks.key(PAIR)]
-    assert len(table.book().schedules) == 2
+    assert list(table.book(table.most_used(1))) == [table.blocks.key(PAIR)]
+    assert len(table.book()) == 2
 
 
 def test_a_problems_limits_bound_the_schedules_of_every_table_of_it() -> None:

@@ -42,7 +42,7 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
         here.policy_worth,
     )
     assert there.checkpoint == here.checkpoint
-    assert len(decode(there.checkpoint).book.schedules) > len(there.plan.combined)
+    assert len(decode(there.checkpoint).book) > len(there.plan.combined)
 
 
 @pytest.mark.promise("worker-trains-this-process")

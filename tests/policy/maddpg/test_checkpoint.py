@@ -8,7 +8,6 @@ import pytest
 from stageloom.shared.digest import canonical, digest_of
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
-from stageloom.shared.policy.maddpg.decide import Book
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from stageloom.shared.schedule import stage_schedule
 from tests.policy.maddpg.cases import arrays, network, space
@@ -17,12 +16,10 @@ SPACE = replace(space(2, 1, replicas=2), deviation_scale=0.05)
 
 
 def checkpoint() -> MaddpgCheckpoint:
-    book = Book(
-        {
-            (digest_of(["b"]), 2): stage_schedule([[[0], [1]], [[2]]]),
-            (digest_of(["a"]), 1): stage_schedule([[[0]]]),
-        }
-    )
+    book = {
+        (digest_of(["b"]), 2): stage_schedule([[[0], [1]], [[2]]]),
+        (digest_of(["a"]), 1): stage_schedule([[[0]]]),
+    }
     return MaddpgCheckpoint(SPACE, network(SPACE), book, {"seed": 3})
 
 
@@ -35,7 +32,7 @@ def test_what_was_written_reads_back_the_same() -> None:
 
 def test_equal_policies_have_equal_bytes_in_whatever_order_they_were_made() -> None:
     one = checkpoint()
-    other = replace(one, book=Book(dict(sorted(one.book.schedules.items(), reverse=True))))
+    other = replace(one, book=dict(sorted(one.book.items(), reverse=True)))
     assert encode(one) == encode(other)
 
 

@@ -9,7 +9,7 @@ from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import InputError
 from stageloom.shared.plan import Plan, Wait
 from stageloom.shared.policy.maddpg.actions import actions_of
-from stageloom.shared.policy.maddpg.decide import Blocks, Book, decide, replanned
+from stageloom.shared.policy.maddpg.decide import Blocks, decide, replanned
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import PolicySample
@@ -38,7 +38,7 @@ POLICY = saying(SPACE, (0.5, 0.5, *actions_of(SPACE, TOGETHER)))
 
 
 def test_the_plan_has_the_policys_blocks_and_intervals_and_all_else_of_the_incumbent() -> None:
-    made = replanned(SPACE, POLICY, Book(), PLAN, "toy", GRAPHS, SAMPLES, LOADS)
+    made = replanned(SPACE, POLICY, {}, PLAN, "toy", GRAPHS, SAMPLES, LOADS)
     assert [block.members for block in made.combined] == list(TOGETHER)
     intervals = [one.launch_interval_us for one in made.models]
     assert intervals == [int(1e6 * (0.004 * 0.1 / 1.05) ** 0.5), int(1e6 * (0.001 * 0.01 / 1.05) ** 0.5)]
@@ -51,7 +51,7 @@ def test_schedules_come_from_the_book_and_are_sequential_where_it_has_none() -> 
     parts = [(graph, split(graph, graph.base_cuts)[block]) for (_, graph), block in ((LEFT, 2), (RIGHT, 1))]
     assert combine(parts).size == 2
     side_by_side = stage_schedule([[[0], [1]]])
-    book = Book({blocks.key(TOGETHER[2]): side_by_side})
+    book = {blocks.key(TOGETHER[2]): side_by_side}
     made = replanned(SPACE, POLICY, book, PLAN, "toy", GRAPHS, SAMPLES, LOADS)
     assert made.combined[2].schedule == side_by_side
     assert made.combined[0].schedule == stage_schedule([[[0]], [[1]], [[2]]])
@@ -91,7 +91,7 @@ def test_a_policy_refuses_what_it_was_not_trained_for_and_says_why(
     change: Callable[[Plan], Plan], device_class: str, why: str
 ) -> None:
     with pytest.raises(InputError, match=why):
-        replanned(SPACE, POLICY, Book(), change(PLAN), device_class, GRAPHS, SAMPLES, LOADS)
+        replanned(SPACE, POLICY, {}, change(PLAN), device_class, GRAPHS, SAMPLES, LOADS)
 
 
 def test_names_queues_and_executors_are_no_business_of_the_policy() -> None:
@@ -101,6 +101,8 @@ def test_names_queues_and_executors_are_no_business_of_the_policy() -> None:
 
 def test_launcher_actions_are_read_in_the_models_order() -> None:
     ordered = (LOADS[1], LOADS[0])
-    decision = decide(SPACE, saying(SPACE, (0.01, 0.99, *actions_of(SPACE, TOGETHER))), SAMPLES, ordered)
-    assert decision.intervals_us[0] == pytest.approx(4000 * (0.1 / 1.05 / 0.004) ** 0.01, rel=1e-3)
-    assert decision.intervals_us[1] == pytest.approx(1000 * (0.01 / 1.05 / 0.001) ** 0.99, rel=1e-3)
+    _, intervals_us = decide(
+        SPACE, saying(SPACE, (0.01, 0.99, *actions_of(SPACE, TOGETHER))), SAMPLES, ordered
+    )
+    assert intervals_us[0] == pytest.approx(4000 * (0.1 / 1.05 / 0.004) ** 0.01, rel=1e-3)
+    assert intervals_us[1] == pytest.approx(1000 * (0.01 / 1.05 / 0.001) ** 0.99, rel=1e-3)

@@ -30,11 +30,11 @@ def test_a_branch_goes_on_from_where_it_was_made_and_changes_nothing_there() -> 
     trunk.deploy(bound)
     trunk.run(0.004)
     branches = [trunk.copy() for _ in range(2)]
-    kept = [array.tobytes() for array in trunk.state]
+    kept = [array.tobytes() for array in vars(trunk.state).values()]
     windows = [branch.run(0.004) for branch in branches]
     assert windows[0] == windows[1]
     assert windows[0].completed > 5
-    assert [array.tobytes() for array in trunk.state] == kept
+    assert [array.tobytes() for array in vars(trunk.state).values()] == kept
     branches[0].deploy(chains(3, 2, lanes=2))
     branches[0].run(0.004)
     assert trunk.run(0.004) == windows[1]
