@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
-.PHONY: help setup demo test test-edge test-full test-gpu lint types imports spell house check clean
+.PHONY: help setup demo test test-edge test-docs test-full test-gpu lint types imports spell house check docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
 	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor
 
+test-docs: setup docs ## The tutorial, command by command; schemathesis on the API with each role
+	$(BIN)/python -m pytest -m full tests/docs tests/planner/api/test_schemathesis.py
+
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
 
@@ -55,6 +58,9 @@ spell: setup
 
 house: setup ## Counts of the product; names that occur twice, import circles
 	$(BIN)/python tools/house.py --check
+
+docs: setup ## The documentation as a site, in var/site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint types imports spell house ## Format, types, import contracts, spelling, the house
 

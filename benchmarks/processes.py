@@ -13,7 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Self
 
-from stageloom.edge_agent.config import SETTINGS_NAME
+import tomli_w
+
+from stageloom.edge_agent.config import SETTINGS_NAME, TABLE
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.ids import DeviceId
 
@@ -177,7 +179,7 @@ class System:
         self.until("the planner to listen", lambda: ready.latest is not None, ["planner"])
         token = self.planner("device", "token", self.device)["token"]
         self.processes.call("agent-join", AGENT, "join", token)
-        (self.folder / "agent" / SETTINGS_NAME).write_text(json.dumps(self._settings))
+        (self.folder / "agent" / SETTINGS_NAME).write_text(tomli_w.dumps({TABLE: dict(self._settings)}))
         agent = self.processes.start("agent", AGENT, "run")
         assert agent.stdout is not None
         Lines(agent.stdout)

@@ -35,10 +35,10 @@ from benchmarks import zoo
 from benchmarks.processes import System
 from benchmarks.runner import Report, percentile, progress, run
 from stageloom import Client
+from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.replans import replan_infos
 from stageloom.shared.errors import StageloomError
-from stageloom.shared.messages.admin import ReplanInfo
 
 MODELS = ("heavy", "light")
 BURST = 40

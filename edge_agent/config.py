@@ -1,18 +1,27 @@
-"""Settings of the agent: `agent.json` in its home, and over it what the command line says."""
+"""Settings of the agent. Command line over environment over file over default, as the planner has it.
 
+The file is `agent.toml` in its home, with a table `[agent]`; the environment has `STAGELOOM_AGENT_` and the
+name in capitals. `agent.json`, which version 0.1.0 had, is read where there is no `agent.toml`.
+"""
+
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from stageloom.edge_agent.ingest.channel import default_home
+from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home
 from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
 from stageloom.shared.policy.queues import QueueMeasure
 
-SETTINGS_NAME = "agent.json"
+SETTINGS_NAME = "agent.toml"
+OLD_SETTINGS_NAME = "agent.json"
+TABLE = "agent"
+ENVIRONMENT_PREFIX = "STAGELOOM_AGENT_"
 _MAX_SETTINGS_BYTES = 1 << 20
 
 Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -52,7 +61,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     alarm_cooldown_s: Seconds = 10.0  # between two alarms
     local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
-    policy: str = ""  # a checkpoint of `stageloom train maddpg` to re-plan with alone; empty: the planner's
+    policy: str = ""  # a checkpoint of `policy train maddpg` to re-plan with alone; empty: the planner's
     profile_wall_s: Seconds = 600.0  # for a measurement in pauses, before a busy device gives it up
     silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
     drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop
@@ -67,27 +76,75 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return Path(self.home) if self.home else default_home()
 
 
-def load_config(home: Path | None = None, **given: Any) -> AgentConfig:
-    """The settings file's values, with `given` ones (not None) put over them.
+def load_config(
+    home: Path | None = None, *, environment: Mapping[str, str] | None = None, **given: Any
+) -> AgentConfig:
+    """The settings in force: `given` ones (not None) over the environment's over the file's.
 
     Raises:
         SettingError: the file cannot be read, or a value is unknown, of the wrong type or out of range.
     """
     directory = home or default_home()
-    path = directory / SETTINGS_NAME
-    values: Any = {}
-    try:
-        with path.open("rb") as file:
-            values = msgspec.json.decode(file.read(_MAX_SETTINGS_BYTES))
-    except FileNotFoundError:
-        pass
-    except (OSError, msgspec.DecodeError) as error:
-        raise SettingError(f"{path} cannot be read: {error}", remedy="mend or remove it") from error
-    if not isinstance(values, dict):
-        raise SettingError(f"{path} is not a JSON object", remedy="mend or remove it")
+    values, _ = set_values(directory, os.environ if environment is None else environment)
     values |= {name: value for name, value in given.items() if value is not None}
     values["home"] = str(directory)
-    return _converted(values, str(path))
+    return _converted(values, str(settings_file(directory)))
+
+
+def settings_file(home: Path) -> Path:
+    """The file that holds the settings of this state directory: of agent.toml and agent.json, which version
+    0.1.0 had, the one that is there."""
+    old = home / OLD_SETTINGS_NAME
+    new = home / SETTINGS_NAME
+    return old if old.exists() and not new.exists() else new
+
+
+def set_values(home: Path, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What somebody set: values by name, and where each is from.
+
+    Raises:
+        SettingError: the file or a variable cannot be read.
+    """
+    file = settings_file(home)
+    values = _read(file)
+    sources = dict.fromkeys(values, str(file))
+    for variable, text in environment.items():
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == HOME_VARIABLE:
+            continue
+        if name not in AgentConfig.__struct_fields__:
+            raise SettingError(
+                f"{variable}: there is no setting {name!r}", remedy="see `stageloom-agent config show`"
+            )
+        values[name], sources[name] = _parsed(text), variable
+    return values, sources
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            body = opened.read(_MAX_SETTINGS_BYTES)
+        values = msgspec.json.decode(body) if file.name == OLD_SETTINGS_NAME else msgspec.toml.decode(body)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingError(f"{file} cannot be read: {error}", remedy="mend or remove it") from error
+    if file.name == OLD_SETTINGS_NAME:
+        if not isinstance(values, dict):
+            raise SettingError(f"{file} is not a JSON object", remedy="mend or remove it")
+        return values
+    table = values.get(TABLE, {})
+    if set(values) - {TABLE} or not isinstance(table, dict):
+        raise SettingError(f"{file} holds something other than the table [{TABLE}]", remedy="remove the rest")
+    return table
+
+
+def _parsed(text: str) -> Any:
+    """A variable's value as TOML writes it, such as 2.5, true or [1, 2]; anything else is text."""
+    try:
+        return msgspec.toml.decode(f"value = {text}")["value"]
+    except msgspec.DecodeError:
+        return text
 
 
 def encode_config(config: AgentConfig) -> str:

@@ -22,6 +22,7 @@ ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"
 HOME_VARIABLE: Final = "STAGELOOM_HOME"
 CONFIG_VARIABLE: Final = "STAGELOOM_PLANNER_CONFIG"
 DEFAULT_PORT: Final = 7420
+DEFAULT_API_PORT: Final = 7424
 _HOST_CHARS: Final = 116  # of the 128 that an endpoint in a join token may have
 _HOST_NAME: Final = re.compile(r"([A-Za-z0-9_-]+\.)*(?![0-9]+\.?\Z)[A-Za-z0-9_-]+\.?")
 _RATE: Final = re.compile(r"([0-9]+\.?[0-9]*(?:e\+?[0-9]+)?)/([0-9]+)")
@@ -48,10 +49,14 @@ class Setting:
 
 
 SETTINGS: Final[Mapping[str, Setting]] = {
-    "data_dir": Setting("path", "where the database, the artifacts, the keys and the admin socket lie"),
+    "data_dir": Setting("path", "where the database, the artifacts, the keys and the API's socket lie"),
     "database_url": Setting("URL", "empty: SQLite in data_dir; postgresql+psycopg://... for a server"),
     "listen": Setting("HOST[:PORT]", "four consecutive ports from PORT on; 0 takes any free ones"),
     "advertise": Setting("host", "the host that join tokens name, no port; empty: the one listened on"),
+    "api": Setting("HOST[:PORT]", "where the API listens for other machines, with TLS; empty: nowhere"),
+    "api_certificate": Setting("path", "PEM file of the API's certificate; empty: the planner makes its own"),
+    "api_key": Setting("path", "PEM file of its key; empty: it is in the certificate's file"),
+    "api_rate": Setting("A_SECOND/AT_ONCE", "requests of one access token; more are refused"),
     "heartbeat_interval_s": Setting("seconds", "how often devices say that they live", 0.05, 60.0),
     "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
@@ -91,6 +96,10 @@ class PlannerConfig:
     database_url: str = ""
     listen: str = f"127.0.0.1:{DEFAULT_PORT}"
     advertise: str = ""
+    api: str = ""
+    api_certificate: str = ""
+    api_key: str = ""
+    api_rate: str = "50/200"
     heartbeat_interval_s: float = 1.0
     dead_after_s: float = 4.0
     bulk_credits: int = 4
@@ -142,6 +151,8 @@ class PlannerConfig:
                 "ports are those of listen",
             )
         self.listen_address  # noqa: B018  (parsed for its errors)
+        self.api_address  # noqa: B018  (likewise)
+        self.api_requests  # noqa: B018  (likewise)
         self.quotas  # noqa: B018  (likewise)
 
     @property
@@ -160,15 +171,37 @@ class PlannerConfig:
         Raises:
             SettingError: `listen` is no HOST, HOST:PORT or [IPV6]:PORT.
         """
-        host, separator, port = self.listen.rpartition(":")
-        if not separator or self.listen.endswith("]"):
-            host, port = self.listen, str(DEFAULT_PORT)
-        if not host or not port.isdecimal() or int(port) > 65_532 or (":" in host and host[0] != "["):
-            raise SettingError(
-                f"listen = {self.listen!r} is no address",
-                remedy=f"use HOST or HOST:PORT, for example 0.0.0.0:{DEFAULT_PORT}",
-            )
-        return host, int(port)
+        return _address("listen", self.listen, DEFAULT_PORT)
+
+    @property
+    def api_address(self) -> tuple[str, int] | None:
+        """(host, port) of the API for other machines; None where there is none.
+
+        Raises:
+            SettingError: `api` is no HOST, HOST:PORT or [IPV6]:PORT.
+        """
+        return _address("api", self.api, DEFAULT_API_PORT) if self.api else None
+
+    @property
+    def api_requests(self) -> Rate:
+        """What one access token may ask over time.
+
+        Raises:
+            SettingError: `api_rate` is no A_SECOND/AT_ONCE of two positive numbers.
+        """
+        return _rate("api_rate", self.api_rate)
+
+
+def _address(name: str, text: str, default_port: int) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]"):
+        host, port = text, str(default_port)
+    if not host or not port.isdecimal() or int(port) > 65_532 or (":" in host and host[0] != "["):
+        raise SettingError(
+            f"{name} = {text!r} is no address",
+            remedy=f"use HOST or HOST:PORT, for example 0.0.0.0:{default_port}",
+        )
+    return host, int(port)
 
 
 def _rate(name: str, text: str) -> Rate:

@@ -18,11 +18,17 @@ from typing import Any, Final
 
 from zmq.utils import z85
 
-from stageloom.planner.admin.client import socket_path
-from stageloom.planner.admin.handler import AdminHandler
+from stageloom.planner.api import handlers
+from stageloom.planner.api.access import Tokens
+from stageloom.planner.api.apart import StoreReaders
+from stageloom.planner.api.application import Api
+from stageloom.planner.api.client import socket_path
+from stageloom.planner.api.context import ApiContext, RunningPlanner
+from stageloom.planner.api.jobs import Jobs
+from stageloom.planner.api.routes import ROUTES
+from stageloom.planner.api.server import ApiServer
 from stageloom.planner.cluster.search_pool import AnytimePool
 from stageloom.planner.config import PlannerConfig
-from stageloom.planner.dispatch.admin import AdminServer
 from stageloom.planner.dispatch.core.fleet import DispatchConfig
 from stageloom.planner.dispatch.events import DesiredChanged, Released, Revoked
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
@@ -60,11 +66,15 @@ _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 
 _ENROL_BACKLOG: Final = 128
 
+_API_BACKLOG: Final = 128
+
+API_CERTIFICATE_FILE: Final = "api.pem"
+
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
 
 class DispatchFleet:
-    """The devices' side as the admin handler sees it."""
+    """The devices' side as the API's handlers see it."""
 
     def __init__(
         self,
@@ -158,7 +168,7 @@ class Planner:
         self.config = config
         self._undo: list[Callable[[], None]] = []
         try:
-            admin_path = socket_path(config.data_dir)
+            api_path = socket_path(config.data_dir)
             self._undo.append(lock_data_dir(config.data_dir).release)
             file = sqlite_file(config.data_dir, config.database_url)
             if file is not None:
@@ -208,16 +218,42 @@ class Planner:
             self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
             self._undo.append(self.replanner.close)
             self.replanner.start()
-            self.admin = AdminServer(
-                admin_path, AdminHandler(self.store, fleet, clock, self.replanner.pool).handle
-            )
-            self.admin.start()
-            self._undo.append(self.admin.stop)
+            self._serve_api(api_path, fleet, clock)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
             self._undo.append(KernelCompiler().close)
         except BaseException:
             self.close()
             raise
+
+    def _serve_api(self, path: Path, fleet: DispatchFleet, clock: Clock) -> None:
+        config, address = self.config, self.config.api_address
+        listening, files, pinned = None, None, b""
+        self.api_url = ""
+        if address is not None:
+            files, pinned = _api_certificate(config)
+            listening = listen(*address, backlog=_API_BACKLOG, guarded=False)
+            self._undo.append(listening.close)
+            self.api_url = f"https://{_advertised_host(config)}:{listening.getsockname()[1]}"
+        readers = StoreReaders(config.data_dir, config.database_url)
+        self._undo.append(readers.close)
+        running = RunningPlanner(
+            store=self.store,
+            fleet=fleet,
+            pool=self.replanner.pool,
+            tokens=Tokens(config.api_requests),
+            readers=readers,
+            started_s=clock.monotonic_s(),
+            certificate=pinned,
+        )
+        handlers.hold_tokens(running)
+        jobs = Jobs(clock)
+        api = Api(
+            ApiContext(reader=self.store, clock=clock, jobs=jobs, config=config, running=running), ROUTES
+        )
+        self._undo.append(api.close)
+        self.api = ApiServer(path, api.local, remote=api.remote, listening=listening, certificate=files)
+        self.api.start()
+        self._undo += [self.api.stop, api.end_streams, jobs.close]
 
     def _start_enrolment(self, certificate: Path, clock: Clock) -> EnrolmentService:
         host, first = self.config.listen_address
@@ -337,6 +373,7 @@ def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
             "bulk": ends.bulk,
         },
         "enrol": planner.enrol_address,
+        "api": planner.api_url,
         "public_key": planner.keys.public,
         "startup_s": round(startup_s, 4),
     }
@@ -360,6 +397,16 @@ def _retention(config: PlannerConfig) -> Retention:
         config.telemetry_hours_keep_s,
         config.history_rows_keep,
     )
+
+
+def _api_certificate(config: PlannerConfig) -> tuple[tuple[Path, Path], bytes]:
+    """(files of certificate and key, SHA-256 that tokens pin or empty); our own is made at first use."""
+    if config.api_certificate:
+        certificate = Path(config.api_certificate)
+        return (certificate, Path(config.api_key) if config.api_key else certificate), b""
+    own = config.data_dir / API_CERTIFICATE_FILE
+    pinned = certificate_digest(own)
+    return (own, own), pinned
 
 
 def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:

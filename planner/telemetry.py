@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from stageloom.planner.schema.service import ModelRate
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import ModelRate
 from stageloom.shared.messages.base import MOST, MOST_REAL
 from stageloom.shared.messages.telemetry import (
     LATENCY_BOUNDS_US,

@@ -4,6 +4,7 @@ StageloomError
  |- InputError                 what a person or a file gave us; exit code 2
  |   |- ModelError             an ONNX file that cannot be imported (path, reason)
  |   |   `- UnpinnedShape      dimensions without a number (inputs, each with an example)
+ |   |- NotFoundError          something is named that does not exist
  |   |- SettingError           an unreadable setting (name, reason)
  |   `- TokenError             a join token that is wrong, used or expired
  |- DecodeError                bytes that are not what they claim to be (what, reason)
@@ -88,6 +89,10 @@ class UnpinnedShape(ModelError):
         super().__init__(
             f"the model leaves dimensions open: {claims}", remedy=f"pin them, for example {options}"
         )
+
+
+class NotFoundError(InputError):
+    """Something is named that does not exist."""
 
 
 class SettingError(InputError):

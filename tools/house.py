@@ -12,7 +12,10 @@ lines of `benchmarks` are counted, without those that attack the planner or down
 (`[tool.house]`). `--docstrings` prints N docstrings drawn by the seed with their signatures, for a person to
 judge; a mark before the name says that a docstring adds fewer than three words to its signature.
 
-It needs Python's standard library only.
+`api lines` are those of the planner's HTTP API, which `lines` holds, too. `commands`, `options` and `longest
+command` count what both programs take, `--help` and the options that stand with every command aside.
+
+It needs Python's standard library only; the commands are counted where typer is installed.
 """
 
 import argparse
@@ -25,11 +28,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = ("planner", "edge_agent", "shared", "migrations")
 NOT_COUNTED: Final = ("stageloom.benchmarks.adversary", "stageloom.benchmarks.real_models")
+API: Final = ("stageloom.planner.api", "stageloom.planner.schema")
 _VALUE_BASES: Final = {"Struct", "NamedTuple", "TypedDict", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _SMALL_WORDS: Final = frozenset(
     "a an and are as at by for from in into is it its of on or that the to".split()
@@ -76,6 +80,36 @@ class Counts:
     duplicate_class_names: dict[str, list[str]]
     import_circles: list[list[str]]
     benchmark_lines: int = 0
+    api_lines: int = 0
+    commands: int = 0
+    options: int = 0
+    longest_command: int = 0
+
+
+def commands_of() -> list[tuple[str, int]]:
+    """Every command of both programs with how many options and arguments it has, the longest first.
+
+    None where typer is not installed: the other counts need Python's standard library alone.
+    """
+    try:
+        from typer.main import get_command
+
+        from stageloom.edge_agent.cli.app import app as agent
+        from stageloom.planner.cli.app import app as planner
+    except ImportError:
+        return []
+    found: list[tuple[str, int]] = []
+
+    def walk(path: str, command: Any) -> None:
+        children = getattr(command, "commands", None)
+        if children is None:
+            found.append((path, len(command.params)))
+        for name, child in (children or {}).items():
+            walk(f"{path} {name}", child)
+
+    walk("stageloom", get_command(planner))
+    walk("stageloom-agent", get_command(agent))
+    return sorted(found, key=lambda entry: -entry[1])
 
 
 def modules_of(folder: str) -> list[Module]:
@@ -91,6 +125,7 @@ def modules_of(folder: str) -> list[Module]:
 
 def counts_of(modules: Sequence[Module], benchmarks: Sequence[Module] = ()) -> Counts:
     """The counts over the product's modules and, of their lines alone, over those of the benchmarks."""
+    commands = commands_of()
     return Counts(
         modules=len(modules),
         lines=sum(module.lines for module in modules),
@@ -103,6 +138,10 @@ def counts_of(modules: Sequence[Module], benchmarks: Sequence[Module] = ()) -> C
         duplicate_class_names=duplicate_class_names(modules),
         import_circles=circles(imports_between(modules)),
         benchmark_lines=sum(module.lines for module in benchmarks if not module.name.startswith(NOT_COUNTED)),
+        api_lines=sum(module.lines for module in modules if module.name.startswith(API)),
+        commands=len(commands),
+        options=sum(number for _, number in commands),
+        longest_command=commands[0][1] if commands else 0,
     )
 
 

@@ -6,6 +6,7 @@
 | --- | --- | --- |
 | scripts | each attack, in 0.1.0 (commit 5cfc748) and in this version | `attacks`, `broke_before`, `held` |
 | floods | each flood beside a good device, for 20 s | `floods`, `floods_held`, `flood_p99_ms_max`, ... |
+| api | fifty idle, slow and flooding clients of the API, for 60 s | `api_p99_ms`, `api_held`, ... |
 | pings | five minutes of the ping attack on every socket | `aborts`, `pings_lost`, ... |
 | kills | 100 kills under load: see `benchmarks.adversary.kills` | `kills`, `wrong`, `hung`, ... |
 
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adversary import kills
-from benchmarks.adversary.beside import Noticed, flooded
+from benchmarks.adversary.api_clients import CLIENTS
+from benchmarks.adversary.beside import Noticed, asked, flooded
 from benchmarks.adversary.database import fresh_database, postgres
 from benchmarks.adversary.floods import FLOODS
 from benchmarks.adversary.ground import ground
@@ -39,7 +41,7 @@ from benchmarks.runner import Report, arguments, emit, progress
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 
 VERSION_0_1_0 = "5cfc748"
-PARTS = ("scripts", "floods", "pings", "kills")
+PARTS = ("scripts", "floods", "api", "pings", "kills")
 # In a process of its own: its memory, and that of a planner that compiles, are no attack's.
 _COMPILE = "from stageloom.planner.twin.compiled import compile_ahead; compile_ahead()"
 _AT_WILL = "enrolled, unpaced"
@@ -71,6 +73,8 @@ def main() -> None:
     if "floods" in parts:
         kinds = [one.name for one in FLOODS if not options.attack or one.name in options.attack]
         floods(report, kinds, 5.0 if options.quick else 20.0)
+    if "api" in parts:
+        api(report, 10.0 if options.quick else 60.0)
     if "pings" in parts:
         pings(report, 20.0 if options.quick else 300.0)
     if "kills" in parts:
@@ -130,6 +134,29 @@ def floods(report: Report, kinds: Sequence[str], seconds: float) -> None:
             "flood_grown_mib_max": max((one.grown_mib for one in found.values()), default=0.0),
         },
         [{"flood": kind, **asdict(one), "broken": one.broken} for kind, one in found.items()],
+    )
+
+
+def api(report: Report, seconds: float) -> None:
+    """Bad clients of the API beside a good device."""
+    progress(f"clients of the API, {seconds:g} s")
+    settings = {"STAGELOOM_PLANNER_API": "127.0.0.1:0"}
+    with (
+        tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
+        ground(Tree(ROOT), Path(folder), settings=settings) as place,
+    ):
+        found = asked(place, seconds)
+    progress(f"  {found.broken or 'held'}: {found}")
+    report.add(
+        {
+            "api_clients": float(CLIENTS),
+            "api_held": float(not found.broken),
+            "api_answered": float(found.sent),
+            "api_p99_ms": found.p99_ms,
+            "api_alone_p99_ms": found.alone_p99_ms,
+            "api_grown_mib": found.grown_mib,
+        },
+        [{"api": "idle, slow, flooding", **asdict(found), "broken": found.broken}],
     )
 
 

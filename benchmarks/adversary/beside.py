@@ -1,4 +1,4 @@
-"""A flood beside a good device: attacker and good device on one core, the planner on another.
+"""An attack beside a good device: attacker and good device on one core, the planner on another.
 
 The good device is a process of its own that says a heartbeat every 50 ms; its latency is from sending to the
 acknowledgement. Where there is one core only, all share it.
@@ -7,12 +7,14 @@ acknowledgement. Where there is one core only, all share it.
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import quantiles
 from typing import Final
 
+from benchmarks.adversary import api_clients
 from benchmarks.adversary.floods import FLOODS, Target
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import Credentials, Peer
@@ -55,12 +57,24 @@ class Noticed:
 
 def flooded(ground: Ground, flood: str, seconds: float) -> Noticed:
     """Flood a started planner for `seconds` as one device, and ask another what it noticed."""
-    target, good = _target(ground, ground.enrol("bad")), ground.enrol("good")
+    target = _target(ground, ground.enrol("bad"))
+    return _beside(ground, partial(next(kind for kind in FLOODS if kind.name == flood), target), seconds)
+
+
+def asked(ground: Ground, seconds: float) -> Noticed:
+    """Let the clients of `benchmarks.adversary.api_clients` at a started planner's API for `seconds`."""
+    token = ground.ok("access", "create", "clients").strip()
+    target = api_clients.ApiTarget(int(ground.api.rpartition(":")[2]), token.partition(".")[0])
+    return _beside(ground, partial(api_clients.attack, target), seconds)
+
+
+def _beside(ground: Ground, attack: Callable[[float], int], seconds: float) -> Noticed:
+    good = ground.enrol("good")
     ground.pin(_CORES[-1])
     ours, theirs = _SPAWN.Pipe()
     results, attackers = _SPAWN.Pipe(duplex=False)
     device = _SPAWN.Process(target=_good_device, args=(good, theirs), daemon=True)
-    attacker = _SPAWN.Process(target=_attack, args=(target, flood, seconds, attackers), daemon=True)
+    attacker = _SPAWN.Process(target=_attack, args=(attack, seconds, attackers), daemon=True)
     device.start()
     try:
         ours.send(max(seconds / 2, 3.0))
@@ -105,9 +119,9 @@ def _target(ground: Ground, bad: Credentials) -> Target:
     )
 
 
-def _attack(target: Target, flood: str, seconds: float, results: Connection) -> None:
+def _attack(attack: Callable[[float], int], seconds: float, results: Connection) -> None:
     os.sched_setaffinity(0, {_CORES[0]})
-    results.send(next(one for one in FLOODS if one.name == flood)(target, seconds))
+    results.send(attack(seconds))
 
 
 def _good_device(who: Credentials, orders: Connection) -> None:

@@ -33,6 +33,7 @@ class Ground:
         # The same ports after a restart: devices keep the endpoints that they were told.
         self.listen = f"127.0.0.1:{free_ports()}"
         self.strangers = ""  # the ZeroMQ socket that lets unknown keys in, of a version that has one
+        self.api = ""  # where other machines reach the API, if they do
 
     @property
     def on_postgres(self) -> bool:
@@ -73,7 +74,9 @@ class Ground:
             _end(process)
             return False
         self.process = process
-        self.strangers = json.loads(line)["endpoints"].get("enrol", "")
+        told = json.loads(line)
+        self.strangers = told["endpoints"].get("enrol", "")
+        self.api = told.get("api", "")
         return True
 
     @property

@@ -40,12 +40,15 @@ from benchmarks.control_plane.planner import free_ports
 from benchmarks.processes import Processes
 from benchmarks.runner import Report, arguments, emit, progress
 from stageloom.edge_agent.link.factory import KEY_NAME
+from stageloom.planner.api import routes
+from stageloom.planner.schema.device import DeviceInfo
+from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
+from stageloom.planner.schema.service import WatchRequest
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import read_keys
-from stageloom.shared.messages import admin
 from stageloom.shared.messages.control import DeviceState
 
 _WITNESS: Final = "witness"
@@ -291,10 +294,10 @@ class KillRounds:
 
     # -- agreement ------------------------------------------------------------------------------------------
 
-    def _agree(self) -> admin.DeviceInfo:
+    def _agree(self) -> DeviceInfo:
         """Both sides name the same plan and the same verdict on the newest generation, and it is served."""
         before = {model: self._applications.completed[model] for model in _SERVED}
-        info: admin.DeviceInfo = until(
+        info: DeviceInfo = until(
             self._settled, "a verdict on the newest generation, and the plan that the agent reports runs"
         )
         committed = info.report.state is DeviceState.COMMITTED
@@ -305,12 +308,12 @@ class KillRounds:
             until(lambda model=model: self._applications.completed[model] > before[model], f"{model} served")  # type: ignore[misc]
         return info
 
-    def _settled(self) -> admin.DeviceInfo | None:
+    def _settled(self) -> DeviceInfo | None:
         """Looked at together: a verdict may still change, as where a plan's third crash condemns it."""
         info = self._decided()
         return info if info is not None and self._runs(info.report.active) else None
 
-    def _decided(self) -> admin.DeviceInfo | None:
+    def _decided(self) -> DeviceInfo | None:
         if not self._world.agent_runs() or not self._world.planner_runs():
             raise Hung("a process ended unasked")
         try:
@@ -333,7 +336,7 @@ class KillRounds:
         until(self._balanced, "produced = stored + dropped")
 
     def _balanced(self) -> bool:
-        books = self._world.ask(admin.WatchRequest(device=DeviceId(DEVICE)), admin.WatchReply).telemetry
+        books = self._world.call(routes.WATCH, WatchRequest(device=DeviceId(DEVICE))).telemetry
         return books.produced - books.stored - books.dropped == 0
 
 
@@ -387,12 +390,8 @@ def _create(
     replicas: int = 1,
     lanes: int = 1,
 ) -> None:
-    choices = tuple(
-        admin.ModelOptions(model=model, partition=partition, replicas=replicas) for model in models
-    )
-    world.ask(
-        admin.PlanCreateRequest(plan=name, models=choices, lanes=lanes), admin.PlanReply, timeout_s=60.0
-    )
+    choices = tuple(ModelOptions(model=model, partition=partition, replicas=replicas) for model in models)
+    world.call(routes.PLAN_CREATE, PlanCreateRequest(plan=name, models=choices, lanes=lanes), timeout_s=60.0)
 
 
 def killed(

@@ -113,8 +113,8 @@ def histogram(ground: Ground) -> str:
     for _ in range(4):  # pages that look at the last seconds read what was stored as they come to it
         time.sleep(0.5)
         broken = broken or _pages(ground, "good")
-    if not broken and not ground.answers("telemetry", "bad", "--by", "minute", "--json"):
-        broken = "`stageloom telemetry --by minute` fails"
+    if not broken and not ground.answers("device", "telemetry", "bad", "--by", "minute", "--json"):
+        broken = "`stageloom device telemetry --by minute` fails"
     return broken or _served(good)
 
 

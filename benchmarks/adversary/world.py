@@ -1,24 +1,29 @@
 """A planner, an agent and a database as real processes over many lives, to be killed and started again."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import tomli_w
+
 from benchmarks.adversary.postgres import PostgresServer
 from benchmarks.processes import Lines, Processes
-from stageloom.edge_agent.config import load_config
+from stageloom.edge_agent.config import SETTINGS_NAME, TABLE, load_config
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.link.factory import join_planner
 from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
-from stageloom.planner.admin.client import ask
+from stageloom.planner.api import routes
+from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.route import Route
+from stageloom.planner.schema.base import Request
+from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest, DeviceTokenRequest
+from stageloom.planner.schema.model import ModelAddRequest
+from stageloom.planner.schema.plan import PlanPushRequest
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.failpoint import VARIABLE as FAILPOINT
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.messages import admin
-from stageloom.shared.messages.base import Message
 from stageloom.shared.messages.control import Activation, Autonomy
 
 DEVICE: Final = "killed"
@@ -39,7 +44,8 @@ _AGENT: Final = {
     "trial": {"timing_s": 0.5, "shortest_window_s": 0.1, "limit_s": 4.0},
 }
 
-R = TypeVar("R", bound=Message)
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
 
 
 class Hung(Exception):
@@ -105,40 +111,46 @@ class World:
         """SIGKILL, or as a service manager does."""
         self._end(self._planner, kill=kill)
 
-    def ask(self, request: admin.AdminRequest, expected: type[R], *, timeout_s: float = 10.0) -> R:
+    def call(self, route: Route[Q, R], request: Q, *, timeout_s: float = 10.0) -> R:
         """What the planner answers.
 
         Raises:
             UnavailableError: nothing in time.
-            AdminRefused: no.
+            ApiRefused: no.
         """
-        return ask(self.planner_home, request, expected, timeout_s=timeout_s)
+        with PlannerClient(data_dir=self.planner_home) as client:
+            return client.call(route, request, timeout_s=timeout_s)
 
     def add_model(self, name: str, file: Path) -> None:
         """Import a file and give it to the planner."""
         report = import_model(file, shapes={}, out_dir=file.parent)
-        path = artifact_path(file.parent, report.digest)
-        request = admin.ModelAddRequest(model=name, path=str(path), digest=report.digest)
-        self.ask(request, admin.ModelReply)
+        with PlannerClient(data_dir=self.planner_home) as client:
+            client.upload(
+                routes.MODEL_ADD,
+                ModelAddRequest(model=name, digest=report.digest),
+                artifact_path(file.parent, report.digest),
+            )
 
     def push(self, plan: str, device: str = DEVICE, *, trial: bool = False) -> tuple[int, int]:
         """Desire a plan; the (epoch, generation) that was answered."""
-        activation = Activation.TRIAL if trial else Activation.NOW
-        request = admin.PlanPushRequest(
-            plan=plan, device=DeviceId(device), activation=activation, autonomy=Autonomy.OFF
+        request = PlanPushRequest(
+            plan=plan,
+            devices=(DeviceId(device),),
+            activation=Activation.TRIAL if trial else Activation.NOW,
+            autonomy=Autonomy.OFF,
         )
-        reply = self.ask(request, admin.PlanPushReply)
-        return reply.epoch, reply.generation
+        (pushed,) = self.call(routes.PLAN_PUSH, request).pushed
+        return pushed.epoch, pushed.generation
 
-    def device(self, name: str = DEVICE) -> admin.DeviceInfo:
+    def device(self, name: str = DEVICE) -> DeviceInfo:
         """A device as the planner sees it."""
-        return self.ask(admin.DeviceShowRequest(device=DeviceId(name)), admin.DeviceShowReply).device
+        return self.call(routes.DEVICE_SHOW, DeviceShowRequest(device=DeviceId(name))).device
 
     # -- agent ----------------------------------------------------------------------------------------------
 
     def token(self, name: str) -> str:
         """A join token for a device of this name."""
-        return self.ask(admin.DeviceTokenRequest(device=DeviceId(name)), admin.DeviceTokenReply).token
+        return self.call(routes.DEVICE_TOKEN, DeviceTokenRequest(device=DeviceId(name))).token
 
     def join(self, token: str, name: str, home: Path) -> None:
         """As `stageloom-agent join` does; safe to repeat."""
@@ -147,7 +159,7 @@ class World:
     def start_agent(self, failpoint: str = "") -> None:
         """Returns at once; `status` tells how it is."""
         self.agent_home.mkdir(parents=True, exist_ok=True)
-        (self.agent_home / "agent.json").write_text(json.dumps(_AGENT))
+        (self.agent_home / SETTINGS_NAME).write_text(tomli_w.dumps({TABLE: _AGENT}))
         self._agent = self._next_life("agent")
         process = self._processes.start(
             self._agent,

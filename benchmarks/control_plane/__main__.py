@@ -7,7 +7,7 @@ other process: real CURVE connections (three each, as an agent has), real messag
 loopback, so planner, devices and this script share the machine's cores.
 
 Heartbeats count when the device has the planner's acknowledgement, rows when it has the acknowledgement that
-follows the commit. A push is timed from the request on the planner's admin socket, all devices' requests at
+follows the commit. A push is timed from the request to the planner's API, for all devices at
 once, to the acknowledgement of that device's report, while each device sends one heartbeat and one row a
 second (`push_p99_ms`), and beside the full load before (`push_beside_load_p99_ms`). `_us_per_` figures are
 CPU time: of the planner's threads, and of the devices' process, which takes its share of the cores.

@@ -18,8 +18,10 @@ from sqlalchemy.orm import Session
 
 from benchmarks.lanes.chains import chain_graph
 from benchmarks.processes import PLANNER, Processes
-from stageloom.planner.admin.client import socket_path
+from stageloom.planner.api import routes
+from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.dispatch.ports import EnrolAttempt
+from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushRequest
 from stageloom.planner.store.desired import Push, push_wanted
 from stageloom.planner.store.devices import add_token, enrol_device
 from stageloom.planner.store.plans import add_plan
@@ -28,7 +30,6 @@ from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.keyfile import KeyPair
-from stageloom.shared.messages import admin
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.token import Endpoints
 
@@ -96,28 +97,20 @@ def free_ports() -> int:
 
 
 def push_to_all(data_dir: Path, plan: str, fleet: Sequence[DeviceId]) -> tuple[dict[DeviceId, float], int]:
-    """Ask for every device's push at once, through the socket of the `stageloom` command.
+    """Push to every device through the API, with as many requests as it takes.
 
-    Returns when each was asked for, on the monotonic clock, and the highest generation given.
+    Returns when each was asked for (all at once, when the first request begins), on the monotonic clock, and
+    the highest generation given.
     """
-    asked_s: dict[DeviceId, float] = {}
-    with zmq.Context() as context, context.socket(zmq.DEALER) as requests:
-        requests.setsockopt(zmq.LINGER, 0)
-        requests.setsockopt(zmq.SNDHWM, 0)
-        requests.setsockopt(zmq.RCVHWM, 0)
-        requests.connect(f"ipc://{socket_path(data_dir)}")
-        for device in fleet:
-            frame = admin.REQUESTS.encode(admin.PlanPushRequest(plan=plan, device=device))
-            asked_s[device] = time.monotonic()
-            requests.send_multipart([b"", frame])
-        newest = 0
-        for _ in fleet:
-            if not requests.poll(60_000):
-                raise RuntimeError("the planner does not answer a push")
-            reply = admin.REPLIES.decode(requests.recv_multipart()[1])
-            if not isinstance(reply, admin.PlanPushReply):
-                raise RuntimeError(f"a push was refused: {reply}")
-            newest = max(newest, reply.generation)
+    asked_s = dict.fromkeys(fleet, time.monotonic())
+    newest = 0
+    with PlannerClient(data_dir=data_dir) as client:
+        for at in range(0, len(fleet), MAX_PUSHED):
+            request = PlanPushRequest(plan=plan, devices=tuple(fleet[at : at + MAX_PUSHED]))
+            for pushed in client.call(routes.PLAN_PUSH, request).pushed:
+                if pushed.cause:
+                    raise RuntimeError(f"a push was refused: {pushed.cause}")
+                newest = max(newest, pushed.generation)
     return asked_s, newest
 
 

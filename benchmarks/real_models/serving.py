@@ -1,7 +1,6 @@
 """Models served by an agent process and asked through its client, beside onnxruntime on the file itself."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
+import tomli_w
 
-from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.edge_agent.config import SETTINGS_NAME, TABLE
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
 from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MAX_TOLERANCE, relative_difference
@@ -62,7 +62,7 @@ def agent(models: Sequence[Served], home: Path) -> Iterator[Client]:
         "replicas": 1,
         "models": [{"name": m.name, "path": str(m.path), "shapes": dict(m.shapes)} for m in models],
     }
-    (home / SETTINGS_NAME).write_text(json.dumps(settings))
+    (home / SETTINGS_NAME).write_text(tomli_w.dumps({TABLE: settings}))
     log = home / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(

@@ -114,17 +114,28 @@ def run(
 @app.command()
 def join(
     token: Annotated[
-        str, typer.Argument(metavar="TOKEN", help="From `stageloom device token`; good for one device, once.")
+        str,
+        typer.Argument(
+            metavar="TOKEN|-",
+            help="From `stageloom device token`; good for one device, once. - reads it from stdin, so "
+            "that no list of processes shows it.",
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of this device.", show_default="host name")
     ] = None,
     home: Home = None,
 ) -> None:
-    """Enrol this machine with a planner. Makes its key pair and trades the token for a place in the fleet."""
+    """Enrol this machine with a planner. Makes its key pair and trades the token for a place in the fleet.
+
+    \b
+    stageloom-agent join stgl2.l8Qg...
+    ssh planner stageloom device token | stageloom-agent join -
+    """
     from stageloom.edge_agent.link.factory import join_planner
 
-    device = join_planner(load_config(home), token, name)
+    text = sys.stdin.readline().strip() if token == "-" else token
+    device = join_planner(load_config(home), text, name)
     typer.echo(f"joined as {device}; start serving with `stageloom-agent run`, or restart it", err=True)
 
 
@@ -226,7 +237,7 @@ def trace(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Telemetry rows with a profile, as `stageloom telemetry DEVICE --json` prints them.",
+            help="Telemetry rows with a profile, as `stageloom device telemetry DEVICE --json` prints them.",
             show_default="an estimate",
         ),
     ] = None,
@@ -245,6 +256,46 @@ def trace(
     _print(found, trace_text(found), as_json)
 
 
+config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See the agent's settings.")
+app.add_typer(config, name="config")
+
+
+@config.callback()
+def config_group() -> None:
+    """See the agent's settings."""
+
+
+@config.command("show")
+def show_config(
+    home: Home = None,
+    as_json: Json = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print what somebody set as an agent.toml for the home.")
+    ] = False,
+) -> None:
+    """Show the settings in force, and where each is from. `-`: nobody set it.
+
+    A setting is given in agent.toml in the state directory, table [agent], or as STAGELOOM_AGENT_NAME in the
+    environment, which goes before it.
+
+    \b
+    stageloom-agent config show
+    STAGELOOM_AGENT_PROBATION_S=10 stageloom-agent run
+    """
+    from stageloom.edge_agent.config import TABLE, set_values
+
+    directory = home or default_home()
+    values, sources = set_values(directory, os.environ)
+    if toml:
+        typer.echo(msgspec.toml.encode({TABLE: values}).decode(), nl=False)
+        return
+    plain = msgspec.to_builtins(load_config(home))
+    shown = {name: {"value": value, "from": sources.get(name)} for name, value in plain.items()}
+    width = max(map(len, plain))
+    lines = [f"{name:<{width}}  {value}  {sources.get(name, '-')}" for name, value in plain.items()]
+    _print(shown, "\n".join(lines), as_json)
+
+
 @app.command()
 def install(
     home: Annotated[Path, typer.Option("--home", metavar="DIR", help="State directory.")] = Path(
@@ -261,7 +312,7 @@ def install(
     """Install the agent as a systemd service of this machine. Needs root.
 
     Writes /etc/systemd/system/stageloom-agent.service; running it again brings the unit up to date. Options
-    beyond these belong into a drop-in (`systemctl edit stageloom-agent`) or into agent.json in the state
+    beyond these belong into a drop-in (`systemctl edit stageloom-agent`) or into agent.toml in the state
     directory.
     """
     from stageloom.shared.systemd import install as systemd

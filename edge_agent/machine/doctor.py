@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stageloom.edge_agent.config import SETTINGS_NAME, load_config
+from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
 from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.device import cpu_name, driver_version, gpu_names, installed
 from stageloom.shared.errors import SettingError
@@ -260,7 +260,13 @@ def settings_check(home: Path) -> Check:
             require_names(config)
     except SettingError as error:
         return _fail("settings", error.cause, error.remedy)
-    file = home / SETTINGS_NAME
+    file = settings_file(home)
+    if file.name == OLD_SETTINGS_NAME:
+        return _warn(
+            "settings",
+            f"{file} is of version 0.1.0",
+            "`stageloom-agent config show --toml` writes agent.toml",
+        )
     return _ok("settings", str(file) if file.exists() else "all defaults")
 
 

@@ -79,7 +79,7 @@ def bound_plans(recorded: RecordingSummary, artifacts: Path) -> dict[int, BoundP
 
 
 def read_costs(path: Path | None) -> tuple[CostTable, str]:
-    """Operator costs from telemetry rows, as `stageloom telemetry DEVICE --json` prints them; their origin.
+    """Operator costs from telemetry rows, as `stageloom device telemetry --json` prints them; their origin.
 
     Raises:
         InputError: the file holds no profile.
@@ -97,13 +97,13 @@ def read_costs(path: Path | None) -> tuple[CostTable, str]:
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> CostTable:
     """Seconds per operator, from the profile results among telemetry rows; the last batch size counts."""
-    profiles = [row for row in rows if row["kind"] == "profile_result"]
-    batch_of = {Digest(row["artifact"]): int(row["batch"]) for row in profiles}
+    profiles = [row["values"] for row in rows if row["kind"] == "profile_result"]
+    batch_of = {Digest(profile["artifact"]): int(profile["batch"]) for profile in profiles}
     measured_s = {
-        (Digest(row["artifact"]), OpId(one["operator"])): one["median_us"] * 1e-6
-        for row in profiles
-        if row["batch"] == batch_of[row["artifact"]]
-        for one in row["timings"]
+        (Digest(profile["artifact"]), OpId(timing["operator"])): timing["median_us"] * 1e-6
+        for profile in profiles
+        if profile["batch"] == batch_of[profile["artifact"]]
+        for timing in profile["timings"]
     }
     return CostTable(measured_s=measured_s, measured_at=batch_of)
 

@@ -224,12 +224,12 @@ class Run:
     first_plan_s: float  # seconds that composing the first one took
     models: Mapping[str, Mapping[str, Any]]  # as `stageloom model list --json`
     history: Sequence[Mapping[str, Any]]  # as `stageloom plan history --json`
-    replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
+    replans: Sequence[Mapping[str, Any]]  # as `stageloom replan list --json`
     policy: Mapping[str, Any]  # as `stageloom policy import --json`, with the reason where there is none
     answers: Mapping[str, int]  # per proposer the re-plan that it was asked for
     considered: Mapping[int, Sequence[LookedAt]]  # per re-plan what was looked at
     telemetry: Mapping[str, int]
-    rows: Sequence[Mapping[str, Any]]  # as `stageloom telemetry --json`
+    rows: Sequence[Mapping[str, Any]]  # of `stageloom device telemetry --json`, values beside the rest
     trace: Path  # as `stageloom-agent trace` wrote it
     client_files: Mapping[str, Sequence[Path]]  # per model, that of the burst's clients after the first
     model_files: Mapping[str, Path]

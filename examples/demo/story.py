@@ -22,11 +22,11 @@ from examples.demo.page import render
 from examples.demo.report import Run, assemble
 from stageloom import Client
 from stageloom.planner.replan.predict import serves
+from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
-from stageloom.shared.messages.admin import ReplanInfo
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.plan import decode_plan
 
@@ -35,7 +35,7 @@ WEIGHTS: Final = (1, 2, 4)  # rates of the three clients, before scaling
 FIRST: Final = ("--scheduler", "sequential", "--partition", "whole")
 """The first plan: one model after another. On a CPU every cut costs more than it brings."""
 
-ALIGNED: Final = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned", "--members", "3")
+ALIGNED: Final = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned")
 MEASURE_S: Final = 10.0  # for the stages of that plan
 BURST_MODEL: Final = "squeezenet"
 BURST_LOAD: Final = 2.0  # of the measured capacity during a burst: queues grow by a second of work a second
@@ -168,7 +168,9 @@ class _Story:
         self.say("profiling operators on the device")
         self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
         self.say("measuring stages that run operators of several models side by side")
-        aligned = self.make_plan("aligned", *ALIGNED)["plan"]
+        file = self.out / "aligned.toml"
+        file.write_text(f"members_max = {len(MODELS)}\n")
+        aligned = self.make_plan("aligned", *ALIGNED, "--from", str(file))["plan"]
         stages = ("--plan", aligned, "--budget", f"{MEASURE_S:g}", "--wait")
         self.system.processes.call("device-profile-stages", PLANNER, "device", "profile", DEVICE, *stages)
 
@@ -195,7 +197,7 @@ class _Story:
     def trace(self) -> None:
         """A short recording of the engine under load, for the report and for Perfetto."""
         rows = self.out / "profile.json"
-        rows.write_text(json.dumps(self.planner("telemetry", DEVICE)))
+        rows.write_text(json.dumps(self.planner("device", "telemetry", DEVICE)))
         how = ("--seconds", f"{TRACE_S:g}", "-o", str(self.trace_file), "--costs", str(rows), "--json")
         found = self.system.processes.call("agent-trace", AGENT, "trace", *how)
         each = f", {found['recorder_us_per_step']:.0f} us each" if found["steps"] else ""
@@ -313,7 +315,7 @@ class _Story:
             answers=answers,
             considered=self._considered([replan["replan"] for replan in replans]),
             telemetry=self._books(),
-            rows=self.planner("telemetry", DEVICE),
+            rows=[{**row, **row["values"]} for row in self.planner("device", "telemetry", DEVICE)],
             trace=self.trace_file,
             client_files=self.clients.files,
             model_files=self.model_files,

@@ -5,8 +5,21 @@ import sys
 
 import typer
 
-from stageloom.planner.cli import device, model, plan, policy, scheduler, service, simulate, telemetry, train
+from stageloom.planner.cli import (
+    access,
+    device,
+    model,
+    plan,
+    policy,
+    prediction,
+    replan,
+    scheduler,
+    service,
+    simulate,
+    train,
+)
 from stageloom.planner.cli.output import progress
+from stageloom.planner.cli.settings import EPILOG, take_options
 from stageloom.shared.errors import ExitCode, StageloomError
 
 _EXIT_CODES = "\n".join(
@@ -28,28 +41,48 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
+    add_completion=True,
     help="""Plans how several neural networks share one edge device, and sends the plans to the devices.
 
-    First steps:
+    The daily way:
 
     \b
     stageloom up                                     # start the planner (leave it running)
     stageloom device token D                         # then, on the device: stageloom-agent join TOKEN
                                                      # and there: stageloom-agent run
+    stageloom device list
     stageloom model add resnet50.onnx --name resnet50
+    stageloom device profile D                       # measure it there
     stageloom plan create --device D --model resnet50 --push
     stageloom watch
+    stageloom plan history D                         # what became of the plan
+    stageloom plan explain D                         # why it is as it is
+    stageloom plan push D NAME                       # another one
     """,
-    epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
+    epilog=f"{EPILOG}\n\n\b\nExit codes:\n{_EXIT_CODES}",
 )
 service.add_to(app)
-app.command()(telemetry.telemetry)
-app.command()(simulate.simulate)
-for noun in (device, model, plan, policy, scheduler, train):
-    app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
-app.add_typer(simulate.predictions, name="prediction")
-app.add_typer(telemetry.replans, name="replan")
+prediction.app.command("create")(simulate.create)
+policy.app.add_typer(train.app, name="train")
+for name, noun in {
+    "device": device.app,
+    "model": model.app,
+    "plan": plan.app,
+    "replan": replan.app,
+    "scheduler": scheduler.app,
+    "prediction": prediction.app,
+    "policy": policy.app,
+    "job": access.job,
+    "access": access.app,
+    "audit": access.audit,
+    "config": service.config,
+    "planner": service.app,
+}.items():
+    app.add_typer(noun, name=name)
+    for command in noun.registered_commands:
+        command.epilog = EPILOG
+for command in train.app.registered_commands:
+    command.epilog = EPILOG
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
@@ -66,8 +99,20 @@ _EXTRAS = {
 """The extra that installs a package which `planner-lite` leaves out."""
 
 
-_RENAMED = {"predictions": ["prediction", "list"], "replans": ["replan", "list"]}
-"""Commands of 0.1.0 by their first word, and what they are called now."""
+_RENAMED = {
+    ("backup",): ("planner", "backup"),
+    ("install",): ("planner", "install"),
+    ("migrate",): ("planner", "migrate"),
+    ("plan", "schedulers"): ("scheduler", "list"),
+    ("predictions",): ("prediction", "list"),
+    ("replans",): ("replan", "list"),
+    ("simulate",): ("prediction", "create"),
+    ("telemetry",): ("device", "telemetry"),
+    ("train",): ("policy", "train"),
+    ("trust-clock",): ("planner", "trust-clock"),
+    ("uninstall",): ("planner", "uninstall"),
+}
+"""Commands of 0.1.0 by their first words, and what they are called now."""
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -77,13 +122,13 @@ def run(arguments: list[str] | None = None) -> None:
 
 def _renamed(words: list[str]) -> list[str]:
     """A command line of 0.1.0 in today's words, with a hint on stderr; any other as it is."""
-    new: list[str] = []
-    if words and words[0] in _RENAMED:
-        old, new = words[:1], _RENAMED[words[0]]
-    elif words[:2] == ["plan", "compare"] and any(word.partition("=")[0] == "--model" for word in words):
-        old, new = words[:2], ["scheduler", "compare"]
+    old, new = next(
+        ((old, new) for old, new in _RENAMED.items() if tuple(words[: len(old)]) == old), ((), ())
+    )
     if not new:
-        return words
+        if words[:2] != ["plan", "compare"] or not any(word.partition("=")[0] == "--model" for word in words):
+            return words
+        old, new = ("plan", "compare"), ("scheduler", "compare")
     progress(f"hint: `stageloom {' '.join(old)}` is now `stageloom {' '.join(new)}`")
     return [*new, *words[len(old) :]]
 
@@ -92,7 +137,7 @@ def execute(arguments: list[str] | None) -> int:
     """Run one command line and return its exit code; every error is one line on stderr."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        code = app(args=_renamed(words), prog_name="stageloom", standalone_mode=False)
+        code = app(args=_renamed(take_options(words)), prog_name="stageloom", standalone_mode=False)
         sys.stdout.flush()
     except StageloomError as error:
         return _fail(str(error), error.exit_code)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stageloom.planner.schema.scheduler import ComparedScheduler
 from stageloom.shared.errors import InputError
 from stageloom.shared.search.comparison import Measured, Standing
 
@@ -36,6 +37,20 @@ def check_file(file: Path) -> None:
     if not file.resolve().parent.is_dir():
         raise InputError(f"there is no folder {file.resolve().parent}", remedy="make it first")
     import matplotlib  # noqa: F401
+
+
+def drawn(row: ComparedScheduler) -> Compared:
+    """A row of the planner's answer as it is drawn."""
+    standing = Standing(
+        subject=row.models,
+        scheduler=row.scheduler,
+        schedules=(),
+        predicted_s=1e-3 * row.predicted_ms,
+        bound_s=1e-3 * row.bound_ms,
+        optimum_s=None if row.optimum_ms is None else 1e-3 * row.optimum_ms,
+        search_s=1e-3 * row.search_ms,
+    )
+    return standing, None if row.measured_ms is None else Measured(median_s=1e-3 * row.measured_ms)
 
 
 def save(compared: Sequence[Compared], file: Path) -> None:

@@ -1,39 +1,25 @@
-"""`stageloom device ...`: enrolment, the list, revocation, profiles."""
+"""`stageloom device ...`: enrolment, the list, revocation, how devices are re-planned, what they measure."""
 
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Final
 
+import msgspec
 import typer
 
-from stageloom.planner.admin.client import ask, is_running, socket_path
-from stageloom.planner.cli.options import (
-    DatabaseUrl,
-    DataDir,
-    Json,
-    checked,
-    data_dir_of,
-    parse_duration,
-    reading,
-    require_own,
+from stageloom.planner.api import routes
+from stageloom.planner.cli import telemetry
+from stageloom.planner.cli.connection import call, connected
+from stageloom.planner.cli.jobs import run_job
+from stageloom.planner.cli.options import checked, parse_duration
+from stageloom.planner.cli.output import emit, emit_table, pair, presence, progress, show, tell_troubles, when
+from stageloom.planner.schema import device as schema
+from stageloom.planner.schema.replan import (
+    Proposer,
+    Replanning,
+    ReplanningChangeRequest,
+    ReplanningShowRequest,
 )
-from stageloom.planner.cli.output import (
-    emit,
-    emit_json,
-    emit_table,
-    pair,
-    presence,
-    progress,
-    tell_troubles,
-    when,
-)
-from stageloom.planner.cli.searching import measure_stages
-from stageloom.shared.errors import ExitCode, InputError, UnavailableError
+from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages import admin
-
-if TYPE_CHECKING:
-    from stageloom.planner.store.store import ReadStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,12 +27,14 @@ app = typer.Typer(
     help="Enrol devices, look at them, release them, take their key away.",
 )
 
-_POLL_S = 0.2
-_WHO = {
-    admin.Proposer.ALL: "the learned policy and the searches propose",
-    admin.Proposer.LEARNED: "the learned policy alone proposes, where one fits",
-    admin.Proposer.PLAIN: "all but the learned policy propose",
+_WHO: Final = {
+    Proposer.ALL: "the learned policy and the searches propose",
+    Proposer.LEARNED: "the learned policy alone proposes, where one fits",
+    Proposer.PLAIN: "all but the learned policy propose",
 }
+_ONLINE: Final[dict[object, str]] = {True: "yes", False: "no", None: "unknown"}
+
+Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
 @app.command()
@@ -57,95 +45,72 @@ def token(
     lifetime: Annotated[
         str, typer.Option("--lifetime", metavar="TIME", help="When it expires, such as 10m or 24h.")
     ] = "1h",
-    data_dir: DataDir = None,
-    json: Json = False,
 ) -> None:
     """Print a one-time join token. It is a secret: whoever has it can enrol one device.
 
     \b
     stageloom device token shop-7
-    stageloom-agent join "$(stageloom device token)"
+    stageloom device token | ssh shop-7 stageloom-agent join -
     """
     request = checked(
-        admin.DeviceTokenRequest(
+        schema.DeviceTokenRequest(
             device=DeviceId(name) if name is not None else None,
             lifetime_s=parse_duration(lifetime, "--lifetime"),
         )
     )
-    reply = ask(data_dir_of(data_dir), request, admin.DeviceTokenReply)
-    if json:
-        emit_json({"token": reply.token, "expires_at_us": reply.expires_at_us})
-        return
-    emit(reply.token)
+    reply = call(routes.DEVICE_TOKEN, request)
+    show(reply, lambda: emit(reply.token))
     progress(f"good for one device until {when(reply.expires_at_us)} UTC; there: stageloom-agent join TOKEN")
 
 
 @app.command("list")
-def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+def list_devices() -> None:
     """List the enrolled devices. Without a running planner nobody knows who is online: `online` is `-`.
 
     \b
     stageloom device list
     stageloom device list --json | jq -r '.[] | select(.online | not) | .device'
     """
-    infos, live = _devices(data_dir_of(data_dir), database_url)
-    if json:
-        emit_json([_builtins(info, live) for info in infos])
-        return
-    emit_table(
-        ["device", "online", "state", "generation", "plan", "last seen (UTC)", "class"],
-        [
-            (
-                info.device,
-                presence(info, live=live),
-                info.report.state.value if info.report.state else None,
-                pair(info.desired_epoch, info.desired_generation),
-                (info.desired_plan or "")[:12],
-                when(info.last_seen_us),
-                info.device_class,
-            )
-            for info in infos
-        ],
-        empty="no device is enrolled; make a token with `stageloom device token`",
-    )
+    with connected(live=False) as caller:
+        infos, live = list(caller.pages(routes.DEVICE_LIST, schema.DeviceListRequest())), caller.live
+    columns = ["device", "online", "state", "generation", "plan", "last seen (UTC)", "class"]
+    rows = [
+        (
+            info.device,
+            presence(info, live=live),
+            info.report.state.value if info.report.state else None,
+            pair(info.desired_epoch, info.desired_generation),
+            (info.desired_plan or "")[:12],
+            when(info.last_seen_us),
+            info.device_class,
+        )
+        for info in infos
+    ]
+    empty = "no device is enrolled; make a token with `stageloom device token`"
+    show([_known(info, live=live) for info in infos], lambda: emit_table(columns, rows, empty=empty))
     tell_troubles(infos)
 
 
-@app.command()
-def show(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")],
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
-) -> None:
+@app.command("show")
+def show_device(device: Device) -> None:
     """Show one device. What it should run, what it runs, and its latest generations.
 
     \b
     stageloom device show shop-7
     """
-    from stageloom.planner.store.devices import device_info
-    from stageloom.planner.store.generations import generation_history
+    with connected(live=False) as caller:
+        reply = caller.call(routes.DEVICE_SHOW, checked(schema.DeviceShowRequest(device=DeviceId(device))))
+        live = caller.live
+    document = {**_known(reply.device, live=live), "history": reply.history}
+    show(document, lambda: _tell(reply, live=live))
 
-    wanted = checked(admin.DeviceShowRequest(device=DeviceId(device)))
-    folder = data_dir_of(data_dir)
-    live = is_running(socket_path(folder))
-    if live:
-        require_own(folder, database_url)
-        reply = ask(folder, wanted, admin.DeviceShowReply)
-        info, history = reply.device, list(reply.history)
-    else:
-        with reading(folder, database_url) as store:
-            info, (history, _) = (
-                store.read(device_info, wanted.device),
-                store.read(generation_history, wanted.device),
-            )
-    if json:
-        emit_json({**_builtins(info, live), "history": history})
-        return
-    report = info.report
+
+def _tell(reply: schema.DeviceShowReply, *, live: bool) -> None:
+    info, report = reply.device, reply.device.report
+    said = presence(info, live=live)
     lines = {
         "device": info.device,
-        "online": _ONLINE.get(said := presence(info, live=live), said),
+        "online": _ONLINE.get(said, said),
         "class": info.device_class,
         "agent": info.agent_version,
         "enrolled": when(info.enrolled_at_us),
@@ -159,51 +124,51 @@ def show(
     emit_table(
         ["generation", "plan", "decided by", "state", "at (UTC)", "reason"],
         [
-            (pair(e.epoch, e.generation), e.plan, e.decided_by, e.state, when(e.at_us), e.reason)
-            for e in history[:10]
+            (
+                pair(entry.epoch, entry.generation),
+                entry.plan,
+                entry.decided_by,
+                entry.state,
+                when(entry.at_us),
+                entry.reason,
+            )
+            for entry in reply.history[:10]
         ],
         empty="nothing was ever pushed to it; see `stageloom plan push --help`",
     )
 
 
+app.command()(telemetry.telemetry)
+
+
 @app.command()
-def revoke(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None, json: Json = False
-) -> None:
+def revoke(device: Device) -> None:
     """Take a device's key away. It is refused from its next message on, and keeps serving on its own.
 
     \b
     stageloom device revoke shop-7
     """
-    ask(
-        data_dir_of(data_dir),
-        checked(admin.DeviceRevokeRequest(device=DeviceId(device))),
-        admin.Done,
-    )
-    if json:
-        emit_json({"device": device, "revoked": True})
+    call(routes.DEVICE_REVOKE, checked(schema.DeviceRevokeRequest(device=DeviceId(device))))
+    show({"device": device, "revoked": True}, lambda: None)
     progress(f"{device} is revoked; it can join again with a new token")
 
 
 @app.command()
-def release(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None, json: Json = False
-) -> None:
+def release(device: Device) -> None:
     """Let a quarantined device in again. One that still counts too far is quarantined again.
 
     \b
     stageloom device show shop-7       # says why it is refused
     stageloom device release shop-7
     """
-    ask(data_dir_of(data_dir), checked(admin.DeviceReleaseRequest(device=DeviceId(device))), admin.Done)
-    if json:
-        emit_json({"device": device, "quarantined": False})
+    call(routes.DEVICE_RELEASE, checked(schema.DeviceReleaseRequest(device=DeviceId(device))))
+    show({"device": device, "quarantined": False}, lambda: None)
     progress(f"{device} is let in when it comes again, within a minute")
 
 
 @app.command()
 def replan(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    device: Device,
     on: Annotated[
         bool | None, typer.Option("--on/--off", help="Whether alarms of the device are answered with plans.")
     ] = None,
@@ -218,7 +183,7 @@ def replan(
         typer.Option("--budget", metavar="TIME", help="For the searches of one re-plan, such as 10s."),
     ] = None,
     proposer: Annotated[
-        admin.Proposer | None,
+        Proposer | None,
         typer.Option(
             help="Who proposes plans: all, by predicted cost; the learned policy, at once; or all but it."
         ),
@@ -231,8 +196,6 @@ def replan(
             "plan with alone. `stageloom policy attach` turns it off.",
         ),
     ] = None,
-    data_dir: DataDir = None,
-    json: Json = False,
 ) -> None:
     """Show or change how a device is re-planned. That happens when its queues diverge.
 
@@ -241,9 +204,13 @@ def replan(
     stageloom device replan shop-7 --off
     stageloom device replan shop-7 --proposer learned
     """
-    request = checked(
-        admin.DeviceReplanRequest(
-            device=DeviceId(device),
+    name = DeviceId(device)
+    given = (on, scheduler, members_max, budget, proposer, attach)
+    if all(value is None for value in given):
+        reply = call(routes.REPLANNING_SHOW, checked(ReplanningShowRequest(device=name)))
+    else:
+        request = ReplanningChangeRequest(
+            device=name,
             enabled=on,
             scheduler=scheduler,
             members_max=members_max,
@@ -251,13 +218,12 @@ def replan(
             proposer=proposer,
             attach=attach,
         )
-    )
-    reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
-    if json:
-        names = ("enabled", "scheduler", "members_max", "budget_s", "attach", "proposer")
-        emit_json({name: getattr(reply, name) for name in names})
-        return
-    emit(
+        reply = call(routes.REPLANNING_CHANGE, checked(request))
+    show(reply, lambda: emit(_replanning_line(device, reply)))
+
+
+def _replanning_line(device: str, reply: Replanning) -> str:
+    return (
         f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
         f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; {_WHO[reply.proposer]}; "
         f"trained policies that fit are {'sent along' if reply.attach else 'not sent along'}"
@@ -266,7 +232,7 @@ def replan(
 
 @app.command()
 def profile(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    device: Device,
     models: Annotated[
         list[str] | None, typer.Option("--model", metavar="NAME", help="Repeatable. Default: all models.")
     ] = None,
@@ -282,9 +248,6 @@ def profile(
         str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the results.")
     ] = "2m",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
 ) -> None:
     """Have a device measure every operator. Plans for it are then searched with its own times.
 
@@ -292,119 +255,39 @@ def profile(
     stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --plan inception
     """
-    from stageloom.planner.store.models import model_infos
-    from stageloom.planner.store.profiles import open_requests
-
-    folder = data_dir_of(data_dir)
-    require_own(folder, database_url)
-    budget_s, timeout_s = parse_duration(budget, "--budget"), parse_duration(timeout, "--timeout")
-    if plan is not None:
-        if models or batch != 1 or not wait:
-            raise InputError(
-                "--plan measures the stages of one plan as it is",
-                remedy="leave out --model, --batch and --no-wait, or --plan",
-            )
-        _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
-        return
-    with reading(folder, database_url) as store:
-        names = models or [info.model for info in store.read(model_infos)]
-        if not names:
-            raise InputError(
-                "the planner has no models to measure", remedy="add some with `stageloom model add`"
-            )
-        request = checked(
-            admin.DeviceProfileRequest(
-                device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
-            )
+    if plan is not None and (models or batch != 1):
+        raise InputError(
+            "--plan measures the stages of one plan as it is", remedy="leave out --model, --batch"
         )
-        reply = ask(folder, request, admin.DeviceProfileReply)
-        progress(
-            f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
-            + (f"; waiting up to {timeout_s:g} s" if wait else "")
-        )
-        if wait:
-            give_up_s = time.monotonic() + timeout_s
-            while store.read(open_requests, list(reply.requests)):
-                if time.monotonic() > give_up_s:
-                    raise UnavailableError(
-                        f"{device} has not answered within {timeout_s:g} s",
-                        remedy="it answers when it is online and idle; see `stageloom device show`",
-                    )
-                time.sleep(_POLL_S)
-            _emit_costs(store, request, reply, json)
-        elif json:
-            emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
-
-
-def _profile_stages(
-    folder: Path, database_url: str, device: DeviceId, plan: str, budget_s: float, json: bool
-) -> None:
-    found = measure_stages(folder, database_url, device, plan, budget_s=budget_s)
-    if json:
-        emit_json(
-            {"device": device, "plan": plan, "requests": found.requests, "reasons": list(found.reasons)}
-        )
-    if not found.reasons:
-        progress(f"{device} measured the stages of {plan}")
-
-
-def _emit_costs(
-    store: "ReadStore", request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
-) -> None:
-    from stageloom.planner.store.costs import calibration_of, operator_costs
-    from stageloom.planner.store.models import named_models
-    from stageloom.planner.store.profiles import answer_reasons
-
-    key = store.read(calibration_of, request.device).costs_key
-    reasons = store.read(answer_reasons, list(reply.requests))
-    rows = []
-    for number, info in zip(reply.requests, store.read(named_models, list(request.models)), strict=True):
-        timings = store.read(operator_costs, key, info.digest, request.batch)
-        total_us = sum(timing.median_us for timing in timings.values())
-        rows.append(
-            (
-                info.model,
-                request.batch,
-                info.operators,
-                len(timings),
-                round(total_us, 1),
-                reasons.get(number, ""),
-            )
-        )
-    columns = ["model", "batch", "operators", "measured", "total_us", "reason"]
-    if json:
-        emit_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        emit_table(columns, rows, empty="nothing was measured")
-    if any(reason for *_, reason in rows):
+    request = schema.DeviceProfileRequest(
+        device=DeviceId(device),
+        models=tuple(models or ()),
+        plan=plan,
+        batch=batch,
+        budget_s=parse_duration(budget, "--budget"),
+        wait_s=parse_duration(timeout, "--timeout") if wait else 0.0,
+    )
+    reply = run_job(routes.DEVICE_PROFILE, checked(request))
+    show(reply, lambda: _tell_measured(device, reply))
+    for reason in reply.reasons:
+        progress(f"not all was measured: {reason}")
+    if reply.reasons:
         raise typer.Exit(ExitCode.FAILED)
 
 
-_ONLINE: dict[object, str] = {True: "yes", False: "no", None: "unknown"}
+def _tell_measured(device: str, reply: schema.DeviceProfileReply) -> None:
+    if reply.measured:
+        columns = ["model", "batch", "operators", "measured", "total_us", "reason"]
+        rows = [tuple(getattr(row, name) for name in columns) for row in reply.measured]
+        emit_table(columns, rows, empty="nothing was measured")
+    else:
+        progress(f"asked {device} in generation {pair(reply.epoch, reply.generation)}")
 
 
-def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
-    """All devices, and whether a running planner was asked (only it knows who is online)."""
-    from stageloom.planner.store.devices import device_infos
-
-    if not is_running(socket_path(folder)):
-        with reading(folder, database_url) as store:
-            infos = store.read(device_infos, limit=1_000_000)
-        return infos, False
-    require_own(folder, database_url)
-    infos, more = [], True
-    while more:
-        request = admin.DeviceListRequest(after=infos[-1].device if infos else "")
-        reply = ask(folder, request, admin.DeviceListReply)
-        infos, more = [*infos, *reply.devices], reply.more
-    return infos, True
-
-
-def _builtins(info: admin.DeviceInfo, live: bool) -> dict[str, object]:
-    import msgspec
-
-    made: dict[str, object] = msgspec.to_builtins(info)
-    return made if live else {**made, "online": None}
+def _known(info: schema.DeviceInfo, *, live: bool) -> dict[str, object]:
+    """A device as JSON; who is online only a running planner knows."""
+    document: dict[str, object] = msgspec.to_builtins(info)
+    return document if live else {**document, "online": None}
 
 
 def _generation(epoch: int, generation: int, digest: str | None) -> str:

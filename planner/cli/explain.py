@@ -2,18 +2,30 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from http import HTTPStatus
+from typing import Annotated
 
 import typer
 
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, reading
-from stageloom.planner.cli.output import emit, emit_json, emit_table, interval, pair, progress, when
+from stageloom.planner.api import routes
+from stageloom.planner.api.problem import ApiRefused
+from stageloom.planner.cli.connection import Caller, connected
+from stageloom.planner.cli.options import checked
+from stageloom.planner.cli.output import emit, emit_table, interval, pair, progress, show, when
+from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest
+from stageloom.planner.schema.explanation import (
+    AlternativeSchedule,
+    BlockExplanation,
+    PlanDecision,
+    PlanExplainRequest,
+    PlanExplanation,
+    RelatedPlan,
+    StageExplanation,
+)
+from stageloom.planner.schema.replan import TrialInfo
+from stageloom.shared.errors import InputError, NotFoundError
+from stageloom.shared.ids import DeviceId
 from stageloom.shared.text import counted
-
-if TYPE_CHECKING:
-    from stageloom.planner.explain.block import AlternativeSchedule, BlockExplained, Line
-    from stageloom.planner.explain.plan import Decided, Other, PlanExplained
-    from stageloom.shared.messages.admin import TrialInfo
 
 _NO_TRIAL = {
     "first": "no trial: nothing comparable ran",
@@ -23,6 +35,7 @@ _NO_TRIAL = {
 }
 _SHOWN = 8
 """Plans that are listed for their predicted cost; a tournament looks at two dozen."""
+_WAIT_S = 600.0  # a plan of many large blocks has many optima to look for
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
@@ -45,9 +58,6 @@ def explain(
         bool,
         typer.Option("--all", help="List every plan over the same models, not the best and those tried."),
     ] = False,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
 ) -> None:
     """Say why a plan is as it is. Its schedules in words, what they cost, and what else was tried.
 
@@ -72,19 +82,40 @@ def explain(
     stageloom plan explain inception --device shop-7
     stageloom plan explain 3f2a9c01 --json | jq '.others[] | select(.this | not)'
     """
-    from stageloom.planner.explain.plan import explain as explained
-    from stageloom.planner.explain.plan import subject_of
+    with connected(live=False) as caller:
+        request = PlanExplainRequest(plan=subject, device=None if device is None else DeviceId(device))
+        if device is None and (meant := _device(caller, subject)) is not None:
+            request = PlanExplainRequest(plan=_plan_of(meant), device=meant.device)
+        said = caller.call(routes.PLAN_EXPLAIN, checked(request), timeout_s=_WAIT_S)
+    show(said, lambda: _tell(said, everything=everything))
 
-    with reading(data_dir, database_url) as store:
-        said = explained(store, *subject_of(store, subject, device))
-    if json:
-        emit_json(said)
-        return
+
+def _device(caller: Caller, name: str) -> DeviceInfo | None:
+    """The device of this name; None where there is none."""
+    try:
+        return caller.call(routes.DEVICE_SHOW, checked(DeviceShowRequest(device=DeviceId(name)))).device
+    except NotFoundError:
+        return None
+    except ApiRefused as refused:
+        if refused.status != HTTPStatus.NOT_FOUND:
+            raise
+        return None
+
+
+def _plan_of(device: DeviceInfo) -> str:
+    """The plan that a device should run, else the one that it runs."""
+    digest = device.desired_plan or device.report.active
+    if digest is None:
+        raise InputError(f"{device.device} has no plan", remedy="push one with `stageloom plan push`")
+    return digest
+
+
+def _tell(said: PlanExplanation, *, everything: bool) -> None:
     emit("\n".join(_lines(said, time.time())))
     _print_others(said.others if everything else _of_note(said.others), len(said.others))
 
 
-def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
+def _lines(said: PlanExplanation, now_s: float) -> Iterator[str]:
     found = f"found by {said.scheduler} at {when(said.created_at_us)} UTC"
     yield f"plan {said.plan} ({said.digest[:12]}), {found}"
     yield f"serves {', '.join(said.models)}"
@@ -108,7 +139,7 @@ def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
         yield from _block(block, now_s)
 
 
-def sentences(said: "PlanExplained") -> Iterator[str]:
+def sentences(said: PlanExplanation) -> Iterator[str]:
     """Who decided, what was predicted, what the device found."""
     if not said.device:
         yield "nobody decided yet: no device was asked to run it"
@@ -127,7 +158,7 @@ def sentences(said: "PlanExplained") -> Iterator[str]:
         yield f"{said.device} now runs {said.active[:12]}"
 
 
-def _decision(device: str, known: "Decided") -> str:
+def _decision(device: str, known: PlanDecision) -> str:
     entry = known.generation
     generation = pair(entry.epoch, entry.generation)
     if known.replan is not None:
@@ -144,7 +175,7 @@ def _decision(device: str, known: "Decided") -> str:
     return f"{who} decided that {device} should run it, generation {generation}{state}"
 
 
-def _trial(trial: "TrialInfo") -> str:
+def _trial(trial: TrialInfo) -> str:
     if trial.how in _NO_TRIAL:
         said = _NO_TRIAL[trial.how]
     else:
@@ -156,7 +187,7 @@ def _trial(trial: "TrialInfo") -> str:
     return said + (f" ({trial.reason})" if trial.reason else "")
 
 
-def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
+def _block(block: BlockExplanation, now_s: float) -> Iterator[str]:
     stages = counted(block.lines[-1].last + 1, "stage")
     parts = stages if block.streams is None else counted(block.streams, "stream")
     yield f"combined block {block.index}: {block.members}, {counted(block.operators, 'operator')} in {parts}"
@@ -171,7 +202,7 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
     yield f"  beside it: {', '.join(_beside(block.beside))}"
 
 
-def _source(line: "Line", now_s: float) -> str:
+def _source(line: StageExplanation, now_s: float) -> str:
     doubt = "" if line.doubt is None else f" +-{100.0 * line.doubt:.0f} %"
     said = line.source.value + doubt + ("" if line.sure else ", unsure")
     if line.measured_at_us is None or line.runs is None:
@@ -179,7 +210,7 @@ def _source(line: "Line", now_s: float) -> str:
     return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"
 
 
-def _beside(others: "Sequence[AlternativeSchedule]") -> Iterator[str]:
+def _beside(others: Sequence[AlternativeSchedule]) -> Iterator[str]:
     """Each schedule once, with all that found it, the cheapest first."""
     by_schedule: dict[str, list[AlternativeSchedule]] = {}
     for one in others:
@@ -203,12 +234,12 @@ def age_text(seconds: float) -> str:
     return f"{max(seconds, 0.0):.0f} s"
 
 
-def _of_note(others: "Sequence[Other]") -> "list[Other]":
+def _of_note(others: Sequence[RelatedPlan]) -> list[RelatedPlan]:
     """The cheapest, this one, and those that a device tried, in the order they are in."""
     return [one for rank, one in enumerate(others) if rank < _SHOWN or one.this or one.trial or one.steps_ms]
 
 
-def _print_others(shown: "Sequence[Other]", known: int) -> None:
+def _print_others(shown: Sequence[RelatedPlan], known: int) -> None:
     progress("\nplans over the same models, the cheapest first; ms of the device for one task of each model:")
     emit_table(
         (
@@ -222,7 +253,7 @@ def _print_others(shown: "Sequence[Other]", known: int) -> None:
         progress(f"and {counted(known - len(shown), 'other plan')}; --all lists every one")
 
 
-def _other(one: "Other") -> tuple[object, ...]:
+def _other(one: RelatedPlan) -> tuple[object, ...]:
     last = one.last
     trial = one.trial
     ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from stageloom.planner.admin.client import ask, require_running
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of, reading
-from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, when
+from stageloom.planner.api import routes
+from stageloom.planner.cli.connection import call, connected, every
+from stageloom.planner.cli.options import Shapes, checked
+from stageloom.planner.cli.output import emit, emit_table, progress, show, when
+from stageloom.planner.schema import model as schema
+from stageloom.planner.schema.service import StatusRequest
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
-from stageloom.shared.messages import admin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +26,7 @@ File = Annotated[str, typer.Argument(metavar=MODEL_METAVAR, help="An ONNX file, 
 
 
 @app.command()
-def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
+def inspect(file: File, shape: Shapes = None) -> None:
     """Import a model without keeping it. Prints what was found: operators, cuts, memory, what is opaque.
 
     \b
@@ -35,12 +37,10 @@ def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
 
     model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
     report = inspect_model(Path(model.path), dict(model.shapes), progress=_progress())
-    if json:
-        emit_json(report.to_json())
-        return
     rows = report_rows(report)
     width = max(len(label) for label, _ in rows)
-    emit("\n".join(f"{label:<{width}}  {text}" for label, text in rows))
+    told = "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+    show(report.to_json(), lambda: emit(told))
 
 
 @app.command()
@@ -56,8 +56,6 @@ def add(
         ),
     ] = None,
     shape: Shapes = None,
-    data_dir: DataDir = None,
-    json: Json = False,
 ) -> None:
     """Import a model and give it to the planner. The same file again changes nothing.
 
@@ -68,27 +66,17 @@ def add(
     """
     from stageloom.shared.importer.api import artifact_path, import_model
 
-    folder = data_dir_of(data_dir)
     model = named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name)
-    checked(admin.ModelRemoveRequest(model=model.called))
-    require_running(folder)  # known before minutes go into an import
-    # Where the planner looks too: as a service it may have a /tmp of its own.
-    with tempfile.TemporaryDirectory(prefix=".add-", dir=folder.absolute()) as scratch:
+    checked(schema.ModelRemoveRequest(model=model.called))
+    call(routes.STATUS, StatusRequest())  # known before minutes go into an import
+    with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
         report = import_model(
             Path(model.path), shapes=dict(model.shapes), out_dir=Path(scratch), progress=_progress()
         )
-        request = checked(
-            admin.ModelAddRequest(
-                model=model.called,
-                path=str(artifact_path(Path(scratch), report.digest)),
-                digest=report.digest,
-            )
-        )
-        info = ask(folder, request, admin.ModelReply, timeout_s=600.0).model
-    if json:
-        emit_json({**report.to_json(), "model": info.model})
-        return
-    emit(info.model)
+        request = checked(schema.ModelAddRequest(model=model.called, digest=report.digest))
+        with connected() as caller:
+            info = caller.upload(routes.MODEL_ADD, request, artifact_path(Path(scratch), report.digest))
+    show({**report.to_json(), "model": info.model}, lambda: emit(info.model))
     progress(
         f"model {info.model}: {info.operators} operators, {info.base_cuts} base cuts, {info.opaque} opaque, "
         f"{info.size_bytes / (1 << 20):.1f} MiB, artifact {info.digest[:12]}"
@@ -96,49 +84,41 @@ def add(
 
 
 @app.command("list")
-def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+def list_models() -> None:
     """List the models.
 
     \b
     stageloom model list
     """
-    from stageloom.planner.store.models import model_infos
-
-    with reading(data_dir, database_url) as store:
-        infos = store.read(model_infos, limit=1_000_000)
-    if json:
-        emit_json(infos)
-        return
-    emit_table(
-        ["model", "operators", "base cuts", "opaque", "MiB", "artifact", "added (UTC)"],
-        [
-            (
-                m.model,
-                m.operators,
-                m.base_cuts,
-                m.opaque,
-                m.size_bytes / (1 << 20),
-                m.digest[:12],
-                when(m.added_at_us),
-            )
-            for m in infos
-        ],
-        empty="there is no model; add one with `stageloom model add`",
+    infos = every(routes.MODEL_LIST, schema.ModelListRequest())
+    columns = ["model", "operators", "base cuts", "opaque", "MiB", "artifact", "added (UTC)"]
+    rows = [
+        (
+            info.model,
+            info.operators,
+            info.base_cuts,
+            info.opaque,
+            info.size_bytes / (1 << 20),
+            info.digest[:12],
+            when(info.added_at_us),
+        )
+        for info in infos
+    ]
+    show(
+        infos,
+        lambda: emit_table(columns, rows, empty="there is no model; add one with `stageloom model add`"),
     )
 
 
 @app.command()
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None, json: Json = False
-) -> None:
+def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed.
 
     \b
     stageloom model remove resnet50
     """
-    ask(data_dir_of(data_dir), checked(admin.ModelRemoveRequest(model=name)), admin.Done)
-    if json:
-        emit_json({"model": name, "removed": True})
+    call(routes.MODEL_REMOVE, checked(schema.ModelRemoveRequest(model=name)))
+    show({"model": name, "removed": True}, lambda: None)
     progress(f"model {name} is gone")
 
 

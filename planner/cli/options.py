@@ -1,38 +1,16 @@
 """Options that several commands share, and the values that they take."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
-from stageloom.planner.config import data_dir_in_force
+from stageloom.planner.schema.plan import ModelOptions
 from stageloom.shared.errors import InputError
-from stageloom.shared.messages.admin import ModelOptions
 from stageloom.shared.plan import QueueRule
 
-if TYPE_CHECKING:
-    from stageloom.planner.store.store import ReadStore
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="DIR", help="The planner's data. Default: $STAGELOOM_HOME, else var/planner."
-    ),
-]
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(
-        "--database-url",
-        metavar="URL",
-        envvar="STAGELOOM_PLANNER_DATABASE_URL",
-        help="Default: what the planner of the data directory uses.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one value per line.")]
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,8 +34,6 @@ Last = Annotated[
 LAST_S = 600.0
 MOST_ROWS = 1_000_000_000
 """Of what `--limit` takes; far above what is stored, and below what a database takes for a number."""
-END_US = 253_402_300_800_000_000
-"""Of what is taken for microseconds since 1970: the end of the year 9999."""
 TwinFile = Annotated[
     str,
     typer.Option(
@@ -70,37 +46,28 @@ TwinFile = Annotated[
 R = TypeVar("R")
 
 
-def data_dir_of(given: Path | None) -> Path:
-    """The directory that was named, or the default one."""
-    return given if given is not None else data_dir_in_force(os.environ)
-
-
-@contextmanager
-def reading(data_dir: Path | None, database_url: str) -> "Iterator[ReadStore]":
-    """The planner's store, open for reading; the planner need not run.
+def read_request(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of a request in a TOML file.
 
     Raises:
-        InputError, StorageError: as `ReadStore.open`.
+        InputError: the file cannot be read, or names a field that the request does not have.
     """
-    from stageloom.planner.store.store import ReadStore
+    import tomllib
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
-        yield store
-    finally:
-        store.close()
-
-
-def require_own(folder: Path, database_url: str) -> None:
-    """Refuse a URL that would be ignored, since the planner that is asked uses another database.
-
-    Raises:
-        InputError: it names another database than that planner's, or does not parse.
-    """
-    if database_url:  # only then: a command that asks the planner need not load a database's driver
-        from stageloom.planner.store.used_database import require_own as require
-
-        require(folder, database_url)
+        with file.open("rb") as opened:
+            fields = tomllib.load(opened)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}", remedy="name a readable file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is no TOML: {error}", remedy="correct it") from error
+    unknown = sorted(set(fields) - set(kind.__struct_fields__))
+    if unknown:
+        raise InputError(
+            f"{file} has a field {unknown[0][:64]!r} that this command does not know",
+            remedy=f"choose among {', '.join(kind.__struct_fields__)}",
+        )
+    return fields
 
 
 def checked(made: R) -> R:

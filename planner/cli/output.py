@@ -5,13 +5,16 @@ rows one below the other, a line per cell.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
-from stageloom.shared.messages.admin import DeviceInfo, PlanPushReply, TelemetryBooks
+from stageloom.planner.cli.settings import settings
+from stageloom.planner.schema.device import DeviceInfo
+from stageloom.planner.schema.plan import Pushed
+from stageloom.planner.schema.service import TelemetryBooks
 from stageloom.shared.text import counted
 
 
@@ -28,8 +31,16 @@ def progress(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """One JSON value on one line; bytes as base64, times as they are stored (microseconds since 1970)."""
+    """One JSON document on one line; bytes as base64, times as they are stored (microseconds since 1970)."""
     emit(msgspec.json.encode(value).decode())
+
+
+def show(value: Any, told: Callable[[], None]) -> None:
+    """The one result of a command: `value` as JSON where --json was given, else what `told` prints."""
+    if settings.json:
+        emit_json(value)
+    else:
+        told()
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
@@ -121,13 +132,10 @@ def interval(ratio: float | None, low: float | None, high: float | None) -> str:
     return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
-def pushed_text(reply: PlanPushReply) -> str:
+def pushed_text(pushed: Pushed) -> str:
     """The generation and autonomy that a push gave a device."""
-    return f"generation {pair(reply.epoch, reply.generation)}, autonomy {reply.autonomy.value}"
-
-
-def pushed_json(reply: PlanPushReply) -> dict[str, object]:
-    return {"epoch": reply.epoch, "generation": reply.generation, "autonomy": reply.autonomy.value}
+    autonomy = pushed.autonomy.value if pushed.autonomy is not None else "as before"
+    return f"generation {pair(pushed.epoch, pushed.generation)}, autonomy {autonomy}"
 
 
 def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:

@@ -1,31 +1,44 @@
-"""`stageloom scheduler compare`: every scheduler on models of the store."""
+"""`stageloom scheduler ...`: which schedulers there are, and how they compare on models of the planner."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stageloom.planner.cli import plan_create as opt
-from stageloom.planner.cli.options import (
-    DatabaseUrl,
-    DataDir,
-    Json,
-    checked,
-    data_dir_of,
-    model_options,
-    require_own,
-)
-from stageloom.planner.cli.output import progress
+from stageloom.planner.api import routes
+from stageloom.planner.cli.connection import every
+from stageloom.planner.cli.jobs import run_job
+from stageloom.planner.cli.options import model_options
+from stageloom.planner.cli.output import emit_table, interval, progress, show
+from stageloom.planner.cli.request_file import From, request_from
+from stageloom.planner.schema import scheduler as schema
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages import admin
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Compare schedulers.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List schedulers, and compare them.")
 
 
 @app.callback()
 def group() -> None:
-    """Compare schedulers."""
+    """List schedulers, and compare them."""
+
+
+@app.command("list")
+def list_schedulers() -> None:
+    """List what --scheduler and --policy take, and what each does.
+
+    \b
+    stageloom scheduler list
+    """
+    infos = every(routes.SCHEDULER_LIST, schema.SchedulerListRequest())
+    show(
+        infos,
+        lambda: emit_table(
+            ["option", "name", "what it does"],
+            [(f"--{info.kind.value}", info.name, info.help) for info in infos],
+            empty="there is none",
+        ),
+    )
 
 
 @app.command()
@@ -42,65 +55,100 @@ def compare(
         list[str] | None,
         typer.Option("--scheduler", metavar="NAME", help="Only this one. Repeatable. Default: all."),
     ] = None,
-    device: opt.Device = None,
-    partition: opt.Partition = "whole",
-    combine: opt.Combine = "alone",
-    members: opt.Members = 2,
-    executor: opt.Executor = "onnx",
-    r: opt.LimitR = None,
-    s: opt.LimitS = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
+    ] = None,
+    combine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+        ),
+    ] = None,
     measure: Annotated[
         float | None,
         typer.Option(
-            "--measure",
-            metavar="S",
-            help="Have --device measure every plan found, S seconds a plan at most.",
+            "--measure", metavar="S", help="Have --device measure every plan found, S seconds a plan at most."
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw it, too, as .svg, .png or .pdf (extra `plot`)."),
     ] = None,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
+    file: From = None,
 ) -> None:
-    """Compare schedulers on models of the store.
+    """Compare schedulers on models of the planner.
 
     Predicted milliseconds of one task of each model; how much that is over what no schedule can beat (the
-    bound) and over the cheapest stages within -r and -s (the optimum, where it can be known); search time;
+    bound) and over the cheapest stages within r and s (the optimum, where it can be known); search time;
     what --device measured of the plan, and how its trial there ended. Without --device costs are estimates.
     Only --measure needs a running planner.
 
     \b
     stageloom scheduler compare --model inception_v3 --partition paper
     stageloom scheduler compare --model resnet50 --model squeezenet --combine aligned --device D --measure 5
-    stageloom scheduler compare --model resnet50 --scheduler ios --scheduler beam -r 3 -s 8 --plot resnet.svg
-    """
-    request = checked(
-        admin.PlanCreateRequest(
-            models=tuple(model_options(text, partition=partition) for text in models),
-            scheduler="sequential",
-            device=DeviceId(device) if device is not None else None,
-            combination=combine,
-            members_max=members,
-            executor=executor,
-            r=r,
-            s=s,
-        )
-    )
-    from stageloom.planner.cli import comparison_plot
-    from stageloom.planner.cli.compare_schedulers import chosen, compare_schedulers, show
+    stageloom scheduler compare --model resnet50 --scheduler ios --scheduler beam --plot resnet.svg
 
-    folder = data_dir_of(data_dir)
-    if measure is not None:
-        if device is None:
-            raise InputError("--measure needs a device", remedy="name it with --device")
-        require_own(folder, database_url)
+    \b
+    Fields for --from alone:
+      members_max   blocks per combined block at most; 2
+      executor      onnx, onnx_cuda, torch_cuda, torch_cpu or null; onnx
+      r             operators per group at most
+      s             groups per stage at most
+    """
+    if measure is not None and device is None:
+        raise InputError("--measure needs a device", remedy="name it with --device")
+    request = request_from(
+        schema.SchedulerCompareRequest,
+        file,
+        {
+            "models": tuple(model_options(text, partition=partition or "whole") for text in models),
+            "schedulers": tuple(names) if names else None,
+            "device": device,
+            "combination": combine,
+            "measure_s": measure,
+        },
+    )
     if plot is not None:
+        from stageloom.planner.cli import comparison_plot
+
         comparison_plot.check_file(plot)
-    rows = compare_schedulers(folder, database_url, request, chosen(names), measure)
+    reply = run_job(routes.SCHEDULER_COMPARE, request)
     if plot is not None:
-        comparison_plot.save([(row.standing, row.measured) for row in rows], plot)
+        comparison_plot.save(list(map(comparison_plot.drawn, reply.compared)), plot)
         progress(f"drawn to {plot}")
-    show(rows, json)
+    for reason in reply.reasons:
+        progress(f"not all stages were measured: {reason}")
+    show(reply.compared, lambda: _tell(reply.compared))
+
+
+def _tell(rows: Sequence[schema.ComparedScheduler]) -> None:
+    emit_table(
+        (
+            *("scheduler", "predicted ms", "over bound %", "over optimum %", "search ms", "stages"),
+            *("groups at most", "streams at most", "measured ms", "trial", "plan"),
+        ),
+        [_cells(row) for row in rows],
+        empty="no scheduler was compared",
+    )
+
+
+def _cells(row: schema.ComparedScheduler) -> tuple[Any, ...]:
+    trial = row.trial
+    ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+    return (
+        row.scheduler,
+        f"{row.predicted_ms:.3f}",
+        100.0 * row.over_bound,
+        None if row.over_optimum is None else 100.0 * row.over_optimum,
+        row.search_ms,
+        row.stages,
+        row.groups_max,
+        row.streams_max,
+        None if row.measured_ms is None else f"{row.measured_ms:.3f}",
+        "" if trial is None else f"{trial.verdict} {ratio}".strip(),
+        row.plan[:12],
+    )

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from stageloom.planner.admin.client import ask
-from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
+from stageloom.planner.api import routes
+from stageloom.planner.cli.connection import call, connected
+from stageloom.planner.cli.options import checked
 from stageloom.planner.cli.output import (
     books_line,
     emit,
@@ -18,26 +19,50 @@ from stageloom.planner.cli.output import (
     pair,
     presence,
     progress,
+    show,
     tell_troubles,
 )
+from stageloom.planner.cli.settings import EPILOG, settings
+from stageloom.planner.schema import service as schema
+from stageloom.planner.schema.device import DeviceInfo
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages import admin
 from stageloom.shared.text import counted
 from stageloom.shared.version import __version__
 
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Install the planner as a service, back it up, see its settings.",
+)
+config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See the planner's settings.")
 
-def add_to(app: typer.Typer) -> None:
-    """Put these commands at the top level, and the options before a command."""
-    for command in (up, status, watch, migrate, version, install, uninstall, backup):
-        app.command()(command)
-    app.command("trust-clock")(trust_clock)
-    app.callback()(_options)
+
+def add_to(root: typer.Typer) -> None:
+    """Put the daily ones of these commands at the top level, and the options before a command."""
+    for command in (up, version):
+        root.command()(command)
+    for command in (status, watch):
+        root.command(epilog=EPILOG)(command)
+    root.callback()(_options)
 
 
 def up(
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="The planner's data. Default: $STAGELOOM_HOME, else var/planner.",
+        ),
+    ] = None,
     listen: Annotated[
         str | None, typer.Option(metavar="HOST[:PORT]", help="Four ports from PORT on; 0 takes free ones.")
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]", help="Serve the API to other machines, with TLS and access tokens."
+        ),
     ] = None,
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST", help="The host that join tokens name.")
@@ -47,8 +72,9 @@ def up(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Search in this Ray cluster, not in one of its own."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="TOML with a table [planner].")] = None,
-    json: Json = False,
+    file: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML with a table [planner].")
+    ] = None,
 ) -> None:
     """Run the planner in the foreground until Ctrl-C or SIGTERM.
 
@@ -64,30 +90,29 @@ def up(
         "data_dir": data_dir,
         "listen": listen,
         "advertise": advertise,
+        "api": api,
         "database_url": database_url,
         "ray_address": ray_address,
     }
-    settings = load_config(file=config, overrides=given)
-    run_planner(settings, ready=emit_json if json else None, progress=progress)
+    run_planner(
+        load_config(file=file, overrides=given),
+        ready=emit_json if settings.json else None,
+        progress=progress,
+    )
 
 
-def status(data_dir: DataDir = None, json: Json = False) -> None:
+def status() -> None:
     """Ask the running planner how it is. Exit code 4 if there is none.
 
     \b
     stageloom status
     stageloom status --json | jq .online
     """
-    reply = ask(data_dir_of(data_dir), admin.StatusRequest(), admin.StatusReply, timeout_s=5.0)
-    if json:
-        emit_json(
-            {
-                name: getattr(reply, name)
-                for name in reply.__struct_fields__
-                if name not in ("version", "correlation")
-            }
-        )
-        return
+    reply = call(routes.STATUS, schema.StatusRequest(), timeout_s=5.0)
+    show(reply, lambda: _tell_status(reply))
+
+
+def _tell_status(reply: schema.StatusReply) -> None:
     emit(
         f"planner {reply.planner_version} up for {reply.uptime_s:.0f} s, epoch {reply.epoch}: "
         f"{reply.online} of {reply.devices} devices online, {reply.telemetry_backlog} telemetry rows waiting"
@@ -102,15 +127,17 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         emit(f"notice: {notice}")
 
 
-def trust_clock(data_dir: DataDir = None) -> None:
-    """Say that this machine's clock is right. What is too old by it may then be deleted, step by step.
+@app.command("trust-clock")
+def trust_clock() -> None:
+    """Say that the planner's clock is right. What is too old by it may then be deleted, step by step.
 
     The planner holds back where its clock is days ahead of all that it knows; `stageloom status` says so.
 
     \b
-    stageloom trust-clock
+    stageloom planner trust-clock
     """
-    ask(data_dir_of(data_dir), admin.ClockTrustRequest(), admin.Done)
+    call(routes.CLOCK_TRUST, schema.ClockTrustRequest())
+    show({"trusted": True}, lambda: None)
     progress("the clock is trusted")
 
 
@@ -122,56 +149,86 @@ def watch(
     count: Annotated[
         int, typer.Option(metavar="N", min=0, help="Looks; 0: until Ctrl-C, a table in a pipe once.")
     ] = 0,
-    data_dir: DataDir = None,
-    json: Json = False,
 ) -> None:
     """Follow devices live. Shows their state, and each model's throughput, latency and queue.
 
-    With --json, one object per look and line.
+    With --json one look; to follow, read the server-sent events at /v1/watch/events.
 
     \b
     stageloom watch
-    stageloom watch shop-7 --count 1 --json
+    stageloom watch shop-7 --json
     """
-    folder = data_dir_of(data_dir)
-    request = checked(admin.WatchRequest(device=DeviceId(device) if device is not None else None))
+    request = checked(schema.WatchRequest(device=DeviceId(device) if device is not None else None))
+    with connected() as caller:
 
-    def look() -> admin.WatchReply:
-        return ask(folder, request, admin.WatchReply)
+        def look() -> schema.WatchReply:
+            return caller.call(routes.WATCH, request)
 
-    if json:
-        for index in _looks(count, interval):
-            emit_json(_plain(look(), index))
-    elif sys.stdout.isatty():
-        _live(look, count, interval)
-    else:
-        for _ in _looks(count or 1, interval):
-            reply = look()
-            emit_table(_COLUMNS, _rows(reply), empty="no device is enrolled")
-            tell_troubles(reply.devices)
+        if settings.json:
+            emit_json(look())
+        elif sys.stdout.isatty():
+            _live(look, count, interval)
+        else:
+            for _ in _looks(count or 1, interval):
+                reply = look()
+                emit_table(_COLUMNS, _rows(reply), empty="no device is enrolled")
+                tell_troubles(reply.devices)
 
 
-def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+@app.command()
+def migrate(
+    database_url: Annotated[
+        str,
+        typer.Option(
+            "--database-url", metavar="URL", help="Default: what the planner of the data directory uses."
+        ),
+    ] = "",
+) -> None:
     """Bring the database to this version's tables. `up` does it, too; this starts no planner.
 
     \b
-    stageloom backup before.tar && stageloom migrate
+    stageloom planner backup before.tar && stageloom planner migrate
     """
     from stageloom.planner.store.database import Database, sqlite_url
     from stageloom.planner.store.schema import migrate as migrate_database
-    from stageloom.planner.store.used_database import DATABASE_FILE, kept_url
+    from stageloom.planner.store.used_database import DATABASE_FILE, kept_url, require_own
 
-    folder = data_dir_of(data_dir)
-    require_own(folder, database_url)
+    folder = settings.folder
+    if database_url:
+        require_own(folder, database_url)
     url = database_url or kept_url(folder)
     if not url:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     database = Database(url or sqlite_url(folder / DATABASE_FILE))
     before, after = migrate_database(database)
     database.close()
-    if json:
-        emit_json({"before": before, "after": after})
+    show({"before": before, "after": after}, lambda: None)
     progress(f"schema {before or 'none'} -> {after}" if before != after else f"schema {after} is current")
+
+
+@config.command("show")
+def show_config() -> None:
+    """Show the settings in force, and what each is for. `*` marks those that somebody set.
+
+    A setting is given as an option of `stageloom up`, as STAGELOOM_PLANNER_NAME in the environment, or in a
+    TOML file with a table [planner]; each goes before the next.
+
+    \b
+    stageloom config show
+    stageloom config show --json | jq -r '.settings[] | select(.default | not) | .name'
+    """
+    reply = call(routes.SETTINGS, schema.SettingsRequest())
+    rows = [
+        (setting.name, "" if setting.default else "*", setting.value, setting.unit, setting.about)
+        for setting in reply.settings
+    ]
+    columns = ["setting", "set", "value", "unit", "what it is for"]
+    show(reply, lambda: emit_table(columns, rows, empty="there is no setting"))
+
+
+@config.callback()
+def config_group() -> None:
+    """See the planner's settings."""
 
 
 def version() -> None:
@@ -200,7 +257,7 @@ def _options(
 _COLUMNS = ["device", "online", "state", "generation", "model", "tasks/s", "p50 ms", "p99 ms", "queued"]
 
 
-def _rows(reply: admin.WatchReply) -> list[tuple[object, ...]]:
+def _rows(reply: schema.WatchReply) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for info in reply.devices:
         state = info.report.state.value if info.report.state else None
@@ -214,18 +271,8 @@ def _rows(reply: admin.WatchReply) -> list[tuple[object, ...]]:
     return rows
 
 
-def _reported(info: admin.DeviceInfo) -> str:
+def _reported(info: DeviceInfo) -> str:
     return pair(info.report.epoch, info.report.generation)
-
-
-def _plain(reply: admin.WatchReply, index: int) -> dict[str, object]:
-    return {
-        "look": index,
-        "at_us": reply.at_us,
-        "devices": reply.devices,
-        "rates": reply.rates,
-        "telemetry": reply.telemetry,
-    }
 
 
 def _looks(count: int, interval_s: float) -> Iterator[int]:
@@ -238,7 +285,7 @@ def _looks(count: int, interval_s: float) -> Iterator[int]:
         time.sleep(interval_s)
 
 
-def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -> None:
+def _live(look: Callable[[], schema.WatchReply], count: int, interval_s: float) -> None:
     from rich.live import Live
 
     from stageloom.planner.cli.output import rich_table
@@ -252,6 +299,7 @@ def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -
 _NAME = "stageloom-planner"
 
 
+@app.command()
 def install(
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The planner's data.")] = Path(
         "/var/lib/stageloom"
@@ -273,7 +321,7 @@ def install(
     settings go into /etc/stageloom/planner.env, as STAGELOOM_PLANNER_NAME=value.
 
     \b
-    sudo /opt/stageloom/bin/stageloom install --listen 0.0.0.0:7420 --advertise planner.example
+    sudo /opt/stageloom/bin/stageloom planner install --listen 0.0.0.0:7420 --advertise planner.example
     """
     from stageloom.planner.config import load_config
     from stageloom.shared.systemd import install as systemd
@@ -299,11 +347,12 @@ def install(
     progress(f"then: sudo -u {user} {status}")
 
 
+@app.command()
 def uninstall() -> None:
     """Stop the service and remove its unit. Needs root; data directory and account stay.
 
     \b
-    sudo stageloom uninstall
+    sudo stageloom planner uninstall
     """
     from stageloom.shared.systemd.install import uninstall as uninstall_unit
 
@@ -311,25 +360,18 @@ def uninstall() -> None:
         progress("data and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")
 
 
-def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file to make.")],
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
-) -> None:
+@app.command()
+def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file to make.")]) -> None:
     """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
 
     It holds the planner's secret key: keep it as safe as the data directory. To restore, unpack it into an
     empty directory and start a planner there. For a database on a server use pg_dump.
 
     \b
-    stageloom backup /backup/stageloom-$(date +%F).tar
+    stageloom planner backup /backup/stageloom-$(date +%F).tar
     mkdir new && tar -xf FILE -C new && stageloom up --data-dir new
     """
-    from stageloom.planner.service import KEY_FILE
-    from stageloom.planner.store.backup import backup as make_backup
-
-    size_bytes = make_backup(data_dir_of(data_dir), database_url, file, (KEY_FILE,))
-    if json:
-        emit_json({"file": str(file), "size_bytes": size_bytes})
+    with connected(live=False) as caller:
+        size_bytes = caller.download(routes.BACKUP, schema.BackupRequest(), file)
+    show({"file": str(file), "size_bytes": size_bytes}, lambda: None)
     progress(f"{file}: {size_bytes / 1e6:.1f} MB")

@@ -4,13 +4,17 @@ Pure: what the store knows comes in.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from math import isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stageloom.planner.replan.predict import block_costs
+from stageloom.planner.schema.explanation import (
+    AlternativeSchedule,
+    BlockExplanation,
+    CostSource,
+    StageExplanation,
+)
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.legality import violations
@@ -32,69 +36,6 @@ _CHAIN: Final = 3
 """Single operators in a row that are told as one line."""
 
 
-class Source(str, Enum):
-    """How a stage's predicted seconds are known, the best first."""
-
-    MEASURED = "measured"  # this stage, as a whole
-    FITTED = "fitted"  # its operators; what they cost together is fitted to other stages
-    OPERATORS = "operators"  # its operators; what they cost together is the formula's default
-    ANALYTIC = "analytic"  # from shapes, some operator at least
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One stage, or several of one operator each in a row; `first` and `last` number them from 0.
-
-    Of a schedule of streams a line is a stream: its operators in launch order, and what they take alone.
-    """
-
-    first: int
-    last: int
-    text: str
-    merge: bool
-    predicted_us: float
-    source: Source
-    sure: bool  # it need not be measured (again)
-    doubt: float | None  # nine of ten such stages take so much more or less, as a share; None: not known
-    measured_at_us: int | None  # the oldest measurement in it; None where there is an estimate in it
-    runs: int | None  # the fewest
-    measured_on: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlternativeSchedule:
-    """Another schedule of the same block under the same costs; `found_at_us` None: made just now."""
-
-    scheduler: str
-    stage_string: str
-    predicted_us: float
-    over_this: float
-    same: bool
-    found_at_us: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockExplained:
-    """A combined block of a plan. `over_optimum` None: too large to know, or no stages.
-
-    `step_us`: what whole steps took when a device last measured this plan's stages.
-    """
-
-    index: int
-    members: str
-    operators: int
-    stage_string: str
-    lines: tuple[Line, ...]
-    streams: int | None  # None: stages
-    predicted_us: float
-    bound_us: float
-    over_bound: float
-    optimum_us: float | None
-    over_optimum: float | None
-    step_us: float | None
-    beside: tuple[AlternativeSchedule, ...]
-
-
 Measurement: TypeAlias = "OperatorCostRow | StageCostRow"
 """Where a measured time comes from."""
 
@@ -108,7 +49,7 @@ def explain_block(
     stages: "Mapping[str, StageCostRow]" = MappingProxyType({}),
     found: "Sequence[ScheduleRow]" = (),
     step_us: float | None = None,
-) -> BlockExplained:
+) -> BlockExplanation:
     """A combined block's stages or streams with their costs, its bound and optimum, and alternatives.
 
     What the store knows of it: the measurements of its `operators` [num_ops] and, by stage string, of its
@@ -127,7 +68,7 @@ def explain_block(
         lines = _lines(schedule, costs, operators, stages, names)
     else:
         lines = _streams(schedule, costs, operators, names)
-    return BlockExplained(
+    return BlockExplanation(
         index=index,
         members=" + ".join(
             f"{bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in combined.plan.members
@@ -166,10 +107,10 @@ def _lines(
     operators: "Sequence[OperatorCostRow | None]",
     stages: "Mapping[str, StageCostRow]",
     names: Sequence[str],
-) -> list[Line]:
+) -> list[StageExplanation]:
     """The stages as they run: those that become one launch of one group are one line."""
-    lines: list[Line] = []
-    row: list[Line] = []
+    lines: list[StageExplanation] = []
+    row: list[StageExplanation] = []
     first = 0
     for stage in costs.runs(schedule.stages):
         last = first
@@ -193,7 +134,7 @@ def _streams(
     costs: StageCosts,
     operators: "Sequence[OperatorCostRow | None]",
     names: Sequence[str],
-) -> list[Line]:
+) -> list[StageExplanation]:
     """One line per stream."""
     streams: dict[int, list[int]] = {}
     for launch in schedule.launches:
@@ -203,13 +144,13 @@ def _streams(
         measured = [origin for op in ops if (origin := operators[op]) is not None]
         whole = len(measured) == len(ops)
         lines.append(
-            Line(
+            StageExplanation(
                 first=stream,
                 last=stream,
                 text=_text(tuple(ops), names),
                 merge=False,
                 predicted_us=1e6 * sum(costs.operators_s[op] for op in ops),
-                source=Source.OPERATORS if whole else Source.ANALYTIC,
+                source=CostSource.OPERATORS if whole else CostSource.ANALYTIC,
                 sure=whole,
                 doubt=None,
                 **_oldest(measured if whole else []),
@@ -227,14 +168,14 @@ def _oldest(origins: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def _joined(row: Sequence[Line]) -> list[Line]:
+def _joined(row: Sequence[StageExplanation]) -> list[StageExplanation]:
     """Single operators one after another as one line, if they are many."""
     if len(row) < _CHAIN:
         return list(row)
     times = [line.measured_at_us for line in row]
     runs = [line.runs for line in row if line.runs is not None]
     return [
-        Line(
+        StageExplanation(
             first=row[0].first,
             last=row[-1].last,
             text=_chain(row[0].text, row[-1].text),
@@ -257,21 +198,21 @@ def _line(
     costs: StageCosts,
     origins: "Sequence[Measurement | None]",
     names: Sequence[str],
-) -> Line:
+) -> StageExplanation:
     measured = [one for one in origins if one is not None]
     whole = len(measured) == len(origins)
     if costs.is_measured(stage):
-        source = Source.MEASURED
+        source = CostSource.MEASURED
     elif not whole:
-        source = Source.ANALYTIC
+        source = CostSource.ANALYTIC
     elif len(stage.operators) > 1 and costs.interference is not None and costs.interference.samples:
-        source = Source.FITTED
+        source = CostSource.FITTED
     else:
-        source = Source.OPERATORS
+        source = CostSource.OPERATORS
     text = (" + " if stage.merge else " | ").join(_text(group, names) for group in stage.groups)
     if last - first >= _CHAIN:
         text = _chain(names[stage.operators[0]], names[stage.operators[-1]])
-    return Line(
+    return StageExplanation(
         first=first,
         last=last,
         text=text,
@@ -279,7 +220,7 @@ def _line(
         predicted_us=1e6 * costs.one_stage_s(stage),
         source=source,
         sure=costs.is_sure(stage),
-        doubt=_doubt(stage, costs) if source is Source.FITTED else None,
+        doubt=_doubt(stage, costs) if source is CostSource.FITTED else None,
         **_oldest(measured if whole else []),
     )
 

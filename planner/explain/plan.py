@@ -1,15 +1,22 @@
 """A plan explained from the store: its costs on a device class, who decided for it, and the alternatives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
-from stageloom.planner.explain.block import BlockExplained, explain_block
-from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation, predict, serves
+from stageloom.planner.explain.block import explain_block
+from stageloom.planner.replan.predict import predict, serves
+from stageloom.planner.schema.explanation import (
+    CostsCalibration,
+    EvaluationVerdict,
+    PlanDecision,
+    PlanExplanation,
+    RelatedPlan,
+)
+from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.store.costs import calibration_of, measured_operators, measured_stages, schedules_of
-from stageloom.planner.store.devices import device_info, device_infos
+from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.generations import device_of_plan, generation_history
 from stageloom.planner.store.plans import plan_info, plan_names
 from stageloom.planner.store.predictions import LookedAt, considered_plans
@@ -17,9 +24,8 @@ from stageloom.planner.store.replans import replan_infos, trial_infos, trials_of
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.errors import InputError, StageloomError
+from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest, OpId
-from stageloom.shared.messages.admin import DeviceInfo, HistoryEntry, PlanInfo, ReplanInfo, TrialInfo
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.costs import CostTable
@@ -31,91 +37,16 @@ _Steps = dict[tuple[Digest, int], float]
 """Microseconds of whole steps by (plan, combined block), as a device measured them last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The newest generation of a device that has the plan. `replan` None: no re-plan pushed it.
-
-    `left`: the other plans that the re-plan looked at. `trial`: that generation's, else the plan's newest
-    there; None where none is known.
-    """
-
-    generation: HistoryEntry
-    replan: ReplanInfo | None
-    left: int
-    trial: TrialInfo | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """One plan, this one included.
-
-    `now_ms`: busy device milliseconds for one task of each model, predicted from today's costs; None where
-    the plan was not kept. `steps_ms`: the same as a device measured it, block by block; None where not all
-    blocks were. `last`: how it was looked at last. `trial`: the newest in which it was the candidate.
-    """
-
-    digest: Digest
-    name: str
-    this: bool
-    times: int  # it was looked at
-    last: PlanEvaluation
-    at_us: int
-    now_ms: float | None
-    steps_ms: float | None
-    trial: TrialInfo | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanExplained:
-    """`device`, `device_class` and `calibration` say whose costs these are; empty where there are estimates
-    alone.
-
-    `predicted_ms`: busy device milliseconds for one task of each model.
-    """
-
-    plan: str
-    digest: Digest
-    scheduler: str
-    created_at_us: int
-    models: tuple[str, ...]
-    device: str
-    device_class: str
-    calibration: Calibration | None
-    contention: float
-    fitted_to: int  # measured stages of the class that say what operators cost together
-    operators: int
-    operators_measured: int
-    stages_measured: int
-    predicted_ms: float
-    decided: Decided | None
-    active: Digest | None  # what the device runs now
-    blocks: tuple[BlockExplained, ...]
-    others: tuple[Other, ...]
-
-
-def subject_of(store: ReadStore, name: str, device: str | None) -> tuple[PlanInfo, DeviceInfo | None]:
-    """The plan and the device that are meant: `name` is a device's, for what it should run, or a plan's.
+def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanExplanation:
+    """A plan in words, under the costs of a device's class; None: of the device that it was made for or given
+    to last, and under estimates where there is none.
 
     Raises:
-        InputError: there is neither, the device should run nothing, or two devices are named.
+        InputError: there is no such plan or device, or an artifact of the plan is not here any more.
     """
-    if device is None and any(one.device == name for one in store.read(device_infos, device=DeviceId(name))):
-        meant = store.read(device_info, DeviceId(name))
-        digest = meant.desired_plan or meant.report.active
-        if digest is None:
-            raise InputError(f"{name} has no plan", remedy="push one with `stageloom plan push`")
-        return store.read(plan_info, digest), meant
     info = store.read(plan_info, name)
-    where = DeviceId(device) if device is not None else store.read(device_of_plan, info.digest)
-    return info, None if where is None else store.read(device_info, where)
-
-
-def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> PlanExplained:
-    """The plan in words, under the costs of the device's class, or under estimates where there is none.
-
-    Raises:
-        InputError: an artifact of the plan is not here any more.
-    """
+    where = store.read(device_of_plan, info.digest) if device_name is None else device_name
+    device = None if where is None else store.read(device_info, where)
     plan = decode_plan(info.wire, info.digest)
     device_class = "" if device is None else device.device_class
     graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
@@ -125,12 +56,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
     table = _costs(store, plan, held)
     steps = {} if device is None else _steps(store, device.device)
     blocks = tuple(
-        explain_block(
-            bound,
-            index,
-            table,
-            **_known(store, bound, index, key, steps),
-        )
+        explain_block(bound, index, table, **_known(store, bound, index, key, steps))
         for index in range(len(plan.combined))
     )
     looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
@@ -139,7 +65,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         for one in plan.models
         for op in range(len(graphs[one.artifact].operators))
     }
-    return PlanExplained(
+    return PlanExplanation(
         plan=info.plan,
         digest=info.digest,
         scheduler=info.scheduler,
@@ -147,7 +73,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         models=info.models,
         device="" if device is None else device.device,
         device_class=device_class,
-        calibration=held,
+        calibration=_calibration(held),
         contention=table.rates.contention,
         fitted_to=0 if table.interference is None else table.interference.samples,
         operators=len(operators),
@@ -168,6 +94,10 @@ def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
     return device_costs(
         store, held.costs_key, plan.executor, models, graph_of=store.graph, taught_by=held.taught_by
     )
+
+
+def _calibration(held: Calibration | None) -> CostsCalibration | None:
+    return None if held is None else CostsCalibration(own=held.own, ratio=held.ratio, at_us=held.at_us)
 
 
 def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> dict[str, Any]:
@@ -200,7 +130,7 @@ def _steps(store: ReadStore, device: DeviceId) -> _Steps:
 
 def _decided(
     store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[LookedAt]
-) -> Decided | None:
+) -> PlanDecision | None:
     """Why the device was asked to run the plan; None: it never was."""
     history, _ = store.read(generation_history, device, limit=_HISTORY)
     entry = next((entry for entry in history if entry.digest == plan), None)
@@ -216,7 +146,7 @@ def _decided(
     if replan is not None:
         found = [evaluation for evaluation, row in looked_at if row.replan == replan.replan]
         left = {one.plan for one in found if one.verdict is not EvaluationVerdict.TAKEN} - {plan}
-    return Decided(
+    return PlanDecision(
         generation=entry,
         replan=replan,
         left=len(left),
@@ -230,7 +160,7 @@ def _others(
     looked_at: Sequence[LookedAt],
     calibration: Calibration | None,
     steps: _Steps,
-) -> list[Other]:
+) -> list[RelatedPlan]:
     """Each plan once, the cheapest under today's costs first, then those that were not kept."""
     rows: dict[Digest, list[LookedAt]] = {}
     for entry in looked_at:  # newest first
@@ -252,7 +182,7 @@ def _others(
     for trial in [] if calibration is None else store.read(trials_of, list(rows), calibration.device_class):
         trials.setdefault(trial.candidate, trial)
     others = [
-        Other(
+        RelatedPlan(
             digest=digest,
             name=names.get(digest, ""),
             this=digest == this,

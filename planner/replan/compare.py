@@ -1,57 +1,100 @@
-"""Control and candidate of a trial side by side: stage strings, predictions, what was measured. Pure."""
+"""Control and candidate of a trial side by side: stage strings, predictions, what was measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from stageloom.planner.costs.drift import traced_stages
-from stageloom.planner.replan.predict import block_costs
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.replan.predict import block_costs, predict
+from stageloom.planner.schema.replan import TrialInfo
+from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
+from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.replans import trial_infos
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest
-from stageloom.shared.messages.telemetry import StepTrace
-from stageloom.shared.plan import Plan
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.telemetry import RowKind, StepTrace
+from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
 
-
-@dataclass(frozen=True, slots=True)
-class BlockPair:
-    """What one set of members runs as in both plans; an empty text where a plan combines them otherwise."""
-
-    members: str
-    control: str
-    candidate: str
-
-    @property
-    def same(self) -> bool:
-        """Whether both plans run it alike."""
-        return self.control == self.candidate
+_TRACES_US: Final = 600_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class StageDrift:
-    """A stage's planned seconds against what sampled steps of it took; `measured_s` None: not sampled."""
+def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None) -> TrialComparison:
+    """The plans of a device's newest trial, or of the one in `generation`, under today's costs.
 
-    combined_block: int
-    stage: int
-    planned_s: float
-    measured_s: float | None
-    samples: int
+    Raises:
+        InputError: there is no such device or trial, or the candidate or one of its artifacts is not here.
+    """
+    trial = _trial(store, device, generation)
+    candidate = decode_plan(store.read(plan_info, trial.candidate).wire)
+    control = _control(store, trial.control)
+    graphs = {model.artifact: store.graph(model.artifact) for model in candidate.models}
+    costs = _costs(store, trial, candidate)
+    rows, _ = store.read(newest_telemetry, device, [RowKind.STEP_TRACE], _TRACES_US)
+    traces = [row.data for row in rows if isinstance(row.data, StepTrace)]
+    comparison = TrialComparison(trial=trial, drift=tuple(drift(candidate, graphs, costs, traces)))
+    if control is None:
+        return comparison
+    left, right = (predict(plan, graphs, costs, ()).busy for plan in (control, candidate))
+    return msgspec.structs.replace(
+        comparison,
+        blocks=tuple(block_pairs(control, candidate)),
+        predicted_control_busy=left,
+        predicted_candidate_busy=right,
+        predicted_ratio=left / right if right > 0.0 else None,
+    )
 
-    @property
-    def drift(self) -> float | None:
-        """Measured over planned."""
-        if self.measured_s is None or self.planned_s <= 0.0:
-            return None
-        return self.measured_s / self.planned_s
+
+def _trial(store: ReadStore, device: DeviceId, generation: int | None) -> TrialInfo:
+    trials = store.read(trial_infos, device)
+    trial = next((one for one in trials if generation in (None, one.generation)), None)
+    if trial is None:
+        which = "no plan" if generation is None else f"generation {generation} was not"
+        raise NotFoundError(
+            f"{which} tried on {device}", remedy=f"see `stageloom plan history {device}` for what happened"
+        )
+    return trial
+
+
+def _control(store: ReadStore, digest: Digest | None) -> Plan | None:
+    """The control; None where the device planned it alone and the planner never saw it."""
+    if digest is None:
+        return None
+    try:
+        return decode_plan(store.read(plan_info, digest).wire)
+    except InputError:
+        return None
+
+
+def _costs(store: ReadStore, trial: TrialInfo, candidate: Plan) -> CostTable:
+    """The device's, if it is still of the class that it was of in the trial; else that class's."""
+    held = store.read(calibration_of, trial.device)
+    same = held.device_class == trial.environment
+    return device_costs(
+        store,
+        held.costs_key if same else trial.environment,
+        candidate.executor,
+        [(model.artifact, model.batch) for model in candidate.models],
+        graph_of=store.graph,
+        taught_by=held.taught_by if same else (),
+    )
 
 
 def block_pairs(control: Plan, candidate: Plan) -> list[BlockPair]:
     """Every combined block of either plan, the control's order first."""
     left, right = _texts(control), _texts(candidate)
     return [
-        BlockPair(name, left.get(name, ""), right.get(name, "")) for name in dict.fromkeys([*left, *right])
+        BlockPair(members=name, control=left.get(name, ""), candidate=right.get(name, ""))
+        for name in dict.fromkeys([*left, *right])
     ]
 
 
@@ -67,12 +110,27 @@ def drift(
         known = block_costs(bound, index, costs)
         seen = traced_stages(bound, index, traces)
         found += [
-            StageDrift(index, stage.first, known.one_stage_s(stage.stage), stage.seconds, stage.samples)
+            StageDrift(
+                combined_block=index,
+                stage=stage.first,
+                planned_s=known.one_stage_s(stage.stage),
+                measured_s=stage.seconds,
+                samples=stage.samples,
+            )
             for stage in seen
         ]
         if not seen:
             stages = enumerate(block.schedule.stages)
-            found += [StageDrift(index, at, known.one_stage_s(stage), None, 0) for at, stage in stages]
+            found += [
+                StageDrift(
+                    combined_block=index,
+                    stage=at,
+                    planned_s=known.one_stage_s(stage),
+                    measured_s=None,
+                    samples=0,
+                )
+                for at, stage in stages
+            ]
     return found
 
 

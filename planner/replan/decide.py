@@ -7,19 +7,20 @@ formula predicts no gain: the formula is unsure, the trial is not. A measured on
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from msgspec import structs
 
 from stageloom.planner.replan.policy import How, Observation, Proposal
 from stageloom.planner.replan.predict import (
     CostPrediction,
-    EvaluationVerdict,
-    PlanEvaluation,
     evaluation_of,
     predict,
 )
+from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.errors import PlanError
-from stageloom.shared.messages.admin import Proposer
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial
@@ -57,7 +58,7 @@ def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
         return ReplanDecision(None, None, _why_none(evaluations), tuple(evaluations))
     _, best = min(ranked)
     proposal = judged[best][0]
-    taken = evaluations[best] = replace(evaluations[best], verdict=EvaluationVerdict.TAKEN)
+    taken = evaluations[best] = structs.replace(evaluations[best], verdict=EvaluationVerdict.TAKEN)
     return ReplanDecision(
         proposal,
         taken.predicted,

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.predict import step_s
+from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.blocks import split
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.legality import violations
-from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.plan import Member, Plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.decide import BlockKey, Book

@@ -10,9 +10,9 @@ from enum import Enum
 from typing import Any
 
 from stageloom.planner.replan.predict import keeps_up
+from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.messages.control import AlarmSample
 from stageloom.shared.plan import ModelPlan, Plan
 from stageloom.shared.policy.plain import Load, plain_replan

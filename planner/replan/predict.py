@@ -8,9 +8,9 @@ the first alone a - b times more. That is what happens under a backlog, when re-
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
+from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.digest import digest_of, digest_to_raw
@@ -127,63 +127,6 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
         known.is_measured(stage) for stage in known.runs(schedule.stages)
     )
     return busy, measured
-
-
-class EvaluationVerdict(str, Enum):
-    """What became of a plan that was evaluated."""
-
-    FOUND = "found"  # an operator's search: the operator decides
-    LED = "led"  # the best so far of a tournament, until another one was
-    LOST = "lost"  # in a contest, to the best so far
-    TAKEN = "taken"
-    BEHIND = "behind"  # another one is predicted to cost less
-    SAME = "same"
-    BARRED = "barred"
-    WORSE = "worse"
-    ILLEGAL = "illegal"
-
-    @property
-    def sentence(self) -> str:
-        return _SENTENCES[self]
-
-
-_SENTENCES = {
-    EvaluationVerdict.FOUND: "found by a search",
-    EvaluationVerdict.LED: "was the best so far of a contest",
-    EvaluationVerdict.LOST: "lost to the best so far of a contest",
-    EvaluationVerdict.TAKEN: "taken",
-    EvaluationVerdict.BEHIND: "another one was predicted to cost less",
-    EvaluationVerdict.SAME: "equal to the plan that runs",
-    EvaluationVerdict.BARRED: "did not gain here lately",
-    EvaluationVerdict.WORSE: "predicted to cost no less",
-    EvaluationVerdict.ILLEGAL: "not legal any more",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanEvaluation:
-    """A plan, and what became of it.
-
-    `busy`: predicted busy device seconds per second, at the arrivals of that moment, or at one task of each
-    model a second where there were none; None for a plan that is not legal. `predicted` is that over the
-    incumbent's. `measured`: every stage in it was measured by then. `how`: `operator`, `contest`, or a
-    proposal's. In a contest it was judged `judged_at_s` after the start, and had these figures on the twin.
-    """
-
-    plan: Digest
-    serves: Digest
-    scheduler: str
-    how: str
-    verdict: EvaluationVerdict
-    blocks: int
-    members_max: int
-    busy: float | None
-    predicted: float | None
-    measured: bool
-    search_s: float | None = None
-    judged_at_s: float | None = None
-    throughput_per_s: float | None = None
-    p99_s: float | None = None
 
 
 def evaluation_of(

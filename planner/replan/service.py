@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final
 
-from stageloom.planner.admin.handler import FleetLink
+from stageloom.planner.api.context import FleetLink
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches

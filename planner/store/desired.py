@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.plan import MAX_PUSHED
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.plans import keep_plan, plan_info
 from stageloom.planner.store.rows import insert_rows
@@ -31,7 +32,6 @@ from stageloom.planner.store.tables import (
 from stageloom.shared.errors import InputError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import MAX_PUSHED
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.control import (
     Activation,

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.counters import CEILING
 from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
+from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.events import unreadable_by_device
 from stageloom.planner.store.generations import set_states
@@ -33,7 +34,6 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import DeviceInfo
 from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.control import DeviceState, Origin, Report
 from stageloom.shared.text import bounded

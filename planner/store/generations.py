@@ -9,12 +9,12 @@ from typing import Final
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.planner.store.desired import desired
 from stageloom.planner.store.rows import blank_of, known_device, message_of, run_on_rows, shown
 from stageloom.planner.store.tables import ConsideredPlanRow, DesiredRow, GenerationRow, PlanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import HistoryEntry
 from stageloom.shared.messages.control import Autonomy, DeviceState, LocalPlan
 from stageloom.shared.plan import Plan, decode_plan
 

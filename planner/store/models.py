@@ -14,15 +14,15 @@ from pathlib import Path
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.model import ModelInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import message_of
 from stageloom.planner.store.tables import ArtifactRow, DesiredRow, ModelRow, PlanRow
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.durable_file import sync_directory
-from stageloom.shared.errors import DecodeError, InputError, StorageError
+from stageloom.shared.errors import DecodeError, InputError, NotFoundError, StorageError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin import ModelInfo
 from stageloom.shared.plan import decode_plan
 
 
@@ -169,7 +169,7 @@ def named_models(session: Session, names: list[str]) -> list[ModelInfo]:
     found = {info.model: info for info in model_infos(session, names=names, limit=len(names))}
     for name in names:
         if name not in found:
-            raise InputError(f"there is no model {name!r}", remedy="see `stageloom model list`")
+            raise NotFoundError(f"there is no model {name!r}", remedy="see `stageloom model list`")
     return [found[name] for name in names]
 
 

@@ -6,12 +6,12 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.plan import PlanInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import blank_of, message_of, shown
 from stageloom.planner.store.tables import PlanRow
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin import PlanInfo
 from stageloom.shared.plan import Plan, decode_plan, plan_text
 
 
@@ -61,7 +61,7 @@ def _plan_row(session: Session, name: str) -> PlanRow:
             .order_by(PlanRow.created_at_us)
         ).first()
     if row is None:
-        raise InputError(f"there is no plan {name!r}", remedy="see `stageloom plan list`")
+        raise NotFoundError(f"there is no plan {name!r}", remedy="see `stageloom plan list`")
     return row
 
 

@@ -3,21 +3,25 @@
 A training runs beside the planner, in a process of its own, and keeps its policy in one short transaction.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import and_, select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.policy import PolicyInfo
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.replans import replan_settings, set_replan_settings
-from stageloom.planner.store.rows import known_device
+from stageloom.planner.store.rows import blank_of, known_device, message_of, shown
 from stageloom.planner.store.tables import CheckpointRow
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Desired
+from stageloom.shared.text import bounded
 
 _PREFIX: Final = 8  # characters of a digest that may stand for it
 
@@ -42,10 +46,10 @@ def store_policy(
             digest=digest,
             policy=policy,
             device_class=device_class,
-            artifacts=provenance["models"],
-            settings=provenance["settings"],
-            versions=provenance["versions"],
-            curves=list(curves),
+            artifacts=json.dumps(provenance["models"], sort_keys=True),
+            settings=json.dumps(provenance["settings"], sort_keys=True),
+            versions=json.dumps(provenance["versions"], sort_keys=True),
+            curves=json.dumps(list(curves)),
             ratio=provenance["validation_ratio"],
             steps=provenance["steps"],
             trained_at_us=trained_at_us,
@@ -84,7 +88,7 @@ def fitting_policy(session: Session, policy: str, device_class: str, artifacts: 
     if not found:
         return b""
     wanted = set(artifacts)
-    chosen = next((one for one in found if one.artifacts.keys() == wanted), found[0])
+    chosen = next((one for one in found if json.loads(one.artifacts).keys() == wanted), found[0])
     body = session.scalar(select(row.body).where(row.digest == chosen.digest))
     return body or b""
 
@@ -92,6 +96,24 @@ def fitting_policy(session: Session, policy: str, device_class: str, artifacts: 
 def policy_body(session: Session, digest: Digest) -> bytes | None:
     """A policy's bytes; None where there is none of this digest."""
     return session.scalar(select(CheckpointRow.body).where(CheckpointRow.digest == digest))
+
+
+def digest_beginning(session: Session, beginning: str) -> Digest:
+    """The digest of the newest policy whose digest begins so.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    row = CheckpointRow
+    found = session.scalar(
+        select(row.digest)
+        .where(row.digest.startswith(beginning, autoescape=True))
+        .order_by(row.trained_at_us.desc(), row.digest)
+        .limit(1)
+    )
+    if found is None:
+        raise NotFoundError(f"there is no policy {beginning!r}", remedy="see `stageloom policy list`")
+    return Digest(found)
 
 
 def named_policy(session: Session, asked: str, device_class: str) -> Digest:
@@ -110,20 +132,57 @@ def named_policy(session: Session, asked: str, device_class: str) -> Digest:
     if found is None:
         raise InputError(
             f"there is no policy {asked!r} for the device class {device_class!r}",
-            remedy="train one with `stageloom train maddpg`, or give a digest from `stageloom policy list`",
+            remedy="train one with `stageloom policy train maddpg`, or see `stageloom policy list`",
         )
     return Digest(found)
 
 
-def kept_policies(session: Session, policy: str) -> Sequence[CheckpointRow]:
-    """All policies of a kind, newest first, without their bytes."""
+class PolicyPosition(NamedTuple):
+    """Where a list of policies goes on: after this one."""
+
+    trained_at_us: int
+    digest: str
+
+
+def policy_infos(
+    session: Session, *, after: PolicyPosition | None = None, limit: int = 1_000_000
+) -> list[PolicyInfo]:
+    """Policies, newest first."""
     row = CheckpointRow
-    return session.scalars(
-        select(row)
-        .options(defer(row.body, raiseload=True))
-        .where(row.policy == policy)
+    wanted = (
+        select(
+            row.digest, row.policy, row.device_class, row.artifacts, row.settings, row.versions,
+            row.ratio, row.steps, row.trained_at_us,
+        )
         .order_by(row.trained_at_us.desc(), row.digest)
-    ).all()
+        .limit(limit)
+    )  # fmt: skip
+    if after is not None:
+        same = and_(row.trained_at_us == after.trained_at_us, row.digest > after.digest)
+        wanted = wanted.where(or_(row.trained_at_us < after.trained_at_us, same))
+    return [shown(partial(_info, one), partial(_unshown, one)) for one in session.execute(wanted)]
+
+
+def _info(row: Any) -> PolicyInfo:
+    return message_of(
+        PolicyInfo,
+        row,
+        artifacts=json.loads(row.artifacts),
+        settings=json.loads(row.settings),
+        versions=json.loads(row.versions),
+        unshown="",
+    )
+
+
+def _unshown(row: Any, reason: str) -> PolicyInfo:
+    return blank_of(
+        PolicyInfo,
+        digest=row.digest,
+        policy=bounded(row.policy, 128),
+        ratio=1.0,
+        trained_at_us=row.trained_at_us,
+        unshown=reason,
+    )
 
 
 def attach_policy(session: Session, device: DeviceId, policy: str) -> Desired:

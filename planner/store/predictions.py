@@ -1,45 +1,49 @@
 """What the twin predicted until a device measured it, and plans that a search or re-plan evaluated."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+from msgspec import structs
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.schema.prediction import PredictionInfo
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.rows import message_of
 from stageloom.planner.store.tables import ConsideredPlanRow, PredictionRow
 from stageloom.shared.ids import DeviceId, Digest
 
-KeptPrediction = PredictionRow
-"""One prediction; `number` is None until it is kept."""
+_KEPT: Final = ("device", "plan", "digest", "twin", "arrivals", "seconds", "made_at_us")
+"""What a row and a prediction both call by its name, beside the number."""
 
 
-def keep_prediction(session: Session, prediction: KeptPrediction) -> int:
-    """Keep a prediction; returns its number."""
-    session.add(prediction)
+def keep_prediction(session: Session, prediction: PredictionInfo) -> int:
+    """Keep a prediction, but not what was measured; returns its number."""
+    same = {name: getattr(prediction, name) for name in _KEPT}
+    row = PredictionRow(figures=prediction.predicted, **same)
+    session.add(row)
     session.flush()
-    return prediction.number
+    return row.number
 
 
 def newest_predictions(
-    session: Session, device: DeviceId | None = None, *, limit: int = 100
-) -> Sequence[KeptPrediction]:
-    """The newest predictions, of one device or of all, newest first."""
+    session: Session, device: DeviceId | None = None, *, before: int = 0, limit: int = 100
+) -> list[PredictionInfo]:
+    """Predictions of one device or of all, newest first; with `before` those of a lower number."""
     wanted = select(PredictionRow).order_by(PredictionRow.number.desc()).limit(limit)
     if device is not None:
         wanted = wanted.where(PredictionRow.device == device)
-    return session.scalars(wanted).all()
+    if before:
+        wanted = wanted.where(PredictionRow.number < before)
+    return [
+        message_of(PredictionInfo, row, predicted=row.figures, measured=None, relative_errors=None)
+        for row in session.scalars(wanted)
+    ]
 
 
 LookedAt: TypeAlias = tuple[PlanEvaluation, ConsideredPlanRow]
 """A plan that was evaluated, and the row that says when, for which device class, and in which re-plan."""
-
-_EVALUATED: Final = tuple(
-    field.name for field in fields(PlanEvaluation) if field.name not in {"plan", "verdict"}
-)
-"""What a row and an evaluation both call by its name."""
 
 
 def keep_considered(
@@ -52,15 +56,11 @@ def keep_considered(
 ) -> None:
     """Keep the plans that one search or re-plan evaluated, for `stageloom plan explain`."""
     about = {"at_us": now_us(session), "replan": replan, "device": device, "device_class": device_class}
-    rows = [
-        {
-            **{name: getattr(plan, name) for name in _EVALUATED},
-            **about,
-            "digest": plan.plan,
-            "verdict": plan.verdict.value,
-        }
-        for plan in plans
-    ]
+    rows = []
+    for plan in plans:
+        fields = structs.asdict(plan)
+        digest = fields.pop("plan")
+        rows.append({**fields, **about, "digest": digest, "verdict": plan.verdict.value})
     if rows:
         session.connection().execute(insert(ConsideredPlanRow), rows)
 
@@ -75,12 +75,7 @@ def considered_plans(
         .order_by(ConsideredPlanRow.number.desc())
         .limit(limit)
     )
-    return [(_evaluation(row), row) for row in rows]
-
-
-def _evaluation(row: ConsideredPlanRow) -> PlanEvaluation:
-    return PlanEvaluation(
-        plan=Digest(row.digest),
-        verdict=EvaluationVerdict(row.verdict),
-        **{name: getattr(row, name) for name in _EVALUATED},
-    )
+    return [
+        (message_of(PlanEvaluation, row, plan=row.digest, verdict=EvaluationVerdict(row.verdict)), row)
+        for row in rows
+    ]

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.policy import ReplanSettings
+from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
@@ -35,7 +36,6 @@ from stageloom.planner.store.tables import (
     TrialRow,
 )
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import ReplanInfo, TrialInfo
 from stageloom.shared.messages.control import Alarm, Desired
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from stageloom.shared.plan import Plan
@@ -343,8 +343,10 @@ def barred_plans(
     return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
 
 
-def replan_infos(session: Session, device: DeviceId | None = None, *, limit: int = 1000) -> list[ReplanInfo]:
-    """Re-plans of one device or of all, newest first.
+def replan_infos(
+    session: Session, device: DeviceId | None = None, *, before: int = 0, limit: int = 1000
+) -> list[ReplanInfo]:
+    """Re-plans of one device or of all, newest first; with `before` those of a lower number.
 
     Raises:
         InputError: there is no such device.
@@ -354,6 +356,8 @@ def replan_infos(session: Session, device: DeviceId | None = None, *, limit: int
     wanted = select(ReplanRow).order_by(ReplanRow.replan.desc()).limit(limit)
     if device is not None:
         wanted = wanted.where(ReplanRow.device == device)
+    if before:
+        wanted = wanted.where(ReplanRow.replan < before)
     return [
         message_of(ReplanInfo, row, alarm=row.number, plan=row.plan or "") for row in session.scalars(wanted)
     ]

@@ -16,7 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.tables import DeviceRow, EventRow, PlannerRow
-from stageloom.shared.errors import DecodeError, InputError
+from stageloom.shared.errors import DecodeError, NotFoundError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import Row, decode_row
@@ -81,15 +81,16 @@ def saturated(total: Any) -> int:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_BLANK: Final[dict[type, Any]] = {
-    inspect.StrType: "",
-    inspect.BytesType: b"",
-    inspect.IntType: 0,
-    inspect.BoolType: False,
-    inspect.VarTupleType: (),
-    inspect.UnionType: None,
+_BLANK: Final[dict[type, Callable[[], Any]]] = {
+    inspect.StrType: str,
+    inspect.BytesType: bytes,
+    inspect.IntType: int,
+    inspect.BoolType: bool,
+    inspect.VarTupleType: tuple,
+    inspect.DictType: dict,
+    inspect.UnionType: lambda: None,
 }
-"""What a field of such a type holds where nothing is known."""
+"""Makes what a field of such a type holds where nothing is known."""
 
 
 def message_of(kind: type[T], row: Any, **others: Any) -> T:
@@ -102,7 +103,7 @@ def message_of(kind: type[T], row: Any, **others: Any) -> T:
 def blank_of(kind: type[T], **known: Any) -> T:
     """A message of which only this is known; its other fields are empty."""
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]  # it is a struct's
-    blank = {field.name: _BLANK[type(field.type)] for field in fields if field.name not in known}
+    blank = {field.name: _BLANK[type(field.type)]() for field in fields if field.name not in known}
     return kind(**blank, **known)
 
 
@@ -149,7 +150,7 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
     """
     row = session.get(DeviceRow, device)
     if row is None:
-        raise InputError(f"there is no device {device!r}", remedy="see `stageloom device list`")
+        raise NotFoundError(f"there is no device {device!r}", remedy="see `stageloom device list`")
     return row
 
 

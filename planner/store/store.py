@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.model import ModelInfo
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.models import Blobs, forget_name, name_artifact
@@ -29,7 +30,6 @@ from stageloom.shared.clock import Clock
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin import ModelInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")

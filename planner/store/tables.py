@@ -364,7 +364,7 @@ class TrialRow(Table):
 
 
 class ConsideredPlanRow(Table):
-    """A plan that a search found or a re-plan looked at: `stageloom.planner.replan.predict.PlanEvaluation`.
+    """A plan that a search found or a re-plan looked at, as a `PlanEvaluation`.
 
     The plan itself is among `plans` only if it was kept. `replan` is empty for an operator's search.
     """
@@ -503,12 +503,49 @@ class CheckpointRow(Table):
     digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
     policy: Mapped[str] = mapped_column(String(32))
     device_class: Mapped[str] = mapped_column(String(128))
-    artifacts: Mapped[dict[str, str]] = mapped_column(JsonText)  # digest to model's name
-    settings: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    versions: Mapped[dict[str, str]] = mapped_column(JsonText)
-    curves: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)  # one object per validation
+    artifacts: Mapped[str]  # JSON: digest to model's name
+    settings: Mapped[str]  # JSON
+    versions: Mapped[str]  # JSON
+    curves: Mapped[str]  # JSON: one object per validation
     ratio: Mapped[float]  # to sequential, the best validation's
     steps: Mapped[int]
     trained_at_us: Mapped[int]
     body: Mapped[bytes]
     __table_args__ = (Index("checkpoints_by_use", "policy", "device_class", "trained_at_us"),)
+
+
+class AccessTokenRow(Table):
+    """A token for the API, kept as its digest; a revoked one keeps its row, which the audit log names."""
+
+    __tablename__ = "access_tokens"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    role: Mapped[str] = mapped_column(String(16))
+    digest: Mapped[str] = mapped_column(_DIGEST, unique=True)
+    created_at_us: Mapped[int]
+    revoked_at_us: Mapped[int]  # 0: it holds
+
+
+class AuditRow(Table):
+    """One request to the API that changed something, or was refused to who asked."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    at_us: Mapped[int]
+    who: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    source: Mapped[str] = mapped_column(String(128))
+    operation: Mapped[str] = mapped_column(String(64))
+    target: Mapped[str] = mapped_column(String(128))
+    status: Mapped[int] = mapped_column(Integer)
+
+
+class AnswerRow(Table):
+    """The answer to a request that came with an idempotency key; no `body` where it held a secret."""
+
+    __tablename__ = "api_answers"
+    who: Mapped[str] = mapped_column(String(128), primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    at_us: Mapped[int] = mapped_column(index=True)
+    request_digest: Mapped[str] = mapped_column(_DIGEST)
+    status: Mapped[int] = mapped_column(Integer)
+    body: Mapped[bytes]

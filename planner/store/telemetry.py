@@ -1,8 +1,9 @@
 """Telemetry rows in, figures out, over their whole age: hours, then minutes, then rows."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -17,20 +18,14 @@ from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
 from stageloom.planner.telemetry import (
-    ROLLED_KINDS,
     Balance,
     SpanData,
     TelemetryAccount,
     TelemetryEntry,
-    UnreadableData,
-    Width,
     decode_data,
-    merge,
-    span_of,
-    widen,
 )
-from stageloom.shared.errors import DecodeError
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
     ProfileResult,
@@ -63,6 +58,8 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 _OLDEST_US: Final = 400 * 86_400_000_000
 
 _NEWEST_US: Final = 86_400_000_000
+
+_PAGE: Final = 5_000
 
 _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
@@ -192,8 +189,8 @@ def telemetry_rows(
 def _readable_since(
     session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int, limit: int = 10_000
 ) -> tuple[list[Row], str]:
-    bodies = [body for _, _, body in _rows(session, device, kinds, since_us=since_us, limit=limit)]
-    return readable(reversed(bodies))
+    rows = list(newest_rows(session, device, kinds, since_us=since_us, limit=limit))
+    return readable(row.body for row in reversed(rows))
 
 
 def newest_telemetry(
@@ -214,60 +211,6 @@ def newest_telemetry(
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
     return _readable_since(session, device, kinds, since_us=newest_us - window_us + 1)
-
-
-_PAGE = 5_000
-
-
-def telemetry_history(
-    session: Session,
-    device: DeviceId,
-    kinds: Sequence[RowKind],
-    *,
-    by: Width | None = None,
-    since_us: int = 0,
-    limit: int = 10_000,
-) -> list[TelemetryEntry]:
-    """Telemetry over its whole age, oldest first, at most the newest `limit` entries.
-
-    It is as fine as it is kept, or rolled up to `by` whatever is kept finer; hours stay hours, and kinds that
-    are not rolled up are left out then.
-    """
-    if by is not None:
-        return _history_by(session, device, kinds, by, since_us=since_us)[-limit:]
-    entries: list[TelemetryEntry] = [
-        span
-        for width in (Width.HOUR, Width.MINUTE)
-        for span in _spans(session, device, width, kinds, since_us=since_us, limit=limit)
-    ]
-    rows = [
-        _row_entry(at_us, kind, body)
-        for at_us, kind, body in _rows(session, device, kinds, since_us=since_us, limit=limit)
-    ]
-    entries += reversed(rows)
-    entries.sort(key=lambda entry: entry.at_us)
-    return entries[-limit:]
-
-
-def _history_by(
-    session: Session, device: DeviceId, kinds: Sequence[RowKind], width: Width, *, since_us: int
-) -> list[TelemetryEntry]:
-    wanted = [kind for kind in kinds if kind in ROLLED_KINDS]
-    since_us = width.begin_us(since_us)
-
-    def finer() -> Iterator[TelemetryEntry]:
-        for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
-            if isinstance(row := read_row(body), Row):
-                yield span_of(at_us, kind, row.data, width)
-        for span in _spans(session, device, Width.MINUTE, wanted, since_us=since_us):
-            yield widen(span, width)
-        if width is Width.HOUR:
-            yield from _spans(session, device, Width.HOUR, wanted, since_us=since_us)
-
-    entries: list[TelemetryEntry] = [*merge(finer()).values()]
-    if width is Width.MINUTE:
-        entries += _spans(session, device, Width.HOUR, wanted, since_us=since_us)
-    return sorted(entries, key=lambda entry: (entry.at_us, entry.kind))
 
 
 def oldest_step_timings(
@@ -293,64 +236,39 @@ def oldest_step_timings(
     return [data for _, data in found[:limit] if isinstance(data, StepTimings)]
 
 
-def _row_entry(at_us: int, kind: RowKind, body: bytes) -> TelemetryEntry:
-    row = read_row(body)
-    if isinstance(row, DecodeError):
-        return TelemetryEntry(at_us, 0, RowKind.UNREADABLE, 1, UnreadableData(row.cause, len(body)))
-    if kind is RowKind.UNREADABLE:
-        reason = "the database would not take what it says; see `stageloom device show`"
-        return TelemetryEntry(at_us, 0, kind, 1, UnreadableData(reason, len(body)))
-    return TelemetryEntry(row.at_us, 0, kind, 1, row.data)
+class FiledRow(NamedTuple):
+    """A row under the moment that it is kept under, with its number in its boot."""
+
+    at_us: int
+    sequence: int
+    kind: RowKind
+    body: bytes
 
 
-def _rows(
+def newest_rows(
     session: Session,
     device: DeviceId,
     kinds: Sequence[RowKind],
     *,
     since_us: int,
+    until_us: int = MOST,
     limit: int | None = None,
-) -> Iterator[tuple[int, RowKind, bytes]]:
-    """(time, kind, bytes) of rows, newest first."""
+) -> Iterator[FiledRow]:
+    """Rows, newest first."""
     found = session.execute(
-        select(TelemetryRow.at_us, TelemetryRow.kind, TelemetryRow.body)
+        select(TelemetryRow.at_us, TelemetryRow.sequence, TelemetryRow.kind, TelemetryRow.body)
         .where(
             TelemetryRow.device == device,
             TelemetryRow.kind.in_([kind.value for kind in kinds]),
-            TelemetryRow.at_us >= since_us,
+            TelemetryRow.at_us.between(since_us, until_us),
         )
         .order_by(TelemetryRow.at_us.desc(), TelemetryRow.sequence.desc())
         .limit(limit)
         .execution_options(yield_per=_PAGE)
     )
-    for at_us, kind, body in found:
-        yield at_us, RowKind(kind), body
-
-
-def _spans(
-    session: Session,
-    device: DeviceId,
-    width: Width,
-    kinds: Sequence[RowKind],
-    *,
-    since_us: int,
-    limit: int | None = None,
-) -> Iterator[TelemetryEntry]:
-    """Spans of one width that hold `since_us` or begin later, newest first."""
-    found = session.execute(
-        select(*SPAN_COLUMNS)
-        .where(
-            RollupRow.device == device,
-            RollupRow.width_s == width.value,
-            RollupRow.begin_us >= width.begin_us(since_us),
-            RollupRow.kind.in_([kind.value for kind in kinds]),
-        )
-        .order_by(RollupRow.begin_us.desc(), RollupRow.kind, RollupRow.subject)
-        .limit(limit)
-        .execution_options(yield_per=_PAGE)
-    )
-    for row in found:
-        yield span_from(*row)
+    with closing(found):
+        for at_us, sequence, kind, body in found:
+            yield FiledRow(at_us, sequence, RowKind(kind), body)
 
 
 SPAN_COLUMNS: Final = (

@@ -82,7 +82,7 @@ def clock_notice(ahead_s: float) -> str:
     """One line for people about a clock that is not believed."""
     return (
         f"old telemetry and events are held back: the clock is {ahead_s / 86_400.0:.1f} days ahead of all "
-        "that this planner knows; correct it, or run `stageloom trust-clock` if it is right"
+        "that this planner knows; correct it, or run `stageloom planner trust-clock` if it is right"
     )
 
 

@@ -59,6 +59,15 @@ def same_database(one_url: str, other_url: str) -> bool:
     return _place(one_url) == _place(other_url)
 
 
+def without_password(database_url: str) -> str:
+    """A URL as it may be shown.
+
+    Raises:
+        SettingError: it does not parse.
+    """
+    return Database(database_url).url.render_as_string(hide_password=True)
+
+
 def _absolute(database_url: str) -> str:
     """The URL for a process in any folder."""
     database = Database(database_url)

@@ -1,12 +1,11 @@
-"""Drives tournaments with a pool of workers and the clock."""
+"""Drives a tournament with a pool of workers and the clock."""
 
 import queue
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.tournament.candidates import PlanCandidate
@@ -24,7 +23,6 @@ from stageloom.planner.tournament.tournament import (
 )
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
-from stageloom.shared.messages.admin import PlanProgressReply
 from stageloom.shared.plan import Plan
 
 CHOICE: Final = EvaluationSettings(seeds=(1_000_001, 1_000_002, 1_000_003))
@@ -53,51 +51,17 @@ class TournamentResult:
     search_s: dict[int, float]
 
 
-class TournamentRunner:
-    """The tournaments that run now, by ticket. May be called from several threads at once."""
+class TournamentProgress(NamedTuple):
+    """How far a tournament is; `score` is None until a candidate was evaluated."""
 
-    def __init__(self, pool: SearchPool, clock: Clock) -> None:
-        self._pool, self._clock = pool, clock
-        self._lock = threading.Lock()
-        self._runs: dict[int, _Run] = {}
-
-    def run(
-        self,
-        candidates: Sequence[PlanCandidate],
-        first: Plan,
-        scenario: Scenario,
-        *,
-        budget_s: float,
-        ticket: int = 0,
-    ) -> TournamentResult:
-        """Run one to its end; `first` is the plan of candidate 0."""
-        run = _Run(candidates, first, scenario, self._pool, self._clock, budget_s)
-        if ticket:
-            with self._lock:
-                self._runs[ticket] = run
-        try:
-            return run.to_end()
-        finally:
-            with self._lock:
-                self._runs.pop(ticket, None)
-
-    def stop(self, ticket: int) -> bool:
-        """End one with its best so far; whether there is one."""
-        with self._lock:
-            run = self._runs.get(ticket)
-        if run is not None:
-            run.stop()
-        return run is not None
-
-    def progress(self, ticket: int) -> PlanProgressReply:
-        """How far one is; a reply of size 0 where there is none."""
-        with self._lock:
-            run = self._runs.get(ticket)
-        return PlanProgressReply() if run is None else run.progress()
+    done: int
+    size: int
+    best: str
+    score: Score | None
 
 
-class _Run:
-    """One tournament; all but `stop` and `progress` happens on the thread of `to_end`."""
+class TournamentRun:
+    """One tournament; all but `stop` happens on the thread of `to_end`."""
 
     def __init__(
         self,
@@ -106,8 +70,12 @@ class _Run:
         scenario: Scenario,
         pool: SearchPool,
         clock: Clock,
+        *,
         budget_s: float,
+        watch: Callable[[TournamentProgress], None] = lambda progress: None,
     ) -> None:
+        """`first` is the plan of candidate 0; `watch` is told of every change."""
+        self._watch = watch
         self._candidates, self._scenario, self._pool, self._clock = candidates, scenario, pool, clock
         self._began_s = clock.monotonic_s()
         self._tournament = Tournament(
@@ -120,10 +88,12 @@ class _Run:
         self._search_s: dict[int, float] = {}
 
     def to_end(self) -> TournamentResult:
+        """Run it."""
         tournament = self._tournament
         actions = tournament.begin()
         while True:
             self._execute(actions)
+            self._watch(self._progress())
             if (outcome := tournament.outcome) is not None:
                 break
             try:
@@ -139,20 +109,14 @@ class _Run:
         )
 
     def stop(self) -> None:
+        """End it with its best so far; from any thread."""
         self._events.put(_Stop())
 
-    def progress(self) -> PlanProgressReply:
-        """From any thread, without a lock: a curve only grows."""
+    def _progress(self) -> TournamentProgress:
         tournament, curve = self._tournament, self._tournament.curve
         score = curve[-1].score if curve else None
-        return PlanProgressReply(
-            done=tournament.done,
-            size=len(self._candidates),
-            elapsed_s=self._clock.monotonic_s() - self._began_s,
-            best=self._candidates[tournament.best].name if score else "",
-            throughput_per_s=score.throughput_per_s if score else 0.0,
-            p99_s=score.p99_s if score else 0.0,
-        )
+        best = self._candidates[tournament.best].name if score else ""
+        return TournamentProgress(tournament.done, len(self._candidates), best, score)
 
     def _execute(self, actions: Actions) -> None:
         for candidate in actions.drop:

@@ -16,7 +16,7 @@ hands out does not depend on the spans in which it is asked.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -184,18 +184,35 @@ def require_all(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
 
 
 class ArrivalStream:
-    """The arrivals of one process, handed out span by span. The generator belongs to the stream."""
+    """The arrivals of one process, handed out span by span. The generator belongs to the stream.
+
+    A stream pickles: its copy draws anew what was drawn, and goes on from there.
+    """
 
     def __init__(self, process: Process, rng: np.random.Generator) -> None:
         self.process = process
+        self._begin = rng.bit_generator.state
         self._chunks = _chunks(process, rng)
+        self._drawn = 0  # chunks
         self._waiting: Times = np.empty(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_chunks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        rng = np.random.default_rng()
+        rng.bit_generator.state = self._begin
+        self._chunks = _chunks(self.process, rng)
+        for _ in range(self._drawn):
+            next(self._chunks)
 
     def until(self, until_s: float) -> Times:
         """The arrivals before `until_s` that were not handed out yet."""
         chunks, last_s = [self._waiting], self._waiting[-1] if self._waiting.size else -math.inf
         while last_s < until_s and (chunk := next(self._chunks, None)) is not None:
             chunks.append(chunk)
+            self._drawn += 1
             last_s = chunk[-1] if chunk.size else last_s
         if len(chunks) > 1:
             self._waiting = np.concatenate(chunks)
@@ -214,6 +231,7 @@ class Tape:
         ]
         self._times: Times = np.empty(0)
         self._sources: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._first = 0  # number of the first task that is not forgotten
         self._drawn = 0
         self._until_s = 0.0
 
@@ -222,7 +240,14 @@ class Tape:
         if until_s > self._until_s:
             self._draw(until_s)
         last = int(np.searchsorted(self._times[: self._drawn], until_s, side="left"))
-        return self._times[first:last], self._sources[first:last]
+        begin = first - self._first
+        return self._times[begin:last], self._sources[begin:last]
+
+    def forget(self, before: int) -> None:
+        """Drop the tasks of lower numbers, for which nobody asks again."""
+        kept = slice(before - self._first, self._drawn)
+        self._times, self._sources = self._times[kept], self._sources[kept]
+        self._first, self._drawn = before, len(self._times)
 
     def _draw(self, until_s: float) -> None:
         drawn = [stream.until(until_s) for stream in self._streams]

@@ -115,6 +115,22 @@ def load_device(name: str) -> DeviceFile:
     return parse_device(text, name)
 
 
+def named_device(given: str) -> DeviceFile:
+    """A device that comes with the twin, by name, or the one that a device file's text describes.
+
+    Raises:
+        InputError: there is none, or the text cannot be used.
+    """
+    if "=" in given:
+        return parse_device(given, "the device file")
+    if given not in device_names():
+        raise InputError(
+            f"there is no device file {given[:80]!r}",
+            remedy=f"use one of {', '.join(device_names())}, or a path that ends in .toml",
+        )
+    return load_device(given)
+
+
 def cpu_device(cores: int) -> DeviceFile:
     """A CPU of which nothing was measured: where a calibration begins.
 

@@ -193,6 +193,7 @@ class Twin:
         while self._event(end_s, samples):
             pass
         self._lanes.advance(end_s)
+        self._tape.forget(self._next_task)
         self.now_s = end_s
         for at_s in samples:
             self._record.look(self._core, at_s)

@@ -36,6 +36,8 @@ def plain(kind: shapes.Type) -> Any:
             return bytes(shortest or 0)
         case shapes.VarTupleType():
             return ()
+        case shapes.DictType():
+            return {}
         case shapes.TupleType(item_types=items):
             return tuple(plain(item) for item in items)
         case shapes.BoolType():
@@ -65,6 +67,10 @@ def extremes(kind: shapes.Type) -> Iterator[Any]:
         case shapes.VarTupleType(item_type=item, max_length=longest):
             yield from ((), (plain(item),) * (longest or 0))
             yield from ((one,) for one in extremes(item))
+        case shapes.DictType(key_type=key, value_type=item):
+            yield {}
+            yield from ({one: plain(item)} for one in extremes(key))
+            yield from ({plain(key): one} for one in extremes(item))
         case shapes.TupleType(item_types=items):
             for at, item in enumerate(items):
                 for one in extremes(item):

@@ -14,16 +14,19 @@ import zmq
 
 from stageloom.edge_agent.link.connection import make_dealer, new_keys
 from stageloom.edge_agent.link.join import join
-from stageloom.planner.admin.client import ask
+from stageloom.planner.api import routes
+from stageloom.planner.api.route import Route
 from stageloom.planner.dispatch.quotas import Quota
+from stageloom.planner.schema.base import Request
+from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest, DeviceTokenRequest
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages import admin, bulk, control, telemetry
+from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.base import Message
 from stageloom.shared.messages.telemetry import Ledger, RowData, RowRange
 from stageloom.shared.token import parse_token
 from tests.e2e.fleet import four_free_ports
-from tests.planner.processes import PlannerProcess, ok
+from tests.planner.processes import PlannerProcess, ask, ok
 
 PATIENCE_S: Final = 45.0
 BOOT: Final = 77
@@ -33,7 +36,8 @@ CODECS: Final[dict[str, tuple[Any, Any]]] = {
     "bulk": (bulk.TO_PLANNER, bulk.TO_DEVICE),
 }
 
-M = TypeVar("M", bound=Message)
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
 
 
 class Rig:
@@ -75,7 +79,7 @@ class Rig:
 
     def device(self, name: str, *, agent_version: str = "", device_class: str = "") -> "Device":
         """An enrolled device, and what it says of itself when it joins."""
-        token = self.ask(admin.DeviceTokenRequest(), admin.DeviceTokenReply).token
+        token = self.ask(routes.DEVICE_TOKEN, DeviceTokenRequest()).token
         made = Device(name, token, agent_version=agent_version, device_class=device_class)
         self._devices.append(made)
         return made
@@ -84,13 +88,13 @@ class Rig:
         """The device that was enrolled under this name before."""
         return next(device for device in self._devices if device.name == name)
 
-    def ask(self, request: admin.AdminRequest, expected: type[M]) -> M:
+    def ask(self, route: Route[Q, R], request: Q) -> R:
         """What the planner answers an operator."""
-        return ask(self.home, request, expected, timeout_s=PATIENCE_S)
+        return ask(self.home, route, request, timeout_s=PATIENCE_S)
 
-    def info(self, device: str) -> admin.DeviceInfo:
+    def info(self, device: str) -> DeviceInfo:
         """How the planner shows a device."""
-        return self.ask(admin.DeviceShowRequest(device=DeviceId(device)), admin.DeviceShowReply).device
+        return self.ask(routes.DEVICE_SHOW, DeviceShowRequest(device=DeviceId(device))).device
 
     def command(self, *arguments: str) -> str:
         """What a command prints."""

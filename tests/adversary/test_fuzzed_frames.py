@@ -7,8 +7,11 @@ from typing import Any
 import msgpack
 import pytest
 
+from stageloom.planner.api import routes
+from stageloom.planner.schema.device import DeviceReleaseRequest
+from stageloom.planner.schema.service import WatchRequest
 from stageloom.shared.codec import PLAIN, pack_body
-from stageloom.shared.messages import admin, control
+from stageloom.shared.messages import control
 from stageloom.shared.messages.base import RefusalCode, Refused
 from tests.adversary.rig import CODECS, Device, Rig
 from tests.link.samples import MESSAGES
@@ -86,7 +89,7 @@ def is_let_in(rig: Rig, bad: Device) -> bool:
     """Whether a device is there; one that the frames before had quarantined is released and says hello."""
     answer = bad.heartbeat()
     if isinstance(answer, Refused) and answer.code is RefusalCode.QUARANTINED:
-        rig.ask(admin.DeviceReleaseRequest(device=bad.name), admin.Done)
+        rig.ask(routes.DEVICE_RELEASE, DeviceReleaseRequest(device=bad.name))
     return isinstance(answer, control.HeartbeatAck) or isinstance(bad.hello(), control.Welcome)
 
 
@@ -106,12 +109,12 @@ def test_frames_that_mean_harm_are_the_senders_own(rig: Rig) -> None:
         assert good.is_served()
     rig.restart()
     assert good.is_served()
-    watched = rig.ask(admin.WatchRequest(), admin.WatchReply)
+    watched = rig.ask(routes.WATCH, WatchRequest())
     assert [info.device for info in watched.devices] == ["bad", "good"]
     for name in ("good", "bad"):
         assert rig.info(name).unshown == ""
-        rig.command("telemetry", name)
+        rig.command("device", "telemetry", name)
     info = rig.info("good")
     assert (info.unreadable, info.quarantine, info.desired_generation) == (0, "", 0)
-    books = rig.ask(admin.WatchRequest(device=good.name), admin.WatchReply).telemetry
+    books = rig.ask(routes.WATCH, WatchRequest(device=good.name)).telemetry
     assert (books.produced, books.stored, books.lost) == (5, 5, 0)

@@ -6,7 +6,11 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
+from stageloom.planner.api import routes
 from stageloom.planner.counters import CEILING
+from stageloom.planner.schema.device import DeviceListRequest
+from stageloom.planner.schema.plan import PlanHistoryRequest
+from stageloom.planner.schema.service import StatusRequest, WatchRequest
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.tables import (
     DesiredRow,
@@ -18,7 +22,7 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.codec import PLAIN
-from stageloom.shared.messages import admin, control, telemetry
+from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import MOST, RefusalCode, Refused
 from stageloom.shared.messages.telemetry import Ledger, RowRange, TelemetryBatch
 from tests.adversary.rig import BOOT, Rig
@@ -39,9 +43,9 @@ def test_a_nul_in_any_text_is_refused_and_nobody_waits_for_it(rig: Rig) -> None:
     assert good.is_served()
     info = rig.info("bad")
     assert info.unreadable == 1 and "telemetry row" in info.unreadable_reason
-    assert rig.ask(admin.StatusRequest(), admin.StatusReply).unreadable == 1
-    (shown,) = json.loads(rig.command("telemetry", "bad", "--kind", "unreadable", "--json"))
-    assert shown["size_bytes"] == len(row) and shown["reason"]
+    assert rig.ask(routes.STATUS, StatusRequest()).unreadable == 1
+    (shown,) = json.loads(rig.command("device", "telemetry", "bad", "--kind", "unreadable", "--json"))
+    assert shown["values"]["size_bytes"] == len(row) and shown["values"]["reason"]
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def test_a_poisoned_database_serves_all_but_the_device_that_did_it(poisoned: Rig
     assert str(CEILING) in poisoned.info("bad").quarantine
     for command in ("status", "watch", "device list", "device show bad", "device show good"):
         poisoned.command(*command.split())
-    assert poisoned.ask(admin.PlanHistoryRequest(), admin.PlanHistoryReply).entries
+    assert poisoned.ask(routes.PLAN_HISTORY, PlanHistoryRequest()).items
     poisoned.command("device", "release", "bad")
     assert bad.is_served()
     poisoned.restart()
@@ -96,10 +100,10 @@ def test_a_record_that_cannot_be_shown_stands_on_its_page_with_the_reason(
     with database.write() as session:
         session.execute(update(DeviceRow).where(DeviceRow.name == "bad").values(device_class="x" * 999))
     database.close()
-    infos = {info.device: info for info in rig.ask(admin.DeviceListRequest(), admin.DeviceListReply).devices}
+    infos = {info.device: info for info in rig.ask(routes.DEVICE_LIST, DeviceListRequest()).items}
     assert not infos[good.name].unshown and infos[good.name].device_class
     assert "cannot be shown" in infos[bad.name].unshown
-    watched = rig.ask(admin.WatchRequest(), admin.WatchReply)
+    watched = rig.ask(routes.WATCH, WatchRequest())
     assert [bool(info.unshown) for info in watched.devices] == [True, False]
 
 
@@ -121,9 +125,9 @@ def test_rows_that_only_an_older_version_took_leave_every_page_whole(rig: Rig, d
     with database.write() as session:
         session.add(row)
     database.close()
-    watched = rig.ask(admin.WatchRequest(), admin.WatchReply)
+    watched = rig.ask(routes.WATCH, WatchRequest())
     assert [rate.device for rate in watched.rates] == ["good"]
     unshown = {info.device: info.unshown for info in watched.devices}
     assert unshown[good.name] == "" and unshown[bad.name].startswith("1 telemetry row")
-    shown = json.loads(rig.command("telemetry", "bad", "--json"))
+    shown = json.loads(rig.command("device", "telemetry", "bad", "--json"))
     assert {entry["kind"] for entry in shown} == {"event", "unreadable"}

@@ -2,8 +2,11 @@
 
 import pytest
 
+from stageloom.planner.api import routes
 from stageloom.planner.counters import CEILING, EPOCHS_AHEAD, SEQUENCES
-from stageloom.shared.messages import admin, control, telemetry
+from stageloom.planner.schema.device import DeviceReleaseRequest
+from stageloom.planner.schema.service import StatusRequest
+from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import MOST, Message, RefusalCode, Refused
 from stageloom.shared.messages.telemetry import Ledger
 from tests.adversary.rig import BOOT, Device, Rig
@@ -24,7 +27,7 @@ def code(reply: Message) -> RefusalCode:
 
 
 def release(rig: Rig, device: Device) -> None:
-    rig.ask(admin.DeviceReleaseRequest(device=device.name), admin.Done)
+    rig.ask(routes.DEVICE_RELEASE, DeviceReleaseRequest(device=device.name))
 
 
 @pytest.mark.promise("device-counts-too-far")
@@ -42,7 +45,7 @@ def test_a_device_that_says_it_is_far_ahead_is_quarantined_and_a_good_one_is_ser
         assert name.split(" within")[0] in until(lambda: rig.info("bad").quarantine)
         release(rig, bad)
         assert bad.is_served()
-    assert rig.ask(admin.StatusRequest(), admin.StatusReply).epoch == 1
+    assert rig.ask(routes.STATUS, StatusRequest()).epoch == 1
 
 
 @pytest.mark.promise("device-counts-too-far")
@@ -53,11 +56,11 @@ def test_a_quarantine_outlives_the_planner_and_ends_by_an_operators_command(rig:
     assert code(bad.hello()) is RefusalCode.QUARANTINED
     info = rig.info("bad")
     assert info.quarantined_at_us and info.desired_epoch == 0
-    assert rig.ask(admin.StatusRequest(), admin.StatusReply).quarantined == 1
+    assert rig.ask(routes.STATUS, StatusRequest()).quarantined == 1
     assert "quarantined" in rig.command("device", "list")
     rig.command("device", "release", "bad")
     assert bad.is_served()
-    assert rig.ask(admin.StatusRequest(), admin.StatusReply).quarantined == 0
+    assert rig.ask(routes.STATUS, StatusRequest()).quarantined == 0
 
 
 def test_a_restored_database_is_still_overtaken_within_reach(rig: Rig) -> None:
@@ -74,7 +77,7 @@ def test_a_ledger_of_more_rows_than_a_boot_can_have_is_refused(rig: Rig, ledger:
     bad = rig.device("bad")
     batch = telemetry.TelemetryBatch(rows=(), ranges=(), ledgers=(ledger,))
     assert code(bad.answer("telemetry", batch)) is RefusalCode.QUARANTINED
-    assert rig.ask(admin.StatusRequest(), admin.StatusReply).telemetry.produced == 0
+    assert rig.ask(routes.STATUS, StatusRequest()).telemetry.produced == 0
 
 
 def test_the_limits_leave_the_planner_room_to_count_on() -> None:

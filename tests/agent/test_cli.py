@@ -14,7 +14,14 @@ import pytest
 from benchmarks.agent_cpu import agent_pss_mib
 from stageloom import __version__
 from stageloom.edge_agent.cli.app import execute, status_text
-from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
+from stageloom.edge_agent.config import (
+    OLD_SETTINGS_NAME,
+    SETTINGS_NAME,
+    AgentConfig,
+    ModelFile,
+    decode_config,
+    load_config,
+)
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.manager import PlanManager
@@ -118,16 +125,37 @@ def test_version_is_an_option_too(tmp_path: Path) -> None:
 
 def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None:
     for text, message in (
-        ('{"probation_s": -1}', "probation_s"),
-        ('{"probation": 1}', "probation"),
-        ('{"probation_s": 1', "truncated"),
-        ("[]", "not a JSON object"),
+        ("[agent]\nprobation_s = -1\n", "probation_s"),
+        ("[agent]\nprobation = 1\n", "probation"),
+        ("[agent", "cannot be read"),
+        ("probation_s = 1\n", "other than the table"),
     ):
-        (tmp_path / "agent.json").write_text(text)
+        (tmp_path / SETTINGS_NAME).write_text(text)
         with pytest.raises(SettingError, match=message):
-            load_config(tmp_path)
-    (tmp_path / "agent.json").write_text('{"probation_s": 2.5, "replicas": 3}')
-    assert load_config(tmp_path, replicas=4) == AgentConfig(home=str(tmp_path), probation_s=2.5, replicas=4)
+            load_config(tmp_path, environment={})
+    (tmp_path / SETTINGS_NAME).write_text("[agent]\nprobation_s = 2.5\nreplicas = 3\n")
+    wanted = AgentConfig(home=str(tmp_path), probation_s=2.5, replicas=4)
+    assert load_config(tmp_path, environment={}, replicas=4) == wanted
+
+
+def test_command_line_goes_before_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS_NAME).write_text("[agent]\nreplicas = 3\nprobation_s = 2.5\nalarms = true\n")
+    environment = {"STAGELOOM_AGENT_REPLICAS": "4", "STAGELOOM_AGENT_ALARMS": "false", "HOME": "/"}
+    config = load_config(tmp_path, environment=environment, probation_s=7.0)
+    assert (config.replicas, config.alarms, config.probation_s) == (4, False, 7.0)
+    with pytest.raises(SettingError, match="STAGELOOM_AGENT_REPLICA: there is no setting"):
+        load_config(tmp_path, environment={"STAGELOOM_AGENT_REPLICA": "4"})
+
+
+def test_settings_of_0_1_0_hold_until_there_are_newer_ones(tmp_path: Path) -> None:
+    (tmp_path / OLD_SETTINGS_NAME).write_text('{"probation_s": 2.5, "trial": {"gain": 0.1}}')
+    old = load_config(tmp_path, environment={})
+    assert (old.probation_s, old.trial.gain) == (2.5, 0.1)
+    assert "config show --toml" in settings_check(tmp_path).remedy
+    written = _command("config", "show", "--toml", home=tmp_path)
+    (tmp_path / SETTINGS_NAME).write_text(written.stdout)
+    assert load_config(tmp_path, environment={}) == old
+    assert settings_check(tmp_path).result == "ok"
 
 
 def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
@@ -210,12 +238,12 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "agent.json cannot be read"),
-        ("[]", "agent.json is not a JSON object"),
-        ('{"colour": "red"}', "unknown field `colour`"),
-        ('{"replicas": 0}', "Expected `int` >= 1 - at `$.replicas`"),
-        ('{"models": [{"name": "a", "path": "a.onnx"}], "scheduler": "bogus"}', "no scheduler 'bogus'"),
-        ('{"models": [{"name": "a", "path": "a.onnx"}], "executor": "abacus"}', "no executor 'abacus'"),
+        ("[agent", "agent.toml cannot be read"),
+        ("a = 1", "other than the table"),
+        ('[agent]\ncolour = "red"', "unknown field `colour`"),
+        ("[agent]\nreplicas = 0", "Expected `int` >= 1 - at `$.replicas`"),
+        ('[agent]\nmodels = [{name = "a", path = "a"}]\nscheduler = "bogus"', "no scheduler 'bogus'"),
+        ('[agent]\nmodels = [{name = "a", path = "a"}]\nexecutor = "abacus"', "no executor 'abacus'"),
     ],
 )
 def test_settings_that_the_agent_refuses_fail_the_doctor(tmp_path: Path, text: str, why: str) -> None:
@@ -226,7 +254,7 @@ def test_settings_that_the_agent_refuses_fail_the_doctor(tmp_path: Path, text: s
 
 def test_settings_that_the_agent_takes_pass_the_doctor(tmp_path: Path) -> None:
     assert settings_check(tmp_path).result == "ok"
-    (tmp_path / SETTINGS_NAME).write_text('{"replicas": 3}')
+    (tmp_path / SETTINGS_NAME).write_text("[agent]\nreplicas = 3\n")
     assert settings_check(tmp_path).result == "ok"
 
 

@@ -346,12 +346,12 @@ def test_a_recording_ends_with_the_engine_process(hosted: Hosted, monkeypatch: p
 
 def profile(artifact: str, batch: int, median_us: dict[int, float]) -> dict[str, Any]:
     timings = [{"operator": op, "median_us": one} for op, one in median_us.items()]
-    return {"kind": "profile_result", "artifact": artifact, "batch": batch, "timings": timings}
+    return {"kind": "profile_result", "values": {"artifact": artifact, "batch": batch, "timings": timings}}
 
 
 def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"kind": "queue_sample"},
+        {"kind": "queue_sample", "values": {}},
         profile("ab", 1, {2: 1.0, 3: 6.0}),
         profile("ab", 4, {3: 7.0}),
         profile("cd", 1, {0: 2.0}),

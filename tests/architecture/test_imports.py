@@ -10,7 +10,8 @@ from tests.architecture.sources import ROOT, below, modules
 
 CHOSEN_LATER = ("onnx", "onnxruntime", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
-PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "stageloom.planner", "stageloom.migrations")
+HTTP = ("starlette", "uvicorn")
+PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", *HTTP, "stageloom.planner", "stageloom.migrations")
 
 SHARED = [m for m in modules("shared") if not below(m, "stageloom.shared.importer")]
 AGENT = [
@@ -35,6 +36,18 @@ PLANNER = [m for m in modules("planner") if not m.endswith("__main__")]
 PLANNER_LIGHT = [
     m for m in PLANNER if not below(m, "stageloom.planner.learning", "stageloom.planner.cluster")
 ]
+
+COMMANDS = [
+    m
+    for m in PLANNER
+    if below(
+        m,
+        "stageloom.planner.cli",
+        "stageloom.planner.schema",
+        *(f"stageloom.planner.api.{name}" for name in ("client", "problem", "route", "routes")),
+    )
+]
+"""What a command imports before it asks the planner: it must not spend longer on that than on the answer."""
 
 PROBE = """
 import importlib, json, sys
@@ -112,6 +125,12 @@ def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
             ("ray", "torch", "stageloom.edge_agent"),
             id="planner, without learning and cluster",
         ),
+        pytest.param(
+            COMMANDS,
+            ("numpy", "sqlalchemy", "alembic", "zmq", "rich", "asyncio", *CHOSEN_LATER, *HTTP),
+            id="planner's command line, before it asks",
+        ),
+        pytest.param([m for m in PLANNER if below(m, "stageloom.planner.store")], HTTP, id="planner's store"),
         pytest.param(PLANNER, ("stageloom.edge_agent", "onnxruntime"), id="planner"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,20 @@ import pytest
             ["model", "list"],
             "pip install 'stageloom[planner,onnx]'",
         ),
+        *(
+            (
+                missing,
+                "stageloom.planner.cli.app",
+                ["up", "--data-dir", "{folder}/home", "--listen", "127.0.0.1:0"],
+                "pip install 'stageloom[planner,onnx]'",
+            )
+            for missing in ("starlette", "uvicorn")
+        ),
         (
             "matplotlib",
             "stageloom.planner.cli.app",
             ["scheduler", "compare", "--model", "a", "--plot", "a.svg"],
             "pip install 'stageloom[plot]'",
-        ),
-        (
-            "torch",
-            "stageloom.planner.cli.app",
-            ["train", "gpg"],
-            "pip install 'stageloom[learn]'",
         ),
         (
             "onnx",
@@ -36,11 +40,12 @@ import pytest
     ],
 )
 def test_missing_package_is_one_line_with_its_remedy(
-    missing: str, program: str, arguments: list[str], remedy: str
+    missing: str, program: str, arguments: list[str], remedy: str, tmp_path: Path
 ) -> None:
+    words = [word.format(folder=tmp_path) for word in arguments]
     run = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        f"from {program} import execute\nsys.exit(execute({arguments!r}))"
+        f"from {program} import execute\nsys.exit(execute({words!r}))"
     )
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=90)
     assert done.returncode == 6

@@ -1,6 +1,5 @@
 """The files that the cases name: models that are broken or hostile, settings that cannot be read."""
 
-import json
 import os
 import sqlite3
 from pathlib import Path
@@ -24,6 +23,16 @@ from tests.importer.models import (
 
 MAX_NODES = ImportLimits().nodes
 OVERSIZED_BYTES = 3 << 30  # more than a protobuf can hold
+
+PLAN_FILES = {
+    "no_thread": "intra_op_threads = 0\n",
+    "unknown_field": 'colour = "red"\n',
+    "unknown_queue": '[[models]]\nmodel = "a"\nqueue = "lifo"\n',
+    "unknown_choice": 'step_choice = "fair"\n',
+    "wait": 'wait = "timeout"\n',
+    "timeout": "wait_timeout_s = 0.1\n",
+}
+"""For `plan create --from`."""
 
 
 def write_files(folder: Path) -> None:
@@ -115,11 +124,13 @@ def _write_settings(folder: Path) -> None:
     (folder / "wrong_type.toml").write_text('[planner]\nbulk_credits = "many"\n')
     (folder / "unknown_key.toml").write_text("[planner]\nbulk_credit = 3\n")
     (folder / "not_toml.toml").write_text("[planner\n")
+    for name, text in PLAN_FILES.items():
+        (folder / f"{name}.toml").write_text(text)
     for name, text in {
-        "not_json": "{",
-        "no_object": "[]",
-        "wrong_type": json.dumps({"replicas": "many"}),
-        "unknown_key": json.dumps({"replica": 3}),
+        "not_toml": "[agent",
+        "no_table": "replicas = 3\n",
+        "wrong_type": '[agent]\nreplicas = "many"\n',
+        "unknown_key": "[agent]\nreplica = 3\n",
     }.items():
         home = folder / f"agent_{name}"
         home.mkdir()

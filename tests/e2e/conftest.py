@@ -31,7 +31,8 @@ def stocked(folder: Path, files: dict[str, Path]) -> Fleet:
     for name, file in files.items():
         fleet.do("model", "add", str(file), "--name", name)
     fleet.make_plan("whole", *BOTH)
-    fleet.make_plan("cut", *BOTH, "--partition", "base", "--replicas", "2", "--lanes", "2")
+    both_twice = (word for name in MODELS for word in ("--model", f"{name}:replicas=2"))
+    fleet.make_plan("cut", *both_twice, "--partition", "base", "--lanes", "2")
     fleet.make_plan("alpha", "--model", "alpha")
     return fleet
 

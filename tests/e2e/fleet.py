@@ -40,14 +40,16 @@ def four_free_ports() -> int:
 class Fleet:
     """One planner over all its lives: the same address, and unless the test says otherwise the same data."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, start: bool = True) -> None:
+        """Without `start` the planner is started by the test."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.home = folder / "planner"
         self.config = folder / "planner.toml"
         self.config.write_text(_SETTINGS)
         self.port = four_free_ports()
-        self.start()
+        if start:
+            self.start()
 
     def start(self) -> None:
         """Ready when this returns."""

@@ -44,6 +44,7 @@ AGENT_DEPLOYS = {
 TRIAL = "agent.trial.begin"
 ENGINE = {"engine.load": 2, "engine.loaded": 2, "engine.activate": 2, "engine.activated": 2, "engine.step": 3}
 PLANNER = {
+    "planner.api.answer": "kill@1",
     "planner.commit.before": "kill@4",
     "planner.commit.after": "kill@4",
     "planner.desired.before": "kill@1",

@@ -25,7 +25,7 @@ def _serves(device: Device, model: str = "alpha") -> bool:
 
 def _rows(device: Device) -> int:
     """Telemetry rows in the planner's database; it need not run."""
-    return len(device.fleet.ask("telemetry", device.name, "--limit", "1000000"))
+    return len(device.fleet.ask("device", "telemetry", device.name, "--limit", "1000000"))
 
 
 @pytest.mark.promise("kill-9-planner-devices")

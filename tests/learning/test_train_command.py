@@ -1,4 +1,4 @@
-"""`stageloom train gpg`: from the store's models to a policy in the store, and to a search that takes it."""
+"""`stageloom policy train gpg`: from the store's models to a policy, and to a search that takes it."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,13 @@ import pytest
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.costs.measured import trained_policy
-from stageloom.planner.store.policies import kept_policies
+from stageloom.planner.store.policies import policy_infos
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode
 from tests.store.helpers import add_model
 
-SHORT = ["--imitation-steps", "1", "--episodes", "1", "--members-max", "1", "--seed", "4"]
+SHORT = ["--imitation-steps", "1", "--episodes", "1", "--seed", "4"]
+TRAIN = ["policy", "train", "gpg"]
 
 
 @pytest.fixture
@@ -29,31 +30,32 @@ def test_a_training_leaves_a_policy_that_searches_take_and_curves(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "training"
-    command = ["train", "gpg", "--data-dir", str(home), "--output", str(out), "--json", *SHORT]
+    few = tmp_path / "training.toml"
+    few.write_text("members_max = 1\n")
+    command = [*TRAIN, "--data-dir", str(home), "--output", str(out), "--json", *SHORT, "--from", str(few)]
     assert execute(command) == ExitCode.OK
     printed = json.loads(capsys.readouterr().out)
     assert printed["ended"] == "done" and printed["settings"]["seed"] == 4
     store = Store(home)
-    with store.database.read() as session:
-        (kept,) = kept_policies(session, "gpg")
+    (kept,) = store.read(policy_infos)
     assert kept.digest == printed["checkpoint"] and list(kept.artifacts.values()) == ["relu"]
     assert trained_policy(store, "any class") == (out / "gpg.checkpoint").read_bytes()
     store.close()
-    assert len(json.loads((out / "curves.json").read_text())) == len(kept.curves) == 1
+    curves = json.loads((out / "curves.json").read_text())
+    assert [point["step"] for point in curves] == [point["step"] for point in printed["curves"]] == [2]
     assert (out / "curves.svg").read_text().startswith("<svg")
-    assert execute(command) == ExitCode.OK  # the run is done: nothing is left but to say so
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == printed["checkpoint"]
+    assert list((home / "trainings").iterdir()) == [], "it ended by itself: nothing is left to go on with"
 
 
 def test_a_planner_without_models_has_nothing_to_learn_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Store(tmp_path).close()
-    assert execute(["train", "gpg", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
+    assert execute([*TRAIN, "--data-dir", str(tmp_path)]) == ExitCode.USAGE
     assert "stageloom model add" in capsys.readouterr().err
 
 
 def test_a_training_of_no_steps_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     none = ["--imitation-steps", "0", "--episodes", "0"]
-    assert execute(["train", "gpg", "--data-dir", str(home), *none]) == ExitCode.USAGE
+    assert execute([*TRAIN, "--data-dir", str(home), *none]) == ExitCode.USAGE
     assert "nothing to train" in capsys.readouterr().err

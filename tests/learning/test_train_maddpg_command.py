@@ -1,4 +1,4 @@
-"""`stageloom train maddpg`: from what the store knows of a device to a policy and a plan in the store."""
+"""`stageloom policy train maddpg`: from what the store knows of a device to a policy and a plan."""
 
 import json
 import shutil
@@ -7,34 +7,20 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.cluster import search_pool
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
-from stageloom.planner.store.policies import kept_policies, newest_policy
+from stageloom.planner.store.policies import newest_policy, policy_infos
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.device_file import parse_device
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import decode
-from tests.learning.pools import InlinePool
-from tests.store.helpers import NANO, add_model, enrol
+from tests.store.helpers import NANO
 
 MODELS = ["--model", "relu", "--model", "wide"]
 RATES = ["--rate", "relu=300", "--rate", "wide=200"]
-SHORT = ["--transitions", "20", "--workers", "1", "--seed", "3"]
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A planner's data with two models and a device that ran nothing yet."""
-    home = tmp_path_factory.mktemp("template") / "home"
-    home.mkdir()
-    store = Store(home)
-    add_model(store, home.parent, "relu", operators=6)
-    add_model(store, home.parent, "wide", operators=8)
-    enrol(store)
-    store.close()
-    return home
+SHORT = ["--transitions", "20"]
+ALONE = "workers = 1\nseed = 3\n"
 
 
 @pytest.fixture
@@ -42,15 +28,18 @@ def home(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "home"))
 
 
-def command(home: Path, *more: str) -> list[str]:
-    return ["train", "maddpg", "--data-dir", str(home), "--device", NANO, "--json", *SHORT, *more]
+def command(home: Path, *more: str, rare: str = ALONE) -> list[str]:
+    """`rare`: fields of the request in a file."""
+    file = home / "training.toml"
+    file.write_text(rare)
+    options = ["--data-dir", str(home), "--device", NANO, "--from", str(file), "--json"]
+    return ["policy", "train", "maddpg", *options, *SHORT, *more]
 
 
 @pytest.mark.timeout(900)  # the first time it compiles the twin, on however loaded a machine
-def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_training_leaves_a_policy_and_a_plan(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(search_pool, "AnytimePool", InlinePool)
     out = tmp_path / "training"
     wanted = command(home, *MODELS, *RATES, "--output", str(out))
     assert execute(wanted) == ExitCode.OK
@@ -61,10 +50,9 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     assert "relu 300/s, wide 200/s (poisson, as given)" in said.err
 
     store = Store(home)
-    with store.database.read() as session:
-        (kept,) = kept_policies(session, "maddpg")
+    (kept,) = store.read(policy_infos)
     assert kept.digest == printed["checkpoint"] and sorted(kept.artifacts.values()) == ["relu", "wide"]
-    assert kept.device_class == store.read(device_info, NANO).device_class and len(kept.curves) > 0
+    assert kept.device_class == store.read(device_info, NANO).device_class
     body = store.read(newest_policy, "maddpg", kept.device_class)
     assert body == (out / "maddpg.checkpoint").read_bytes()
     plan = decode_plan(store.read(plan_info, printed["plan"]).wire)
@@ -72,16 +60,8 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     assert parse_device((out / "twin.toml").read_text(), "twin.toml").cores > 0
     assert decode(body).provenance["graphs"].keys() == kept.artifacts.keys()
     store.close()
-
-    assert execute(wanted) == ExitCode.OK  # nothing is left but to look at the best again
-    said = capsys.readouterr()
-    assert "going on after" in said.err
-    assert json.loads(said.out)["checkpoint"] == printed["checkpoint"]
-    assert execute([*wanted, "--seed", "4"]) == ExitCode.USAGE
-    assert "is a run with other seed; name another --output" in capsys.readouterr().err
-    other = command(home, *MODELS, "--rate", "relu=30", "--rate", "wide=200", "--output", str(out))
-    assert execute([*other, "--twin", "nano"]) == ExitCode.USAGE
-    assert "is a run with other members_max, twin, rate; name another --output" in capsys.readouterr().err
+    assert len(json.loads((out / "curves.json").read_text())) == len(printed["curves"]) > 0
+    assert list((home / "trainings").iterdir()) == [], "it ended by itself: nothing is left to go on with"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +79,10 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
         ([*MODELS, "--rate", "other=3"], "the plan has no model 'other'"),
         ([*MODELS, *RATES, "--budget", "soon"], "--budget 'soon' is no duration; write it like --budget 10m"),
         ([*MODELS, *RATES, "--twin", "none"], "there is no device file 'none'"),
+        (
+            [*MODELS, *RATES, "--transitions", "3"],
+            "--transitions 3 is not acceptable: expected a number >= 20",
+        ),
         (["--device", "other"], "other"),
     ],
 )

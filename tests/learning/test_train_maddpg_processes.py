@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from stageloom.planner.learning.kept_run import FOLDER
 from stageloom.planner.learning.maddpg.train import FILE
 from stageloom.planner.store.devices import device_infos
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.policies import newest_policy
 from stageloom.planner.store.store import Store
+from stageloom.shared.errors import ExitCode
 from tests.cluster.listening import descendants
 from tests.cluster.test_ray_processes import alive
-from tests.learning.test_train_maddpg_command import MODELS, RATES, command
+from tests.learning.test_train_maddpg_command import ALONE, MODELS, RATES, command
 from tests.planner.processes import ROOT, PlannerProcess, environment, until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
@@ -28,11 +30,11 @@ _MAIN = [sys.executable, "-W", "error", "-c", "from stageloom.planner.cli import
 
 
 class Training:
-    """`stageloom train maddpg` as a process of its own group, as a terminal starts it."""
+    """`stageloom policy train maddpg` as a process of its own group, as a terminal starts it."""
 
-    def __init__(self, home: Path, out: Path, *more: str) -> None:
-        self.out = out
-        arguments = command(home, *MODELS, *RATES, "--output", str(out), *more)
+    def __init__(self, home: Path, out: Path, *more: str, rare: str = ALONE) -> None:
+        self.home = home
+        arguments = command(home, *MODELS, *RATES, "--output", str(out), *more, rare=rare)
         self.process = subprocess.Popen(
             [*_MAIN, *arguments],
             stdout=subprocess.PIPE,
@@ -45,7 +47,7 @@ class Training:
 
     def reached(self, transitions: int) -> None:
         """Wait until so much of the run is kept."""
-        until(lambda: kept_transitions(self.out) >= transitions or self.over(), timeout_s=START_S)
+        until(lambda: kept_transitions(self.home) >= transitions or self.over(), timeout_s=START_S)
         assert not self.over(), "it was over before it could be killed"
 
     def over(self) -> bool:
@@ -66,15 +68,16 @@ class Training:
         until(lambda: not alive(below), timeout_s=60)
 
 
-def kept_transitions(out: Path) -> int:
+def kept_transitions(home: Path) -> int:
     """The transitions at the last validation that is on disk; -1 before the first."""
     import io
 
     import torch
 
     try:
-        _, state = (out / FILE).read_bytes().split(b"\n", 1)
-    except FileNotFoundError:
+        (path,) = (home / FOLDER).glob(f"*/{FILE}")
+        _, state = path.read_bytes().split(b"\n", 1)
+    except (FileNotFoundError, ValueError):
         return -1
     plain = json.loads(torch.load(io.BytesIO(state), weights_only=True)["plain"])
     return int(plain["history"][-1]["transitions"])
@@ -106,10 +109,10 @@ def test_a_killed_learner_goes_on_from_its_last_validation_and_ends_as_if_it_had
     first = Training(home, tmp_path / "out", *LONG)
     first.reached(200)
     first.kill()
-    begun = kept_transitions(tmp_path / "out")
+    begun = kept_transitions(home)
     again = Training(home, tmp_path / "out", *LONG)
     printed, said = again.result()
-    assert "going on after" in said
+    assert "it went on after" in said
     whole, _ = Training(home, tmp_path / "whole", *LONG).result()
     assert begun in [one["transitions"] for one in history(tmp_path / "out")]
     assert history(tmp_path / "out") == history(tmp_path / "whole")
@@ -119,7 +122,7 @@ def test_a_killed_learner_goes_on_from_its_last_validation_and_ends_as_if_it_had
 def test_a_killed_worker_is_replaced_and_the_training_ends_with_all_its_transitions(
     home: Path, tmp_path: Path
 ) -> None:
-    training = Training(home, tmp_path / "out", *LONG, "--workers", "2")
+    training = Training(home, tmp_path / "out", *LONG, rare="workers = 2")
     training.reached(0)
     workers = [pid for pid in descendants(training.process.pid) if _is_worker(pid)]
     assert len(workers) == 2
@@ -131,7 +134,7 @@ def test_a_killed_worker_is_replaced_and_the_training_ends_with_all_its_transiti
 @pytest.mark.promise("worker-trains-this-process")
 def test_a_killed_ray_actor_loses_nothing_but_its_work(home: Path, tmp_path: Path) -> None:
     """While Ray starts, plain processes do the work; the actor of Ray is killed while it does some."""
-    training = Training(home, tmp_path / "out", *LONG, "--ray-address", "local")
+    training = Training(home, tmp_path / "out", *LONG, rare='workers = 1\nray_address = "local"')
     below = until(
         lambda: [p for p in descendants(training.process.pid) if _runs_rollouts(p)], timeout_s=START_S
     )
@@ -142,7 +145,7 @@ def test_a_killed_ray_actor_loses_nothing_but_its_work(home: Path, tmp_path: Pat
 
 
 def test_ctrl_c_keeps_the_best_so_far_and_leaves_no_process(home: Path, tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of the terminal's group; nothing else ends the training before."""
+    """Ctrl-C reaches the command, which ends the training; nothing else ends it before."""
     training = Training(home, tmp_path / "out", "--transitions", "20000", "--budget", "5m")
     training.reached(0)
     below = descendants(training.process.pid)
@@ -155,16 +158,20 @@ def test_ctrl_c_keeps_the_best_so_far_and_leaves_no_process(home: Path, tmp_path
 
 
 @pytest.mark.promise("worker-trains-this-process")
-def test_a_training_does_not_notice_that_the_planner_was_killed_and_keeps_its_policy_beside_the_next(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_training_ends_with_its_planner_and_goes_on_with_the_next(home: Path, tmp_path: Path) -> None:
+    """1. the planner is killed in mid-training; 2. its processes end; 3. the next one goes on from there."""
     planner = PlannerProcess(home)
-    training = Training(home, tmp_path / "out", *LONG)
-    training.reached(0)
+    first = Training(home, tmp_path / "out", *LONG)
+    first.reached(200)
+    below = descendants(planner.process.pid)
     planner.stop(signal.SIGKILL)
+    first.process.communicate()
+    assert first.process.returncode == ExitCode.UNAVAILABLE
+    until(lambda: not alive(below), timeout_s=60)
     following = PlannerProcess(home)
-    printed, _ = training.result()
-    assert printed["ended"] == "done"
+    printed, said = Training(home, tmp_path / "out", *LONG).result()
+    assert printed["ended"] == "done" and printed["resumed_s"] > 0.0
+    assert "it went on after" in said
     assert following.stop() == 0
     store = Store(home)
     assert store.read(newest_policy, "maddpg", store.read(device_infos)[0].device_class) is not None

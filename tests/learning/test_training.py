@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from stageloom.planner.learning.gpg.curves import to_json, to_svg
 from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows, lesson
 from stageloom.planner.learning.gpg.losses import Episode, batch_of, imitated, reinforced
 from stageloom.planner.learning.gpg.model import GpgModel
@@ -16,8 +17,6 @@ from stageloom.planner.learning.gpg.trainer import (
     GpgSettings,
     Reward,
     Trainer,
-    to_json,
-    to_svg,
     train,
 )
 from stageloom.shared.errors import DecodeError, InputError

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message, RefusalCode, Refused
 
 PLAN = Digest("ab" * 32)
@@ -23,60 +23,6 @@ REPORT = control.Report(
     local_counter=1,
     state=control.DeviceState.PROBATION,
     reason="activated by an operator",
-)
-BOOKS = admin.TelemetryBooks(produced=42, stored=36, dropped=3, lost=3)
-DEVICE_INFO = admin.DeviceInfo(
-    device=DEVICE,
-    online=True,
-    revoked=False,
-    device_class="cpu-2",
-    agent_version="0.1.0",
-    enrolled_at_us=1_700_000_000_000_000,
-    last_seen_us=1_700_000_100_000_000,
-    desired_epoch=2,
-    desired_generation=9,
-    desired_plan=PLAN,
-    report=REPORT,
-)
-HISTORY = admin.HistoryEntry(
-    device=DEVICE,
-    epoch=2,
-    generation=9,
-    plan="demo",
-    digest=PLAN,
-    decided_by="operator",
-    state="committed",
-    reason="",
-    at_us=1_700_000_000_000_000,
-)
-MODEL_INFO = admin.ModelInfo(
-    model="resnet50",
-    digest=ARTIFACT,
-    size_bytes=102_400_000,
-    operators=87,
-    base_cuts=5,
-    opaque=0,
-    added_at_us=1_700_000_000_000_000,
-)
-CONTEST_FIGURES = admin.TournamentFigures(
-    name="aligned-ios, paper",
-    at_s=1.25,
-    throughput_per_s=60.0,
-    p99_s=0.02,
-    utilisation=0.5,
-    met=1.0,
-    led=True,
-)
-PLAN_INFO = admin.PlanInfo(
-    plan="demo",
-    digest=PLAN,
-    scheduler="greedy",
-    models=("resnet50",),
-    created_at_us=1_700_000_000_000_000,
-    text="0 1|2",
-    wire=b"\x93\x01\x02\x03",
-    text_bytes=5,
-    wire_bytes=4,
 )
 RANGES = (telemetry.RowRange(BOOT, 40, 41),)
 LEDGERS = (telemetry.Ledger(BOOT, 42, 3),)
@@ -182,88 +128,4 @@ MESSAGES: tuple[Message, ...] = (
         secret=bytes(range(16)), public_key=KEY, device=DEVICE, agent_version="0.1.0", device_class="cpu-2"
     ),
     enrol.EnrolReply(device=DEVICE),
-    admin.DeviceTokenRequest(device=DEVICE, lifetime_s=600.0),
-    admin.DeviceTokenReply(token="stgl1.xyz", expires_at_us=1_700_000_600_000_000),
-    admin.DeviceListRequest(after="a", limit=10),
-    admin.DeviceListReply(devices=(DEVICE_INFO,), more=True),
-    admin.DeviceShowRequest(device=DEVICE),
-    admin.DeviceShowReply(device=DEVICE_INFO, history=(HISTORY,)),
-    admin.DeviceReleaseRequest(device=DEVICE),
-    admin.DeviceRevokeRequest(device=DEVICE),
-    admin.DeviceProfileRequest(device=DEVICE, models=("resnet50",), budget_s=5.0),
-    admin.DeviceProfileReply(requests=(3,), epoch=2, generation=10),
-    admin.StageProfileCreate(device=DEVICE, plan="demo", budget_s=5.0),
-    admin.DeviceReplanRequest(device=DEVICE, enabled=True, scheduler="ios", members_max=2, budget_s=4.0),
-    admin.DeviceReplanReply(
-        enabled=True, scheduler="ios", members_max=2, budget_s=4.0, proposer=admin.Proposer.LEARNED
-    ),
-    admin.ModelAddRequest(model="resnet50", path="/srv/resnet50.stgl", digest=ARTIFACT),
-    admin.ModelReply(model=MODEL_INFO),
-    admin.ModelListRequest(),
-    admin.ModelListReply(models=(MODEL_INFO,)),
-    admin.ModelRemoveRequest(model="resnet50"),
-    admin.PlanCreateRequest(plan="demo", models=(admin.ModelOptions(model="resnet50"),), device=DEVICE),
-    admin.PlanReply(
-        plan=PLAN_INFO,
-        contest=admin.TournamentInfo(
-            winner="aligned-ios, paper",
-            twin="derived from nano",
-            arrivals="poisson: resnet50 60/s",
-            judged=(CONTEST_FIGURES,),
-            failed=(
-                admin.TournamentFailure(name="opara, whole", reason="a search process ended with code -9"),
-            ),
-            left=3,
-            fresh=(CONTEST_FIGURES,),
-        ),
-    ),
-    admin.PlanCancelRequest(ticket=77),
-    admin.PlanProgressRequest(ticket=77),
-    admin.PlanProgressReply(
-        done=3, size=20, elapsed_s=1.5, best="sequential, whole", throughput_per_s=60.0, p99_s=0.02
-    ),
-    admin.PlanShowRequest(plan="demo"),
-    admin.PlanPushRequest(plan="demo", device=DEVICE),
-    admin.PlanPushReply(epoch=2, generation=9, autonomy=control.Autonomy.PROVEN),
-    admin.PolicyAttachRequest(device=DEVICE, policy="maddpg"),
-    admin.FleetPushRequest(plan="demo", devices=(DEVICE,)),
-    admin.FleetPushReply(
-        pushed=(
-            admin.Pushed(device=DEVICE, epoch=2, generation=9, autonomy=control.Autonomy.FULL),
-            admin.Pushed(device=DeviceId("gone"), cause="there is no device 'gone'"),
-        ),
-        more=True,
-    ),
-    admin.PlanHistoryRequest(device=DEVICE),
-    admin.PlanHistoryReply(entries=(HISTORY,), next_before=12),
-    admin.WatchRequest(),
-    admin.WatchReply(
-        at_us=1_700_000_000_000_000,
-        devices=(DEVICE_INFO,),
-        rates=(
-            admin.ModelRate(
-                device=DEVICE,
-                model="resnet50",
-                throughput_per_s=12.5,
-                latency_p50_ms=8.0,
-                latency_p99_ms=11.5,
-                queued=2,
-            ),
-        ),
-        telemetry=BOOKS,
-    ),
-    admin.StatusRequest(),
-    admin.StatusReply(
-        planner_version="0.1.0",
-        epoch=2,
-        devices=1,
-        online=1,
-        telemetry_backlog=0,
-        telemetry=BOOKS,
-        uptime_s=12.5,
-        notices=("device nano: local_plan_refused: it may not plan alone",),
-    ),
-    admin.ClockTrustRequest(),
-    admin.Done(correlation=9),
-    admin.Failed(cause="no such device: x", remedy="see `stageloom device list`", exit_code=2),
 )

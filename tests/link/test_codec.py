@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stageloom.shared.codec import PLAIN, ZLIB, Codec, CodecLimits, convert, pack_body, unpack, unpack_body
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
 from tests.link.samples import MESSAGES
 from tests.link.test_messages import CODECS, _codec_for
@@ -26,6 +26,12 @@ SMALL = CodecLimits(frame_bytes=1 << 10, body_bytes=4 << 10, array_items=16, map
 def _heartbeat(**changes: Any) -> bytes:
     fields = {"type": "heartbeat", "version": 1, "correlation": 0, "boot": 1, "epoch": 1, "generation": 1}
     body: bytes = msgpack.packb(fields | {"state": None, "revision": 1} | changes)
+    return PLAIN + body
+
+
+def _welcome(device: str) -> bytes:
+    fields = {"type": "welcome", "device": device, "epoch": 1, "heartbeat_interval_s": 1.0, "bulk_credits": 4}
+    body: bytes = msgpack.packb(fields)
     return PLAIN + body
 
 
@@ -226,6 +232,6 @@ def test_incompressible_data_fits_a_chunk_frame() -> None:
 def test_names_have_no_room_for_tricks() -> None:
     for name in ("", ".", "..", "../x", "a/b", "a\n", "-rf", "a b", "x" * 65, "é"):
         with pytest.raises(DecodeError):
-            admin.REQUESTS.decode(PLAIN + msgpack.packb({"type": "device_revoke_request", "device": name}))
+            control.TO_DEVICE.decode(_welcome(name))
     for name in ("a", "bench-1", "Jetson.2_b", "x" * 64):
-        admin.REQUESTS.decode(PLAIN + msgpack.packb({"type": "device_revoke_request", "device": name}))
+        control.TO_DEVICE.decode(_welcome(name))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,7 +36,6 @@ def test_every_message_is_published() -> None:
         ("bulk, to planner", [bulk.TO_PLANNER]),
         ("bulk, to device", [bulk.TO_DEVICE]),
         ("enrol, to planner / to device", [enrol.TO_PLANNER, enrol.TO_DEVICE]),
-        ("admin, requests / replies", [admin.REQUESTS, admin.REPLIES]),
     ],
 )
 def test_the_published_bounds_are_those_of_the_codecs(label: str, codecs: list[object]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import inspect as shapes
 
 from stageloom.shared.codec import PLAIN, Codec
-from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
 from tests.link.samples import MESSAGES, ROWS
 
@@ -23,8 +23,6 @@ CODECS: dict[str, Codec[Any]] = {
     "bulk.to_device": bulk.TO_DEVICE,
     "enrol.to_planner": enrol.TO_PLANNER,
     "enrol.to_device": enrol.TO_DEVICE,
-    "admin.requests": admin.REQUESTS,
-    "admin.replies": admin.REPLIES,
 }
 
 

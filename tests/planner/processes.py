@@ -10,10 +10,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import tomli_w
+
+from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.route import Route
 from stageloom.planner.cli.app import execute
+from stageloom.planner.schema.base import Request
 from stageloom.shared import failpoint
+
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
 
 ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-W", "error", "-c", "from stageloom.planner.cli import main; main()"]
@@ -59,6 +67,18 @@ def ok(home: Path, *arguments: str) -> str:
         code = execute([*arguments, "--data-dir", str(home)])
     assert code == 0, err.getvalue()
     return out.getvalue()
+
+
+def ask(home: Path, route: Route[Q, R], request: Q, *, timeout_s: float = 60.0) -> R:
+    """What the planner of a data directory answers; of a job, its result."""
+    with PlannerClient(data_dir=home) as client:
+        return client.call(route, request, timeout_s=timeout_s)
+
+
+def plan_file(path: Path, **fields: Any) -> str:
+    """A plan file for `plan create --from`, at `path`."""
+    path.write_text(tomli_w.dumps(fields))
+    return str(path)
 
 
 def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:

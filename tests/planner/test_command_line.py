@@ -70,14 +70,6 @@ def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(
     assert capsys.readouterr().err.strip() == "error: interrupted"
 
 
-def test_a_device_can_measure_nothing_where_there_is_no_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Store(tmp_path).close()
-    assert app.execute(["device", "profile", "nano", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
-    assert "no models to measure; add some with `stageloom model add`" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -86,9 +78,9 @@ def test_a_device_can_measure_nothing_where_there_is_no_model(
         ["device", "profile", "nano", "--budget"],
         ["device", "profile", "nano", "--timeout"],
         ["plan", "create", "--model", "m", "--budget"],
-        ["train", "gpg", "--budget"],
-        ["train", "gpg", "--time-limit"],
-        ["train", "maddpg", "--device", "nano", "--budget"],
+        ["policy", "train", "gpg", "--budget"],
+        ["policy", "train", "gpg", "--time-limit"],
+        ["policy", "train", "maddpg", "--device", "nano", "--budget"],
     ],
     ids=" ".join,
 )
@@ -131,6 +123,8 @@ def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
     ("old", "new"),
     [
         (["predictions"], ["prediction", "list"]),
+        (["backup", "no/such/folder.tar"], ["planner", "backup", "no/such/folder.tar"]),
+        (["trust-clock"], ["planner", "trust-clock"]),
         (["replans", "--limit", "3"], ["replan", "list", "--limit", "3"]),
         (
             ["plan", "compare", "--scheduler", "ios", "--model", "no-such"],
@@ -160,4 +154,4 @@ def test_old_words_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     commands = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line.split()}
     assert {"prediction", "replan"} <= commands
-    assert not {"predictions", "replans"} & commands
+    assert not {"predictions", "replans", "backup", "trust-clock"} & commands

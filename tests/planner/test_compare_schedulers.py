@@ -8,11 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stageloom.planner.cli import compare_schedulers
 from stageloom.planner.cli.comparison_plot import save
-from stageloom.planner.store.plans import add_plan
-from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages import admin
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.comparison import Measured, Standing
@@ -90,37 +86,6 @@ def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_
 
 
 @pytest.mark.promise("scheduler-compared-gaps-measured")
-def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A planner and a device are played: each search is answered with the plan, each plan takes 700 us."""
-    world.profiled()
-    asked: list[str] = []
-
-    def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
-        plan = world.plan(request.scheduler)
-        return admin.PlanReply(
-            plan=world.store.write(add_plan, request.scheduler, plan, request.scheduler), search_s=0.5
-        )
-
-    def measure(folder: Path, database_url: str, device: DeviceId, plan: str, *, budget_s: float) -> None:
-        asked.append(plan)
-        joint = 4 if plan == "sequential" else 1  # its stages of one group run as one
-        timing = StageTiming(0, 350.0, 1.0, 5, joint)
-        world.measured(plan, (timing,), 700.0)
-
-    monkeypatch.setattr(compare_schedulers, "search", search)
-    monkeypatch.setattr(compare_schedulers, "measure_stages", measure)
-    names = ("sequential", "greedy", "wavefront", "nimble")
-    chosen = [word for name in names for word in ("--scheduler", name)]
-    found = compared(world, "--device", NANO, "--measure", "5", *chosen)
-    assert len(asked) == len({one["plan"] for one in found.values()}) < len(names) + 1
-    assert all(one["measured_ms"] == pytest.approx(0.7) for one in found.values())
-    assert all(one["search_ms"] == 500.0 for one in found.values())
-    assert found["sequential"]["predicted_ms"] == pytest.approx(0.35), "as measured"
-
-
-@pytest.mark.promise("scheduler-compared-gaps-measured")
 def test_the_picture_names_every_scheduler_and_equal_values_give_equal_bytes(tmp_path: Path) -> None:
     drawn = [
         (standing_of("net", "ios", 1.0), Measured(median_s=2.0, quartiles_s=(1.5, 2.5))),
@@ -136,6 +101,19 @@ def test_the_picture_names_every_scheduler_and_equal_values_give_equal_bytes(tmp
     assert {"ios", "sequential", "net", "+ other", MEASURED} <= texts
     save([(one, None) for one, _ in drawn], tmp_path / "estimates.svg")
     assert MEASURED not in (tmp_path / "estimates.svg").read_text()
+
+
+@pytest.mark.promise("scheduler-compared-gaps-measured")
+def test_the_clients_picture_is_of_what_the_planner_answered(world: World, tmp_path: Path) -> None:
+    few = tmp_path / "few.toml"
+    few.write_text("r = 1\ns = 2\n")
+    chosen = ("--scheduler", "ios", "--scheduler", "greedy", "--from", str(few))
+    found = compared(world, *chosen, "--plot", str(tmp_path / "picture.svg"))
+    assert found["ios"]["groups_max"] <= 2
+    texts = {
+        text.text for text in ElementTree.parse(tmp_path / "picture.svg").iter() if text.tag.endswith("text")
+    }
+    assert {"ios", "greedy", "diamond"} <= texts
 
 
 def standing_of(subject: str, scheduler: str, seconds: float) -> Standing:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.explain.block import Source, explain_block
-from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of
+from stageloom.planner.explain.block import explain_block
+from stageloom.planner.replan.predict import evaluation_of
+from stageloom.planner.schema.explanation import CostSource, EvaluationVerdict
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -90,11 +91,11 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
     )
     alone = OperatorCostRow(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
     predicted = explain_block(bound, 0, table, operators=[alone] * 4).lines[1]
-    assert predicted.source is Source.FITTED and not predicted.sure
+    assert predicted.source is CostSource.FITTED and not predicted.sure
     assert predicted.doubt is not None and 0.05 < predicted.doubt < 1.0
     seen = replace(table, stages=(MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 1.2e-4),))
     measured = explain_block(bound, 0, seen, operators=[alone] * 4).lines[1]
-    assert measured.source is Source.MEASURED and measured.doubt is None
+    assert measured.source is CostSource.MEASURED and measured.doubt is None
 
 
 @pytest.mark.promise("plan-explain-says-how")

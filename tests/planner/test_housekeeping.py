@@ -13,12 +13,11 @@ from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.telemetry import telemetry_history
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import StorageError
 from stageloom.shared.messages.telemetry import RowKind
 from tests.planner.processes import until
-from tests.store.helpers import NANO, enrol, write_of
+from tests.store.helpers import enrol, history, write_of
 
 DAY = Retention(86_400, 0, 0)
 
@@ -37,7 +36,7 @@ def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
 
 
 def _one_minute(store: Store) -> object:
-    entries = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE])
+    entries = history(store, [RowKind.QUEUE_SAMPLE])
     return entries if [entry.width_s for entry in entries] == [60] else None
 
 

@@ -11,7 +11,7 @@ from tests.planner.processes import PlannerProcess, environment, ok, stageloom
 def test_a_planner_that_was_killed_leaves_a_socket_that_is_not_waited_for(tmp_path: Path) -> None:
     planner = PlannerProcess(tmp_path / "home")
     planner.stop(signal.SIGKILL)
-    assert (planner.home / "admin.sock").exists()
+    assert (planner.home / "api.sock").exists()
     done = stageloom(planner.home, "status")
     assert (done.returncode, "no planner runs on" in done.stderr) == (4, True)
     again = PlannerProcess(tmp_path / "home")

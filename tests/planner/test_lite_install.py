@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.processes import ROOT, PlannerProcess, environment
+from tests.planner.processes import ROOT, PlannerProcess, environment, plan_file
 
 LEFT_OUT = ("ray", "numba", "llvmlite", "torch")
 """Packages of the extras `planner` and `learn` alone."""
@@ -61,10 +61,11 @@ def test_models_are_imported_and_plans_searched_on_the_local_pool(
 
 
 def test_a_contest_is_judged_by_the_reference_twin(
-    planner: PlannerProcess, without: str, model_file: Path
+    planner: PlannerProcess, without: str, model_file: Path, tmp_path: Path
 ) -> None:
     add = ("model", "add", str(model_file), "--name", "judged", "--shape", "x=1x8")
-    create = ("plan", "create", "--model", "judged", "--rate", "judged=2", "--budget", "5s", "--json")
+    rates = plan_file(tmp_path / "rates.toml", rates=[{"model": "judged", "per_s": 2.0}])
+    create = ("plan", "create", "--model", "judged", "--from", rates, "--budget", "5s", "--json")
     assert _stageloom(planner, without, *add).returncode == 0
     made = _stageloom(planner, without, *create)
     assert made.returncode == 0, made.stderr

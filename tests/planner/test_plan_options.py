@@ -32,7 +32,7 @@ from stageloom.shared.plan import (
     decode_plan,
 )
 from tests.planner.fake_device import FakeDevice
-from tests.planner.processes import PlannerProcess, ok, stageloom
+from tests.planner.processes import PlannerProcess, ok, plan_file, stageloom
 
 TIMEOUT_S = 60.0
 _NUMBERS = count(1)
@@ -88,17 +88,20 @@ def _left_at_default(part: Any) -> set[str]:
     }
 
 
-def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProcess) -> None:
-    """A field that is added to a plan and to no option keeps its default, and is named here."""
+def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProcess, tmp_path: Path) -> None:
+    """A field that is added to a plan and to no request keeps its default, and is named here."""
     keys = (
         "partition=base,replicas=2,batch=4,delay=0.02,interval=0.5,strict=yes,weight=3,"
         "queue=priority,queue-tasks=16,queue-bytes=4096"
     )
+    rare = plan_file(
+        tmp_path / "plan.toml",
+        **{"intra_op_threads": 2, "step_choice": "weighted", "wait": "timeout", "wait_timeout_s": 0.25},
+        **{"run_ahead": 3, "max_skips": 5, "barrier": "data"},
+    )
     plan = _made(
         planner,
-        *("--model", f"chain:{keys}", "--lanes", "2", "--threads", "2", "--executor", "null"),
-        *("--step-choice", "weighted", "--wait", "timeout", "--wait-timeout", "0.25"),
-        *("--run-ahead", "3", "--max-skips", "5", "--barrier", "data"),
+        *("--model", f"chain:{keys}", "--lanes", "2", "--executor", "null", "--from", rare),
     )
     (model,) = plan.models
     for part in (plan, model, model.queue, plan.executor):
@@ -114,20 +117,20 @@ def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProc
     assert model.queue == QueuePlan(rule=QueueRule.PRIORITY, max_tasks=16, max_bytes=4096)
 
 
-def test_a_policy_makes_its_plan_and_refuses_to_be_overruled(planner: PlannerProcess) -> None:
+def test_a_policy_makes_its_plan_and_refuses_to_be_overruled(planner: PlannerProcess, tmp_path: Path) -> None:
     made = _made(planner, "--model", "chain:replicas=3", "--policy", "instances", "--executor", "null")
     assert (made.lanes, made.models[0].replicas, len(made.combined)) == (3, 3, 3)
     weighted = _made(planner, "--model", "chain:weight=4", "--policy", "proportional")
     assert (weighted.step_choice, weighted.models[0].weight) == (StepChoice.WEIGHTED, 4)
-    create = ("plan", "create", "--model", "chain")
-    for policy, options, reason in [
-        ("instances", ("--lanes", "2"), "decides lanes"),
-        ("sequential", ("--replicas", "2"), "decides replicas of chain"),
-        ("sequential", ("--scheduler", "greedy"), "decides scheduler"),
-        ("synchronised", ("--wait", "all"), "decides wait"),
-        ("pos", (), "there is no policy 'pos'"),
+    waits = plan_file(tmp_path / "waits.toml", wait="all")
+    for model, policy, options, reason in [
+        ("chain", "instances", ("--lanes", "2"), "decides lanes"),
+        ("chain:replicas=2", "sequential", (), "decides replicas of chain"),
+        ("chain", "sequential", ("--scheduler", "greedy"), "decides scheduler"),
+        ("chain", "synchronised", ("--from", waits), "decides wait"),
+        ("chain", "pos", (), "there is no policy 'pos'"),
     ]:
-        refused = stageloom(planner.home, *create, "--policy", policy, *options)
+        refused = stageloom(planner.home, "plan", "create", "--model", model, "--policy", policy, *options)
         assert refused.returncode != 0 and reason in refused.stderr, refused.stderr
 
 
@@ -138,16 +141,32 @@ def test_nothing_chosen_is_the_plans_own_defaults(planner: PlannerProcess) -> No
         assert _left_at_default(part) == chosen
 
 
-def test_a_models_own_key_goes_before_the_option_for_all(planner: PlannerProcess) -> None:
-    for_all = ("--batch", "4", "--batch-delay", "0.5", "--queue", "deadline")
-    (plain,) = _made(planner, "--model", "chain", *for_all).models
-    assert (plain.batch_max_delay_us, plain.queue.rule) == (500_000, QueueRule.DEADLINE)
-    (own,) = _made(planner, "--model", "chain:delay=0.1,queue=drop_oldest", *for_all).models
-    assert (own.batch, own.batch_max_delay_us, own.queue.rule) == (4, 100_000, QueueRule.DROP_OLDEST)
+def test_an_option_goes_before_the_plan_file(planner: PlannerProcess, tmp_path: Path) -> None:
+    model = {"model": "chain", "batch": 4, "batch_max_delay_s": 0.5, "queue": "deadline"}
+    file = ("--from", plan_file(tmp_path / "plan.toml", models=[model], lanes=2))
+    plain = _made(planner, *file)
+    assert (plain.models[0].batch_max_delay_us, plain.models[0].queue.rule) == (500_000, QueueRule.DEADLINE)
+    own = _made(planner, *file, "--model", "chain:delay=0.1,batch=3,queue=drop_oldest")
+    assert (own.models[0].batch, own.models[0].queue.rule) == (3, QueueRule.DROP_OLDEST)
+    assert plain.lanes == own.lanes == 2
+    cut = _made(planner, *file, "--lanes", "1", "--partition", "base")
+    assert (cut.lanes, cut.models[0].batch, bool(cut.models[0].cuts)) == (1, 4, True)
 
 
-def test_a_shown_plan_tells_what_was_chosen(planner: PlannerProcess) -> None:
-    options = ("--model", "chain:batch=2,delay=0.5,strict=yes,weight=3", "--step-choice", "weighted")
+def test_a_shown_plan_makes_itself_again(planner: PlannerProcess, tmp_path: Path) -> None:
+    """`plan show --toml` is a plan file of the same plan, whatever was chosen."""
+    rare = plan_file(tmp_path / "rare.toml", step_choice="weighted", run_ahead=3, wait="all", barrier="data")
+    options = ("--model", "chain:batch=2,delay=0.5,strict=yes,weight=3,partition=base,queue-tasks=9")
+    create = ("plan", "create", "--json", *options, "--executor", "null", "--lanes", "2", "--from", rare)
+    made = json.loads(ok(planner.home, *create, "--name", "once"))
+    (tmp_path / "plan.toml").write_text(ok(planner.home, "plan", "show", "once", "--toml"))
+    again = ("plan", "create", "--json", "--from", str(tmp_path / "plan.toml"), "--name", "twice")
+    assert json.loads(ok(planner.home, *again))["digest"] == made["digest"]
+
+
+def test_a_shown_plan_tells_what_was_chosen(planner: PlannerProcess, tmp_path: Path) -> None:
+    weighted = plan_file(tmp_path / "plan.toml", step_choice="weighted")
+    options = ("--model", "chain:batch=2,delay=0.5,strict=yes,weight=3", "--from", weighted)
     ok(planner.home, "plan", "create", *options, "--name", "shown")
     text = json.loads(ok(planner.home, "plan", "show", "shown", "--json"))["text"]
     assert "delay_us=500000 strict=yes weight=3" in text
@@ -183,7 +202,8 @@ def test_a_pushed_plan_fills_its_batches_and_takes_the_highest_priority_first(
         assert isinstance(device.enrol(), enrol.EnrolReply)
         device.hello()
         chain = "chain:batch=4,delay=60,queue=priority"
-        create = ("plan", "create", "--model", chain, "--run-ahead", "1", "--executor", "null")
+        rare = plan_file(tmp_path / "plan.toml", run_ahead=1)
+        create = ("plan", "create", "--model", chain, "--from", rare, "--executor", "null")
         ok(planner.home, *create, "--device", "batches", "--push")
         desired = device.expect("control", control.TO_DEVICE, control.Desired)
         (need,) = desired.artifacts

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageloom.planner.admin.client import ask
+from stageloom.planner.api import routes
+from stageloom.planner.schema.device import DeviceProfileRequest
 from stageloom.shared import failpoint
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages import admin, control
+from stageloom.shared.messages import control
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
 from stageloom.shared.messages.telemetry import (
@@ -30,7 +31,7 @@ from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
-from tests.planner.processes import PlannerProcess, ok, until
+from tests.planner.processes import PlannerProcess, ask, ok, until
 from tests.policy.maddpg.cases import saying
 
 SETTINGS = '[planner]\ndead_after_s = 600\nsearch = "local"\n'
@@ -76,8 +77,8 @@ class Rig:
         """Say what the operators cost: two that take 1 ms each, and a cheap sum."""
         times = tuple(OperatorTiming(op, us, 1.0, 9) for op, us in enumerate((1000.0, 1000.0, 10.0)))
         artifact = self.first.artifacts[0].digest
-        wanted = admin.DeviceProfileRequest(device=DeviceId(self.device.name), models=("branches",))
-        (request,) = ask(self.home, wanted, admin.DeviceProfileReply).requests
+        wanted = DeviceProfileRequest(device=DeviceId(self.device.name), models=("branches",), wait_s=0.0)
+        (request,) = ask(self.home, routes.DEVICE_PROFILE, wanted).requests
         self.first = self.desired()
         self.rows(ProfileResult(request, artifact, 1, self.device.device_class, times, True))
 
@@ -300,7 +301,7 @@ def test_a_plan_of_a_device_that_may_not_plan_is_refused_and_the_operator_is_tol
     said = f"device {rig.device.name}: local_plan_refused: it may not plan alone"
     assert any(one.startswith(said) for one in json.loads(ok(rig.home, "status", "--json"))["notices"])
     assert f"notice: {said}" in ok(rig.home, "status")
-    ok(rig.home, "trust-clock")
+    ok(rig.home, "planner", "trust-clock")
 
 
 def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig: Rig) -> None:
@@ -314,8 +315,8 @@ def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig
     wide = rig.desired()
     assert wide.plan_digest is not None
     stages = (StageTiming(0, 900.0, 1.0, 9), StageTiming(1, 10.0, 1.0, 9))  # both branches in less than one
-    asked = admin.StageProfileCreate(device=DeviceId(rig.device.name), plan="wide")
-    (request,) = ask(rig.home, asked, admin.DeviceProfileReply).requests
+    asked = DeviceProfileRequest(device=DeviceId(rig.device.name), plan="wide", wait_s=0.0)
+    (request,) = ask(rig.home, routes.DEVICE_PROFILE, asked).requests
     wide = rig.desired()
     assert wide.plan_digest is not None
     rig.rows(StageProfileResult(request, wide.plan_digest, 0, rig.device.device_class, stages, 910.0, True))

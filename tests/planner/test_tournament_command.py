@@ -6,7 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -14,10 +15,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.replan.predict import EvaluationVerdict
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.store.store import ReadStore
-from tests.planner.processes import PlannerProcess, environment, ok
+from tests.planner.processes import PlannerProcess, environment, ok, plan_file
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,12 @@ def _contest(planner: PlannerProcess, name: str, *options: str) -> "subprocess.P
 
 
 @pytest.mark.promise("contest-answer-before-anything")
-def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: PlannerProcess) -> None:
+def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(
+    planner: PlannerProcess, tmp_path: Path
+) -> None:
     """Stopped as soon as there is a best so far, long before the budget ends."""
-    with _contest(planner, "best", "--rate", "fork=5") as process:
+    rates = plan_file(tmp_path / "rates.toml", rates=[{"model": "fork", "per_s": 5.0}])
+    with _contest(planner, "best", "--from", rates) as process:
         assert process.stdout is not None and process.stderr is not None
         assert any("best so far" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
@@ -102,19 +106,24 @@ def test_ctrl_c_at_once_keeps_a_valid_plan(planner: PlannerProcess) -> None:
     assert made["contest"]["arrivals"].startswith("assumed")
 
 
-def test_what_candidates_decide_cannot_be_asked_for(planner: PlannerProcess) -> None:
-    create = ("plan", "create", "--model", "fork")
-    for options, reason in [
-        (("--budget", "3s", "--lanes", "2"), "each decides lanes"),
-        (("--budget", "3s", "--batch", "2"), "each decides batch of fork"),
-        (("--budget", "3s", "--rate", "spoon=5"), "the plan has no model 'spoon'"),
-        (("--budget", "3s", "--rate", "fork=no"), "is not MODEL=PER_S"),
-        (("--budget", "3s", "--rate", "fork=5", "--rate", "fork=6"), "--rate names fork twice"),
-        (("--budget", "soon"), "is no duration"),
-        (("--rate", "fork=5"), "--rate says what arrives in a tournament"),
-    ]:
+def test_what_candidates_decide_cannot_be_asked_for(planner: PlannerProcess, tmp_path: Path) -> None:
+    def rates(*pairs: tuple[str, object]) -> tuple[str, str]:
+        file = plan_file(tmp_path / "rates.toml", rates=[{"model": name, "per_s": at} for name, at in pairs])
+        return "--from", file
+
+    cases: list[tuple[str, str, Callable[[], tuple[str, ...]], str]] = [
+        ("fork", "3s", lambda: ("--lanes", "2"), "each decides lanes"),
+        ("fork:batch=2", "3s", lambda: (), "each decides batch of fork"),
+        ("fork", "3s", lambda: rates(("spoon", 5.0)), "the plan has no model 'spoon'"),
+        ("fork", "3s", lambda: rates(("fork", "no")), "rates[0].per_s: expected"),
+        ("fork", "3s", lambda: rates(("fork", 5.0), ("fork", 6.0)), "rates name fork twice"),
+        ("fork", "soon", lambda: (), "is no duration"),
+        ("fork", "", lambda: rates(("fork", 5.0)), "rates say what arrives in a tournament"),
+    ]
+    for model, budget, options, reason in cases:
+        create = ["plan", "create", "--model", model, *(("--budget", budget) if budget else ()), *options()]
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            assert execute([*create, *options, "--data-dir", str(planner.home)]) != 0
+            assert execute([*create, "--data-dir", str(planner.home)]) != 0
         assert reason in said.getvalue()
 
 

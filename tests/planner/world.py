@@ -6,7 +6,8 @@ from typing import Any
 
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.replan.predict import EvaluationVerdict, evaluation_of, predict
+from stageloom.planner.replan.predict import evaluation_of, predict
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.store.costs import keep_schedules
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
@@ -43,10 +44,11 @@ KINDS = {
 class World:
     """A store with one model, a diamond of four operators of 100 us each, and one device."""
 
-    def __init__(self, home: Path) -> None:
-        home.mkdir()
+    def __init__(self, home: Path, store: Store | None = None) -> None:
+        """`store`: that of a planner that runs on `home`."""
+        home.mkdir(exist_ok=store is not None)
         self.home, self.clock, self.rows = home, ManualClock(), 0
-        self.store = Store(home, clock=self.clock)
+        self.store = store or Store(home, clock=self.clock)
         _, graph = model("diamond", DIAMOND)
         self.digest, blob = pack_artifact(graph, b"diamond")
         (home / "diamond.artifact").write_bytes(blob)

@@ -9,7 +9,8 @@ from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
-from stageloom.planner.replan.predict import EvaluationVerdict, keeps_up, predict, serves
+from stageloom.planner.replan.predict import keeps_up, predict, serves
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.shared.ids import DeviceId, OpId
 from stageloom.shared.messages.telemetry import GroupSpan, StepTrace
 from stageloom.shared.plan import Plan

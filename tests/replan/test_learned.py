@@ -7,10 +7,11 @@ import pytest
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.learned import LearnedPolicy
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, ReplanSettings
-from stageloom.planner.replan.predict import EvaluationVerdict, predict
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.schema.explanation import EvaluationVerdict
+from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.legality import violations
-from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.messages.control import AlarmSample
 from stageloom.shared.plan import Member, Plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode

@@ -17,6 +17,7 @@ from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe
 from stageloom.planner.replan.policy import How
 from stageloom.planner.replan.service import Replanner
+from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.costs import calibration_of, operator_costs
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info
@@ -30,7 +31,6 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin import ReplanInfo
 from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode

@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
-from stageloom.planner.replan.predict import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.store.costs import schedules_of
 from stageloom.planner.store.devices import add_token, enrol_device
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.telemetry_history import telemetry_history
+from stageloom.planner.telemetry import TelemetryEntry, Width
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.digest import digest_bytes
@@ -85,7 +89,7 @@ def looked_at(text: str, **changes: Any) -> PlanEvaluation:
         measured=True,
         search_s=None,
     )
-    return replace(made, **changes)
+    return structs.replace(made, **changes)
 
 
 def row(sequence: int, data: RowData | None = None, boot: int = 7, kind: RowKind | None = None) -> StoredRow:
@@ -99,6 +103,14 @@ def write_of(first: int, last: int, boot: int = 7, *, device: DeviceId = NANO) -
     """Rows first..last and a ledger that knows of them."""
     rows = tuple(row(sequence, boot=boot) for sequence in range(first, last + 1))
     return TelemetryWrite(device, rows, (Ledger(boot, last + 1, 0),))
+
+
+def history(
+    store: Store, kinds: Sequence[RowKind], *, by: Width | None = None, limit: int = 10_000
+) -> list[TelemetryEntry]:
+    """The newest telemetry of the device, oldest first."""
+    entries, _ = store.read(telemetry_history, NANO, kinds, by=by, limit=limit)
+    return entries[::-1]
 
 
 def start(code: str, *arguments: str) -> "subprocess.Popen[str]":

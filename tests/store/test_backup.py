@@ -153,13 +153,13 @@ def test_a_backup_is_secret_complete_and_replaces_nothing(tmp_path: Path) -> Non
     (tmp_path / "home" / ARTIFACT_FOLDER / "ab").mkdir(exist_ok=True)
     (tmp_path / "home" / ARTIFACT_FOLDER / "ab" / "nobody-names-this").write_bytes(b"x")
     assert json.loads(ok(tmp_path / "home", "migrate", "--json")) == {"before": HEAD, "after": HEAD}
-    said = json.loads(ok(tmp_path / "home", "backup", str(tmp_path / "b.tar"), "--json"))
+    said = json.loads(ok(tmp_path / "home", "planner", "backup", str(tmp_path / "b.tar"), "--json"))
     assert said == {"file": str(tmp_path / "b.tar"), "size_bytes": (tmp_path / "b.tar").stat().st_size}
     assert stat.S_IMODE((tmp_path / "b.tar").stat().st_mode) == 0o600
     with tarfile.open(tmp_path / "b.tar") as tar:
         names = sorted(tar.getnames())
     assert names == [f"{ARTIFACT_FOLDER}/{digest[:2]}/{digest}", KEY_FILE, DATABASE_FILE]
-    again = stageloom(tmp_path / "home", "backup", str(tmp_path / "b.tar"))
+    again = stageloom(tmp_path / "home", "planner", "backup", str(tmp_path / "b.tar"))
     assert again.returncode == 2 and "exists; choose another name" in again.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "home", "relu.artifact"]
     store.close()

@@ -1,17 +1,20 @@
 """Trained policies in the store: kept whole, found by class, the newest first."""
 
+import json
 from typing import Any
 
 import pytest
 
 from stageloom.planner.costs.measured import trained_policy
+from stageloom.planner.schema.policy import PolicyInfo
 from stageloom.planner.store.policies import (
     fitting_policy,
-    kept_policies,
     newest_policy,
+    policy_infos,
     store_policy,
 )
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import CheckpointRow
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.search.gpg import packaged_checkpoint
 
@@ -39,15 +42,21 @@ def keep(store: Store, body: bytes, at_us: int, device_class: str = "") -> str:
 
 def test_a_policy_is_kept_with_artifacts_settings_versions_and_curves(store: Store) -> None:
     digest = keep(store, b"weights", 7)
+    (found,) = store.read(policy_infos)
+    assert found == PolicyInfo(
+        digest=digest_bytes([b"weights"]),
+        policy="gpg",
+        device_class="",
+        artifacts={"ab" * 32: "resnet50"},
+        settings={"seed": 3, "reward": "latency"},
+        versions={"torch": "2.13.0"},
+        ratio=0.75,
+        steps=70,
+        trained_at_us=7,
+    )
     with store.database.read() as session:
-        (found,) = kept_policies(session, "gpg")
-    assert digest == found.digest == digest_bytes([b"weights"])
-    assert (found.policy, found.device_class) == ("gpg", "")
-    assert found.artifacts == {"ab" * 32: "resnet50"}
-    assert found.settings == {"seed": 3, "reward": "latency"}
-    assert found.versions == {"torch": "2.13.0"}
-    assert found.curves == CURVES
-    assert (found.ratio, found.steps, found.trained_at_us) == (0.75, 70, 7)
+        curves = session.get_one(CheckpointRow, digest).curves
+    assert digest == found.digest and json.loads(curves) == CURVES
 
 
 def test_the_newest_of_the_class_comes_before_those_for_any_device(store: Store) -> None:
@@ -60,8 +69,7 @@ def test_the_newest_of_the_class_comes_before_those_for_any_device(store: Store)
     assert store.read(newest_policy, "maddpg", "orin") is None
     keep(store, b"old", 4, "orin")  # trained again, with the same result
     assert store.read(newest_policy, "gpg", "orin") == b"old"
-    with store.database.read() as session:
-        assert len(kept_policies(session, "gpg")) == 3
+    assert len(store.read(policy_infos)) == 3
 
 
 def test_a_policy_that_cannot_be_used_leaves_the_search_the_packaged_one(

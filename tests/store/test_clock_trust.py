@@ -127,7 +127,7 @@ def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operat
         assert run(store, 0.0) == pytest.approx(TWO_YEARS_S)
     assert (rows(store), events(store)) == kept
     (notice,) = store.read(notices)
-    assert "730.0 days ahead" in notice and "`stageloom trust-clock`" in notice
+    assert "730.0 days ahead" in notice and "`stageloom planner trust-clock`" in notice
     right = ManualClock()
     right.advance(RUN_S)
     monkeypatch.setattr(store.database, "_clock", right)
@@ -160,7 +160,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
         session.execute(text("DROP INDEX events_by_device"))
-        session.execute(text("DROP TABLE clock_trust"))
+        for table in ("clock_trust", "access_tokens", "audit", "api_answers"):
+            session.execute(text(f"DROP TABLE {table}"))
         session.execute(text("UPDATE alembic_version SET version_num = '0011'"))
     clock.advance(TWO_YEARS_S)
     assert schema.migrate(store.database) == ("0011", schema.HEAD)

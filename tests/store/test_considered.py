@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.planner.replan.predict import EvaluationVerdict
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.store.predictions import considered_plans, keep_considered
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock

@@ -9,6 +9,7 @@ from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
+from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -17,7 +18,6 @@ from stageloom.planner.store.replans import plan_wires, push_replan, replan_info
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin import Proposer
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from stageloom.shared.plan import Plan

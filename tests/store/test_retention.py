@@ -14,7 +14,7 @@ from stageloom.planner.store.predictions import considered_plans, keep_considere
 from stageloom.planner.store.retention import CHUNK, Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import EventRow, RollupRow, TelemetryRow
-from stageloom.planner.store.telemetry import telemetry_balance, telemetry_history
+from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.telemetry import Balance, TelemetryEntry, Width, merge, span_of
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
@@ -33,7 +33,7 @@ from stageloom.shared.messages.telemetry import (
     encode_row,
     histogram_of,
 )
-from tests.store.helpers import NANO, T0_US, enrol, finish, looked_at, start, write_of
+from tests.store.helpers import NANO, T0_US, enrol, finish, history, looked_at, start, write_of
 
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
@@ -111,11 +111,11 @@ def test_history_by_the_hour_is_the_same_at_every_age(store: Store, clock: Manua
         clock.advance(6 * HOUR_S)
         tidy_all(store)
         if step % 4 == 3:
-            entries = store.read(telemetry_history, NANO, ALL, by=Width.HOUR)
+            entries = history(store, ALL, by=Width.HOUR)
             direct = merge(span_of(at, KIND_OF[type(data)], data, Width.HOUR) for at, data in sent)
             expected = {key[:2]: (span.rows, span.data) for key, span in direct.items()}
             assert by_key(entries) == expected
-            widths |= {entry.width_s for entry in store.read(telemetry_history, NANO, ALL)}
+            widths |= {entry.width_s for entry in history(store, ALL)}
     assert widths == {0, 60, 3600}
     assert sum(rows_and_rolled(store)) == len(sent)
 
@@ -127,14 +127,14 @@ def test_finer_history_shows_each_age_as_it_is_kept(store: Store, clock: ManualC
         device.send([(at_us + second * 10_000_000, QueueSample("m", 1, 2, 3)) for second in range(12)])
         clock.advance(DAY_S)
     tidy_all(store)
-    entries = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE])
+    entries = history(store, [RowKind.QUEUE_SAMPLE])
     assert [entry.at_us for entry in entries] == sorted(entry.at_us for entry in entries)
     shown = Counter((entry.width_s, entry.rows) for entry in entries)
     assert set(shown) >= {(0, 1), (3600, 12)} and {width for width, _ in shown} == {0, 60, 3600}
     assert sum(entry.rows for entry in entries) == 60
-    newest = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE], limit=3)
+    newest = history(store, [RowKind.QUEUE_SAMPLE], limit=3)
     assert newest == entries[-3:]
-    minutes = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE], by=Width.MINUTE)
+    minutes = history(store, [RowKind.QUEUE_SAMPLE], by=Width.MINUTE)
     assert {entry.width_s for entry in minutes} == {60, 3600}
     assert sum(entry.rows for entry in minutes) == 60
 
@@ -150,7 +150,7 @@ def test_rows_that_come_late_join_the_minute_and_hour_that_are_there(
         tidy_all(store)
         late.send([(began_us + 1, TaskCounters("m", 1, 1, 1, 0, 0, 0, 0))])
         tidy_all(store)
-    (hour,) = store.read(telemetry_history, NANO, ALL)
+    (hour,) = history(store, ALL)
     assert hour == TelemetryEntry(
         Width.HOUR.begin_us(began_us),
         3600,
@@ -202,10 +202,10 @@ def test_facts_stay_with_the_hours_and_traces_go_with_the_rows(store: Store, clo
     device.send([(at_us, change), (at_us, Event("disk")), (at_us, StepTrace("p", 0, 1, 0, 9, ()))])
     clock.advance(9 * DAY_S)
     tidy_all(store)
-    assert [entry.data for entry in store.read(telemetry_history, NANO, ALL)] == [change, Event("disk")]
+    assert [entry.data for entry in history(store, ALL)] == [change, Event("disk")]
     clock.advance(2 * DAY_S)
     tidy_all(store)
-    assert store.read(telemetry_history, NANO, ALL) == [] and rows_and_rolled(store) == (0, 0)
+    assert history(store, ALL) == [] and rows_and_rolled(store) == (0, 0)
     assert store.read(telemetry_balance) == Balance(3, 3, 0, 0)
 
 
@@ -214,7 +214,7 @@ def test_an_age_of_zero_keeps_for_ever(store: Store, clock: ManualClock) -> None
     clock.advance(1000 * DAY_S)
     assert sum(tidy(store, Retention(0, 0, 0))) == 0
     assert sum(tidy(store, Retention(DAY_S, 0, 0))) == 3
-    assert {entry.width_s for entry in store.read(telemetry_history, NANO, ALL)} == {60}
+    assert {entry.width_s for entry in history(store, ALL)} == {60}
 
 
 def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
@@ -228,7 +228,7 @@ def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
     assert rows_and_rolled(store) == (2, 0)
     clock.advance(2 * DAY_S)
     tidy_all(store)
-    (minute,) = store.read(telemetry_history, NANO, ALL)
+    (minute,) = history(store, ALL)
     assert (minute.at_us, minute.rows) == (Width.MINUTE.begin_us(T0_US), 2)
     clock.advance(20 * DAY_S)
     tidy_all(store)
@@ -260,7 +260,7 @@ def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualC
     assert sizes[-1][:2] == steady[0][:2] and sizes[-1][2] <= 1.1 * steady[0][2]
     sent = rounds * (per_round * 3 + 1)
     assert store.read(telemetry_balance) == Balance(sent, sent, 0, 0)
-    hours = store.read(telemetry_history, NANO, [RowKind.TASK_COUNTERS], by=Width.HOUR)
+    hours = history(store, [RowKind.TASK_COUNTERS], by=Width.HOUR)
     completed = [entry.data.completed for entry in hours if isinstance(entry.data, TaskCounters)]
     assert completed == [3] * (8 * 10)
 

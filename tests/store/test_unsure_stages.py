@@ -8,12 +8,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pytest
 from sqlalchemy.orm import Session
 
-from stageloom.planner.admin.handler import AdminHandler
+from stageloom.planner.api import routes
 from stageloom.planner.costs import measured
 from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import STALE_S, device_costs
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.store.costs import operator_costs, stage_costs
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -24,9 +25,7 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import DeviceId, Digest, OpId
-from stageloom.shared.messages import admin
-from stageloom.shared.messages.control import Desired
+from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
@@ -41,6 +40,7 @@ from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.costs import MeasuredStage, fitted
 from stageloom.shared.search.interference import Interference, Sample
+from tests.planner.api.context import QuietFleet, answer_of, planner_context
 from tests.shared.test_merge import siblings
 from tests.store.helpers import NANO, enrol, row
 
@@ -49,24 +49,12 @@ OPERATORS = 6
 WIDE = StageSchedule((Stage(((0,), (1,), (2,))), Stage(((3,),)), Stage(((4,),)), Stage(((5,),))))
 
 
-class QuietFleet:
-    """Remembers what devices would be told."""
-
-    def __init__(self) -> None:
-        self.told: list[Desired] = []
-
-    def desired_changed(self, device: DeviceId, desired: Desired) -> None:
-        self.told.append(desired)
-
-
 class Planner:
-    """A store with one model and one plan of it, and the handler of its admin socket."""
+    """A store with one model and one plan of it, and what its API answers."""
 
     def __init__(self, store: Store, clock: ManualClock, folder: Path) -> None:
         self.store, self.fleet = store, QuietFleet()
-        unused: Any = None
-        fleet: Any = self.fleet
-        self.handler = AdminHandler(store, fleet, clock, unused)
+        self.api = planner_context(store, clock, self.fleet)
         enrol(store)
         self.artifact, blob = pack_artifact(siblings(*[None] * OPERATORS), b"wide")
         (folder / "wide.artifact").write_bytes(blob)
@@ -77,9 +65,9 @@ class Planner:
 
     def ask(self, *, unsure_only: bool = True) -> tuple[int, ...]:
         """Numbers of the requests that came of it."""
-        wanted = admin.StageProfileCreate(device=NANO, plan="plan", unsure_only=unsure_only)
-        reply = self.handler.handle(wanted)
-        assert isinstance(reply, admin.DeviceProfileReply)
+        wanted = DeviceProfileRequest(device=NANO, plan="plan", unsure_only=unsure_only, wait_s=0.0)
+        reply = answer_of(self.api, routes.DEVICE_PROFILE, wanted)
+        assert isinstance(reply, DeviceProfileReply)
         return reply.requests
 
     def answered(self, kind: RowKind, *data: RowData) -> None:

@@ -192,12 +192,12 @@ def test_a_dry_run_prints_the_unit_of_either_service(capsys: pytest.CaptureFixtu
     agent = capsys.readouterr().out
     assert agent.endswith("WantedBy=multi-user.target\n")
     assert "Environment=CUDA_CACHE_PATH=/srv/edge/cuda-cache\n" in agent
-    assert planner_command(["install", "--dry-run", "--listen", "0.0.0.0:7500"]) == 0
+    assert planner_command(["planner", "install", "--dry-run", "--listen", "0.0.0.0:7500"]) == 0
     assert "up --data-dir /var/lib/stageloom --listen 0.0.0.0:7500\n" in capsys.readouterr().out
 
 
 def test_a_planner_that_could_not_start_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planner_command(["install", "--dry-run", "--listen", "nowhere:"]) == 2
+    assert planner_command(["planner", "install", "--dry-run", "--listen", "nowhere:"]) == 2
     assert "is no address" in capsys.readouterr().err
 
 
@@ -266,13 +266,13 @@ def test_services_leave_memory_and_tasks_to_the_system(unit: str) -> None:
 
 @pytest.mark.promise("hardening-leaves-out-breaks")
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("command", [agent_command, planner_command], ids=["agent", "planner"])
+@pytest.mark.parametrize("side", ["agent", "planner"])
 def test_systemd_accepts_the_installed_unit_and_calls_it_well_hardened(
-    tmp_path: Path, command: object, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, side: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "stageloom-agent" if command is agent_command else "stageloom-planner"
-    assert callable(command) and command(["install", "--dry-run"]) == 0
-    unit = tmp_path / f"{name}.service"
+    dry = ["install", "--dry-run"]
+    assert (agent_command(dry) if side == "agent" else planner_command(["planner", *dry])) == 0
+    unit = tmp_path / f"stageloom-{side}.service"
     unit.write_text(capsys.readouterr().out)
     for check in (["verify", "--man=no"], ["security", "--offline=yes", f"--threshold={MOST_EXPOSED}"]):
         done = subprocess.run(

@@ -9,6 +9,7 @@ import typer
 
 from stageloom.edge_agent.cli.app import app as agent_app
 from stageloom.planner.cli.app import app as planner_app
+from stageloom.planner.cli.settings import GLOBAL_OPTIONS
 from tests.architecture.sources import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -44,7 +45,7 @@ CALLS = sorted(_calls())
 
 def test_the_page_names_the_commands_of_both_sides() -> None:
     named = {(call[0], call[1]) for call in CALLS}
-    assert {("stageloom", c) for c in ("install", "backup", "device", "model", "plan", "watch")} <= named
+    assert {("stageloom", c) for c in ("planner", "device", "model", "plan", "watch")} <= named
     assert {("stageloom-agent", c) for c in ("install", "join", "status", "uninstall")} <= named
 
 
@@ -56,6 +57,7 @@ def test_command_of_the_page_exists_with_its_options(call: tuple[str, ...]) -> N
     while words and hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     options = {name for parameter in command.params for name in parameter.opts}
+    options |= set(GLOBAL_OPTIONS) if call[0] == "stageloom" else set()
     assert {word for word in words if word.startswith("--")} <= options
 
 

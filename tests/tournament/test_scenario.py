@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stageloom.planner.admin.tournament import ASSUMED_LOAD, StoredScenario, stored_scenario
 from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.schema.plan import ArrivalRate
 from stageloom.planner.tournament import evaluator
 from stageloom.planner.tournament.candidates import plan_candidates
-from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRunner
+from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRun
+from stageloom.planner.tournament.stored import ASSUMED_LOAD, StoredScenario, stored_scenario
 from stageloom.planner.twin.arrivals import Counted, Poisson
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import ArrivalRate
 from stageloom.shared.messages.telemetry import RowKind, TaskCounters
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.analytic import DeviceRates
@@ -49,8 +49,8 @@ def _result(world: World, pool: "Broken", *policies: str) -> tuple[TournamentRes
     scenario = _staged(world, (ArrivalRate(model="diamond", per_s=5.0),)).scenario
     taking_part = plan_candidates((choice,), scenario.times.costs, policy_names=policies, searches=True)
     first = run_search(taking_part[0].job, lambda: 0.0)
-    result = TournamentRunner(pool, ManualClock()).run(taking_part, first, scenario, budget_s=60.0)
-    return result, first, len(taking_part)
+    run = TournamentRun(taking_part, first, scenario, pool, ManualClock(), budget_s=60.0)
+    return run.to_end(), first, len(taking_part)
 
 
 def test_arrivals_that_were_counted_are_those_of_the_tournament(

@@ -1,5 +1,7 @@
 """Arrival processes: rates, closed forms, and independence of how they are asked."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from stageloom.planner.twin.arrivals import (
     Poisson,
     Process,
     Recorded,
+    Tape,
     arrivals,
     entered_anywhere,
 )
@@ -127,6 +130,23 @@ def test_arrivals_do_not_depend_on_the_spans_they_are_asked_in(process: Process)
     assert whole.tolist() != arrivals(process, 40.0, rng(5)).tolist() or isinstance(
         process, Recorded | Periodic
     )
+
+
+def test_a_tape_that_forgets_and_is_pickled_goes_on_the_same_and_stays_small() -> None:
+    sources: list[Process] = [Poisson(rate_per_s=4_000.0), Periodic(rate_per_s=500.0)]
+    times, numbers = Tape(sources, 7).between(0, 20.0)
+    tape, taken, sizes = Tape(sources, 7), 0, []
+    for until_s in range(1, 21):
+        parts = tape.between(taken, float(until_s))
+        count = len(parts[0])
+        assert parts[0].tolist() == times[taken : taken + count].tolist()
+        assert parts[1].tolist() == numbers[taken : taken + count].tolist()
+        taken += count
+        tape.forget(taken)
+        copy = pickle.dumps(tape)
+        sizes.append(len(copy))
+        tape = pickle.loads(copy)
+    assert taken == len(times) and max(sizes) < 20_000
 
 
 @pytest.mark.parametrize(

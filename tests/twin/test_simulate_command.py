@@ -1,4 +1,4 @@
-"""`stageloom simulate` and `stageloom prediction list`, from the store's plans, costs and telemetry."""
+"""`stageloom prediction create` and `prediction list`, from the store's plans, costs and telemetry."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.schema.prediction import PredictionInfo
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.predictions import KeptPrediction, keep_prediction, newest_predictions
+from stageloom.planner.store.predictions import keep_prediction, newest_predictions
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import base_device
@@ -33,6 +34,7 @@ from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
 
 SECOND = 1_000_000
+CREATE = ("prediction", "create", "tuned")
 
 
 class Home:
@@ -84,7 +86,7 @@ def run(
 
 
 def simulated(home: Home, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    out, _ = run(home, capsys, "simulate", "tuned", *arguments, "--json")
+    out, _ = run(home, capsys, *CREATE, *arguments, "--json")
     found: dict[str, Any] = json.loads(out)
     return found
 
@@ -99,7 +101,9 @@ def test_a_plan_is_simulated_on_a_device_file(home: Home, capsys: pytest.Capture
     assert (found["twin"], found["device"]) == ("derived from tx2", None)
     assert found["arrivals"] == "periodic: relu 50/s"
     assert found["number"] == 1
-    out, err = run(home, capsys, "simulate", "tuned", "--twin", "tx2", "--rate", "relu=50", "--no-keep")
+    rare = home.path / "scenario.toml"
+    rare.write_text("keep = false\nseed = 7\n")
+    out, err = run(home, capsys, *CREATE, "--twin", "tx2", "--rate", "relu=50", "--from", str(rare))
     assert out.splitlines()[0].startswith("model\tarrivals/s")
     assert "60 s simulated" in err and "kept" not in err
 
@@ -147,16 +151,14 @@ def test_a_recording_is_replayed_from_a_file(
         ("{", "cannot be read as JSON"),
         ('{"other": [0.1]}', "the plan has no model 'other'"),
         ('{"relu": [0.2, 0.1]}', "sort them"),
-        ('{"relu": [1e300, Infinity]}', "sort them"),
+        ('{"relu": [1e300, Infinity]}', "has an arrival at 1e+300 s; write seconds"),
         ("{}", "holds no arrival; write it like"),
         ('{"relu": []}', "holds no arrival; write it like"),
         ('{"relu": [0, 86400]}', "a recording of 86400 s, and a day is the most that is simulated; cut it"),
         ('{"relu": [1795336918, 1795436918]}', "a recording of 100000 s, and a day is the most"),
     ):
         path.write_text(text)
-        _, err = run(
-            home, capsys, "simulate", "tuned", "--twin", "nano", "--recording", str(path), code=ExitCode.USAGE
-        )
+        _, err = run(home, capsys, *CREATE, "--twin", "nano", "--recording", str(path), code=ExitCode.USAGE)
         assert why in err
 
 
@@ -208,12 +210,15 @@ def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFix
         (["--twin", "tx3", "--rate", "relu=1"], "there is no device file 'tx3'"),
         (["--twin", "nano", "--device", "nobody"], "nobody"),
         (["--twin", "nano", "--device", "nano"], "counted no task of this plan's models"),
-        (["--twin", "nano", "--rate", "relu=1", "--recording", "x.json"], "both --rate and --recording"),
+        (["--twin", "nano", "--rate", "relu=1", "--recording", "x.json"], "x.json cannot be read"),
+        (["--twin", "nano", "--rate", "relu=1000000"], "60000000 tasks would arrive"),
+        (["--twin", "nano", "--rate", "relu=1", "--seconds", "inf"], "--seconds inf is not acceptable"),
+        (["--twin", "nano", "--rate", "relu=1", "--from", "x.toml"], "x.toml cannot be read"),
         (["--twin", "nano", "--arrivals", "periodic"], "no --rate; give --rate MODEL=PER_S, or leave"),
         (["--device", "nano", "--arrivals", "poisson"], "--arrivals poisson says how the tasks of"),
     ]
     for arguments, why in cases:
-        _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
+        _, err = run(home, capsys, *CREATE, *arguments, code=ExitCode.USAGE)
         assert why in err
     assert not home.store.read(newest_predictions)
 
@@ -225,18 +230,19 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
     assert run(home, capsys, "prediction", "list", "--json")[0] == "[]\n"
     figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
-    made = KeptPrediction(
+    made = PredictionInfo(
+        number=0,
+        made_at_us=clock.wall_us(),
         device=NANO,
         plan="tuned",
         digest=home.plan.digest,
         twin="toy",
         arrivals="some",
         seconds=3.0,
-        figures=figures,
-        made_at_us=clock.wall_us(),
+        predicted=figures,
     )
     assert home.store.database.change(keep_prediction, made) == 1
-    assert [one.figures for one in home.store.read(newest_predictions, NANO)] == [figures]
+    assert [one.predicted for one in home.store.read(newest_predictions, NANO)] == [figures]
     assert home.store.read(newest_predictions, DeviceId("another")) == []
     out, _ = run(home, capsys, "prediction", "list", "--json")
     (found,) = json.loads(out)

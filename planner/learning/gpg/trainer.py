@@ -6,16 +6,15 @@ give equal policies on one machine, and an interrupted run goes on as if it had 
 """
 
 import copy
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from stageloom.planner.learning.gpg.lessons import BlockRows, Drawing, Lesson, StateRows, lesson
 from stageloom.planner.learning.gpg.losses import Episode, imitated, reinforced
 from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.planner.schema.training import GpgValidation
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
 from stageloom.shared.policy.gpg.checkpoint import GpgCheckpoint, encode
@@ -75,23 +75,13 @@ _ACTOR_WEIGHT = 0.5  # beside the value, in the losses of what they share
 
 
 @dataclass
-class Validation:
-    """One validation, for the curves."""
-
-    step: int
-    phase: str
-    ratio: float  # of the look-ahead's cost to sequential's, mean over the validation blocks
-    losses: dict[str, float]
-
-
-@dataclass
 class Trainer:
     """All that a run needs to go on; `saved` and `restore` carry it over."""
 
     drawing: Drawing
     settings: GpgSettings
     step: int = 0
-    history: list[Validation] = field(default_factory=list)
+    history: list[GpgValidation] = field(default_factory=list)
     best_ratio: float = float("inf")
     since_best: int = 0
 
@@ -163,7 +153,10 @@ class Trainer:
             one.load_state_dict(state)
         self.best = GpgNetwork({name: value.numpy() for name, value in saved["best"].items()})
         self.best_ratio, self.since_best = saved["best_ratio"], saved["since_best"]
-        self.history = [Validation(*row) for row in saved["history"]]
+        self.history = [
+            GpgValidation(step=step, phase=phase, ratio=ratio, losses=losses)
+            for step, phase, ratio, losses in saved["history"]
+        ]
         self._losses = list(saved["losses"])
         last = min(self.step, self.settings.imitation_steps)
         for step in range(max(last - self.settings.kept_lessons, 0), last):
@@ -277,7 +270,7 @@ class Trainer:
         names = sorted({name for row in self._losses for name in row})
         losses = {name: fmean([row[name] for row in self._losses if name in row]) for name in names}
         self._losses.clear()
-        self.history.append(Validation(self.step, self.phase, ratio, losses))
+        self.history.append(GpgValidation(step=self.step, phase=self.phase, ratio=ratio, losses=losses))
         self.since_best += 1
         if ratio < self.best_ratio:
             self.best_ratio, self.since_best, self.best = ratio, 0, network
@@ -288,7 +281,7 @@ class GpgResult:
     """What a run leaves."""
 
     checkpoint: bytes
-    history: tuple[Validation, ...]
+    history: tuple[GpgValidation, ...]
     train_s: float
     steps: int
     ended: str  # "done", "no better for a while", "time", "interrupted"
@@ -375,61 +368,3 @@ def _restore(trainer: Trainer, path: Path, about: Mapping[str, Any]) -> None:
         raise InputError(
             f"{path} is no training run: {str(error)[:120]}", remedy="name another file, or delete it"
         ) from error
-
-
-_WIDTH: Final = 640
-_HEIGHT: Final = 300
-_MARGIN: Final = 48
-
-
-def rows(history: Sequence[Validation]) -> list[dict[str, Any]]:
-    """A flat object per validation."""
-    return [
-        {
-            "step": validation.step,
-            "phase": validation.phase,
-            "ratio": validation.ratio,
-            **{f"loss_{k}": v for k, v in validation.losses.items()},
-        }
-        for validation in history
-    ]
-
-
-def to_json(history: Sequence[Validation]) -> str:
-    """All validations as a JSON list."""
-    return json.dumps(rows(history), indent=1)
-
-
-def to_svg(history: Sequence[Validation]) -> str:
-    """The validation's ratio to sequential over the steps; a dashed line where reinforcement begins."""
-    steps = [validation.step for validation in history]
-    ratios = [validation.ratio for validation in history]
-    low, high = min(ratios), max(ratios)
-    last, room = max(*steps, 1), max(high - low, 1e-9)
-
-    def at(step: float, ratio: float) -> str:
-        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * step / last
-        y = _MARGIN + (_HEIGHT - 2 * _MARGIN) * (high - ratio) / room
-        return f"{x:.1f},{y:.1f}"
-
-    line = " ".join(at(step, ratio) for step, ratio in zip(steps, ratios, strict=True))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_MARGIN}" y="24">cost over sequential, validation blocks (best {low:.4f})</text>',
-        f'<polyline points="{line}" fill="none" stroke="#1f6feb" stroke-width="2"/>',
-        f'<text x="6" y="{_MARGIN + 4}">{high:.3f}</text>',
-        f'<text x="6" y="{_HEIGHT - _MARGIN + 4}">{low:.3f}</text>',
-        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 16}" text-anchor="end">{last} steps</text>',
-    ]
-    turn = next((validation.step for validation in history if validation.phase == "reinforcement"), 0)
-    if turn and history[0].phase == "imitation":
-        before = max(validation.step for validation in history if validation.phase == "imitation")
-        top, bottom = at(before, high), at(before, low)
-        x = top.split(",")[0]
-        parts.append(
-            f'<line x1="{x}" x2="{x}" y1="{top.split(",")[1]}" y2="{bottom.split(",")[1]}" stroke="#888" '
-            'stroke-dasharray="4"/>'
-        )
-    return "\n".join([*parts, "</svg>", ""])

@@ -4,21 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stageloom.planner.admin.search import search_job
 from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.plan_search import search_job
+from stageloom.planner.schema.plan import PlanCreateRequest
+from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
-from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.device_file import DeviceFile, named_device
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.replay import counted_arrivals
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import ModelOptions, PlanCreateRequest
 from stageloom.shared.messages.telemetry import RowKind
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.job import run_search
@@ -27,18 +28,6 @@ TOP_MEMBERS: Final[Mapping[str, int]] = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a
 """H per device (TOP, section VI-B)."""
 
 OTHER_MEMBERS: Final = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to train for."""
-
-    device: DeviceId
-    models: tuple[ModelOptions, ...] = ()  # none: those of the plan that the device runs, cut as there
-    twin: str = ""  # a device file to simulate instead of the one for the device's class
-    rates_per_s: Mapping[str, float] | None = None  # None: as the device counted
-    last_s: float = 600.0  # of its telemetry
-    members_max: int | None = None  # H; None: as TOP has it for the device
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class StoredProblem:
     arrivals: str
 
 
-def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
+def stored_problem(store: ReadStore, wanted: MaddpgTrainingRequest) -> StoredProblem:
     """What the store knows makes a problem.
 
     Arrivals are Poisson at the rates that were given, or as the device counted them: each episode enters
@@ -65,7 +54,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     device_class = store.read(device_info, wanted.device).device_class
     template = _template(store, wanted)
     graphs = {model.artifact: store.graph(model.artifact) for model in template.models}
-    base = load_device(wanted.twin) if wanted.twin else None
+    base = named_device(wanted.twin) if wanted.twin else None
     times, source = stored_times(store, wanted.device, bind(template, graphs), base)
     names = [model.name for model in template.models]
     arrivals, where = _arrivals(store, wanted, names)
@@ -83,7 +72,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     return StoredProblem(problem, times.device, source, f"{words} ({where})")
 
 
-def _template(store: ReadStore, wanted: Wanted) -> Plan:
+def _template(store: ReadStore, wanted: MaddpgTrainingRequest) -> Plan:
     """The plan that the device runs, or one of the models that were named, on the same executor."""
     running = running_plan(store, wanted.device)
     if not wanted.models:
@@ -116,10 +105,12 @@ def running_plan(store: ReadStore, device: DeviceId) -> Plan | None:
     return None if digest is None else decode_plan(store.read(plan_info, digest).wire)
 
 
-def _arrivals(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> tuple[Mapping[str, Process], str]:
+def _arrivals(
+    store: ReadStore, wanted: MaddpgTrainingRequest, names: Sequence[str]
+) -> tuple[Mapping[str, Process], str]:
     """Processes by model, and in words where they are from."""
-    if wanted.rates_per_s is not None:
-        given = {name: Poisson(rate_per_s=rate) for name, rate in wanted.rates_per_s.items()}
+    if wanted.rates:
+        given = {rate.model: Poisson(rate_per_s=rate.per_s) for rate in wanted.rates}
         return given, "poisson, as given"
     rows = store.read(newest_telemetry, wanted.device, [RowKind.TASK_COUNTERS], round(wanted.last_s * 1e6))[0]
     try:

@@ -111,7 +111,7 @@ class PooledWorkers:
             if self._lost > LOST_MOST * self._pool.workers:
                 raise UnavailableError(
                     f"the training's workers end again and again: {error}",
-                    remedy="find what kills them (memory?), use fewer --workers, give the command again",
+                    remedy="find what kills them (memory?), use fewer workers, ask for the training again",
                 ) from error
             return work, None
         self._lost = 0
@@ -272,7 +272,7 @@ def provenance_of(course: TrainingCourse, ended: str) -> dict[str, Any]:
 
 
 FILE: Final = "maddpg.run"
-_REMEDY: Final = "name another --output, or delete it"
+_REMEDY: Final = "delete it"
 
 
 def save_run(folder: Path, about: Mapping[str, Any], spent_s: float, state: bytes) -> None:

@@ -119,4 +119,6 @@ def _problem(arrays: Mapping[str, Floats]) -> str:
 
 
 def _refusal(problem: str) -> DecodeError:
-    return DecodeError(f"not a checkpoint of gpg: {problem}", remedy="train it again: stageloom train gpg")
+    return DecodeError(
+        f"not a checkpoint of gpg: {problem}", remedy="train it again: stageloom policy train gpg"
+    )

@@ -152,5 +152,5 @@ def _text(value: Any) -> str:
 
 def _refusal(problem: str) -> DecodeError:
     return DecodeError(
-        f"not a checkpoint of maddpg: {problem}", remedy="train it again: stageloom train maddpg"
+        f"not a checkpoint of maddpg: {problem}", remedy="train it again: stageloom policy train maddpg"
     )

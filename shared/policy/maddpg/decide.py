@@ -142,7 +142,8 @@ def require_own(space: Space, plan: Plan, device_class: str) -> None:
     """
     if why := space.refusal(plan, device_class):
         raise InputError(
-            f"the policy is not for this plan: {why}", remedy="train one for it: stageloom train maddpg"
+            f"the policy is not for this plan: {why}",
+            remedy="train one for it: stageloom policy train maddpg",
         )
 
 

@@ -25,7 +25,7 @@ def test_a_run_that_was_killed_while_it_wrote_goes_on_from_before(tmp_path: Path
 
 def test_a_run_of_something_else_is_refused_by_the_name_of_what_differs(tmp_path: Path) -> None:
     save_run(tmp_path, ABOUT, 1.0, b"")
-    with pytest.raises(InputError, match=r"a run with other seed; name another --output, or delete it"):
+    with pytest.raises(InputError, match=r"a run with other seed; delete it"):
         load_run(tmp_path, {**ABOUT, "seed": 4})
 
 

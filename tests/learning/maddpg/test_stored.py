@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
+from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
+from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
+from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.twin.device_file import device_names
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
-from stageloom.shared.messages.admin import ModelOptions
 from stageloom.shared.messages.telemetry import TaskCounters
 from stageloom.shared.plan import Wait
 from tests.learning.maddpg.toy import problem
@@ -32,7 +33,7 @@ def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_pro
     for second in range(1, 5):
         arrived = 30 if second < 3 else 60
         home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
-    found = stored_problem(home.store, Wanted(device=NANO, twin="nano"))
+    found = stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano"))
     assert found.problem.template == home.plan
     assert found.problem.arrivals_per_s == pytest.approx((45.0,))
     assert found.problem.service_s == pytest.approx((0.004,))
@@ -49,7 +50,7 @@ def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None
     for second in range(1, 7):
         arrived = 60 if second > 4 else 0
         home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
-    problem = stored_problem(home.store, Wanted(device=NANO, twin="nano")).problem
+    problem = stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano")).problem
     assert isinstance(problem.make_device, TwinDevices)
     make = replace(problem.make_device, compiled=False)
     met = []
@@ -63,11 +64,11 @@ def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None
 
 def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home: Home) -> None:
     home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
-    wanted = Wanted(
+    wanted = MaddpgTrainingRequest(
         device=NANO,
         models=(ModelOptions(model="relu", partition="base", replicas=2),),
         twin="tx2",
-        rates_per_s={"relu": 50.0},
+        rates=(ArrivalRate(model="relu", per_s=50.0),),
         members_max=5,
     )
     problem = stored_problem(home.store, wanted).problem
@@ -88,7 +89,6 @@ def test_a_plan_that_waits_for_its_models_says_what_to_do_instead() -> None:
     ("rates", "why"),
     [
         ({"relu": 5.0, "other": 5.0}, "the plan has no model 'other'"),
-        ({}, "nothing says how often tasks of relu arrive"),
         (None, "counted no task of these models"),
     ],
 )
@@ -96,8 +96,9 @@ def test_arrivals_that_are_not_those_of_the_models_are_refused(
     home: Home, rates: dict[str, float] | None, why: str
 ) -> None:
     home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
+    given = tuple(ArrivalRate(model=model, per_s=per_s) for model, per_s in (rates or {}).items())
     with pytest.raises(InputError, match=why):
-        stored_problem(home.store, Wanted(device=NANO, twin="nano", rates_per_s=rates))
+        stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano", rates=given))
 
 
 def test_every_device_of_the_paper_has_a_file() -> None:

@@ -82,7 +82,7 @@ class DeadPool:
 
 def test_workers_that_die_again_and_again_end_the_training_with_a_remedy() -> None:
     pool = DeadPool()
-    with pytest.raises(UnavailableError, match=r"end again and again.*code -9.*give the command again"):
+    with pytest.raises(UnavailableError, match=r"end again and again.*code -9.*ask for the training again"):
         train(PROBLEM, QUICK, 0, clock=lambda: 0.0, pool=pool)
     assert len(pool.given) == LOST_MOST + 1
     assert len({work.number for _, work, _ in pool.given}) == 1, "the same work each time"

@@ -1,1 +1,0 @@
-"""The operator's door: requests from the `stageloom` command to a running planner."""

@@ -1,0 +1,112 @@
+"""Who asks: access tokens, roles, and how much each client may ask over time. Pure but for randomness.
+
+A token is `stl_` and 32 random bytes, and, where clients pin the planner's own certificate, a dot and its
+SHA-256; both in URL-safe base64. The planner keeps a digest of the first part alone.
+"""
+
+import base64
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stageloom.planner.dispatch.quotas import Rate, TokenBucket, TokenBuckets
+from stageloom.planner.schema.access import Role
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import TokenError
+from stageloom.shared.ids import Digest
+
+PREFIX: Final = "stl_"
+SECRET_BYTES: Final = 32
+
+REQUESTS: Final = Rate(per_s=50.0, burst=200.0)
+"""Of one token, unless the setting `api_rate` says otherwise."""
+
+FAILURES_PER_S: Final = 1.0
+FAILURES_BURST: Final = 20
+"""Of one network address: requests without a valid token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks: the token's name, or `local`; with which role; from which address. A stranger has no name and
+    no role."""
+
+    name: str
+    role: Role | None
+    source: str
+
+    def may(self, role: Role) -> bool:
+        """Whether they may do what is for this role."""
+        return self.role is not None and self.role.includes(role)
+
+
+def token_text(secret: bytes, certificate: bytes) -> str:
+    """The token as a person gets it; `certificate` is the SHA-256 to pin, or empty."""
+    text = PREFIX + _encode(secret)
+    return f"{text}.{_encode(certificate)}" if certificate else text
+
+
+def split_token(text: str) -> tuple[str, bytes]:
+    """(what authenticates, SHA-256 of the certificate to pin or empty).
+
+    Raises:
+        TokenError: this is no access token.
+    """
+    bearer, dot, pinned = text.strip().partition(".")
+    try:
+        certificate = base64.urlsafe_b64decode(pinned + "=") if dot else b""
+    except ValueError:
+        certificate = b"?"
+    if not bearer.startswith(PREFIX) or len(certificate) not in (0, 32):
+        raise TokenError(
+            "this is no access token", remedy="use the whole text that `stageloom access create` printed"
+        )
+    return bearer, certificate
+
+
+def bearer_digest(bearer: str) -> Digest:
+    """What the planner keeps of a token."""
+    return digest_bytes([bearer.encode("utf-8", "replace")])
+
+
+def _encode(body: bytes) -> str:
+    return base64.urlsafe_b64encode(body).decode("ascii").rstrip("=")
+
+
+class Tokens:
+    """The tokens that hold, by digest, and what each client did lately. Thread-safe."""
+
+    def __init__(self, requests: Rate = REQUESTS) -> None:
+        """`requests`: of one token."""
+        self._requests = requests
+        self._lock = threading.Lock()
+        self._held: dict[Digest, tuple[str, Role]] = {}
+        self._buckets: dict[str, TokenBucket] = {}
+        self._failures = TokenBuckets(per_s=FAILURES_PER_S, burst=FAILURES_BURST)
+
+    def hold(self, tokens: Iterable[tuple[Digest, str, Role]]) -> None:
+        """From now on these hold, and no others: (digest, name, role)."""
+        held = {digest: (name, role) for digest, name, role in tokens}
+        with self._lock:
+            self._held = held
+            names = {name for name, _ in held.values()}
+            self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in names}
+
+    def principal(self, bearer: str, source: str) -> Principal | None:
+        """Whose token this is; None if it is nobody's."""
+        known = self._held.get(bearer_digest(bearer))
+        return None if known is None else Principal(*known, source)
+
+    def may_ask(self, principal: Principal, now_s: float) -> bool:
+        """Whether this client may do one more request now; if so it has done it."""
+        with self._lock:
+            bucket = self._buckets.get(principal.name)
+            if bucket is None:
+                bucket = self._buckets[principal.name] = TokenBucket(self._requests, now_s)
+            return bucket.take(now_s)
+
+    def may_fail(self, source: str, now_s: float) -> bool:
+        """Whether one more request without a valid token is answered to this address."""
+        with self._lock:
+            return self._failures.take(source, now_s)

@@ -1,0 +1,414 @@
+"""The API as an ASGI application: who asks, may they, what they ask, the answer, and the audit log of it.
+
+Handlers run on a few threads, so that one that waits for the database delays no other. An answer that a
+client does not read is given up after a minute.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Route as HttpRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stageloom.planner.api import problem as problems
+from stageloom.planner.api.access import Principal
+from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
+from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
+from stageloom.planner.api.openapi import document
+from stageloom.planner.api.problem import problem, problem_of
+from stageloom.planner.api.route import AnswerForm, Route, bind
+from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.job import ProblemDetails
+from stageloom.planner.store.access import note_request
+from stageloom.shared.errors import ExitCode, InputError, StorageError
+from stageloom.shared.failpoint import failpoint
+
+T = TypeVar("T")
+
+KEY_HEADER: Final = "idempotency-key"
+LOCAL: Final = "local"
+
+_STILL_S: Final = 15.0  # silence on a stream after which a comment shows that it is alive
+_THREADS: Final = 8
+_KEY_MAX: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What one request may take: bytes, and seconds to send its body or to take a part of its answer."""
+
+    body_bytes: int = 1 << 20
+    upload_bytes: int = 8 << 30
+    body_s: float = 20.0
+    send_s: float = 60.0
+    streams: int = 64  # of events, open at once
+
+
+class Refusal(Exception):
+    """The answer is this problem."""
+
+    def __init__(self, refused: ProblemDetails, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(refused.detail)
+        self.problem = refused
+        self.headers = dict(headers or {})
+
+
+class Api:
+    """Serves a table of verbs: `local` to the planner's own account, `remote` to whoever has a token."""
+
+    def __init__(
+        self, context: ApiContext, routes: Sequence[Route[Any, Any]], limits: RequestLimits | None = None
+    ) -> None:
+        self._context = context
+        self._routes = routes
+        self._limits = limits or RequestLimits()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
+        self._remembered = Remembered(context.store)
+        self._streams = 0
+        self._ending = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._schema = msgspec.json.encode(document(routes))
+        self.local = self._application(remote=False)
+        self.remote = self._application(remote=True)
+
+    def end_streams(self) -> None:
+        """End the streams of events, which would go on for ever; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ending.set)
+
+    def close(self) -> None:
+        """Finish what is being handled."""
+        self._pool.shutdown()
+
+    def _application(self, *, remote: bool) -> ASGIApp:
+        by_path: dict[str, dict[str, Route[Any, Any]]] = defaultdict(dict)
+        for route in self._routes:
+            by_path[route.path][route.method] = route
+        table = [
+            HttpRoute(path, partial(self._serve, methods, remote), methods=list(methods))
+            for path, methods in by_path.items()
+        ]
+        table.append(HttpRoute("/schema", self._serve_schema, methods=["GET"]))
+        handlers = {HTTPException: _http_problem, Exception: _internal}
+        application = Starlette(routes=table, exception_handlers=handlers)
+        application.router.redirect_slashes = False
+        return _in_time(application, self._limits.send_s)
+
+    async def _serve_schema(self, request: Request) -> Response:
+        return Response(self._schema, media_type="application/json")
+
+    async def _serve(
+        self, methods: Mapping[str, Route[Any, Any]], remote: bool, request: Request
+    ) -> Response:
+        route = methods["GET" if request.method == "HEAD" else request.method]
+        principal = Principal(LOCAL, Role.ADMIN, LOCAL)
+        told_to_wait = False
+        try:
+            if remote:
+                source = request.client.host if request.client is not None else "?"
+                principal = Principal("", None, source)
+                principal = self._admitted(request, source)
+                self._permitted(route, principal)
+            response = await self._answer(route, principal, request)
+        except Refusal as refusal:
+            response = _problem_response(refusal.problem, refusal.headers)
+            told_to_wait = "retry-after" in refusal.headers
+        except ClientDisconnect:
+            response = Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+        except Exception as error:
+            response = _problem_response(problem_of(error, route.name))
+        denied = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        if (route.changes or denied) and not told_to_wait:  # a flood fills no log
+            target = getattr(request.state, "target", "/".join(request.path_params.values()))
+            self._context.store.submit(note_request, principal, route.name, target, response.status_code)
+        return response
+
+    # -- who asks -------------------------------------------------------------------------------------------
+
+    def _admitted(self, request: Request, source: str) -> Principal:
+        tokens, now_s = self._context.live.tokens, self._context.clock.monotonic_s()
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        principal = tokens.principal(bearer.strip(), source) if scheme.lower() == "bearer" else None
+        if principal is None:
+            headers = {"www-authenticate": "Bearer"}
+            if not tokens.may_fail(source, now_s):
+                headers |= {"retry-after": "1", "connection": "close"}
+            raise Refusal(
+                problem(
+                    HTTPStatus.UNAUTHORIZED,
+                    "no valid access token came with the request",
+                    "make one with `stageloom access create` where the planner runs",
+                    ExitCode.DENIED,
+                ),
+                headers,
+            )
+        if not tokens.may_ask(principal, now_s):
+            raise _too_many(f"requests of {principal.name}")
+        return principal
+
+    def _permitted(self, route: Route[Any, Any], principal: Principal) -> None:
+        if not principal.may(route.role):
+            role = principal.role.value if principal.role is not None else "nobody"
+            raise Refusal(
+                problem(
+                    HTTPStatus.FORBIDDEN,
+                    f"{route.name} is for the role {route.role.value}, and {principal.name} is {role}",
+                    "use a token of that role",
+                    ExitCode.DENIED,
+                )
+            )
+
+    # -- what they ask --------------------------------------------------------------------------------------
+
+    async def _answer(self, route: Route[Any, Any], principal: Principal, request: Request) -> Response:
+        body = await _receive(request, self._limits) if route.has_body else b""
+        asked = bind(route, request.path_params, request.query_params.multi_items(), body)
+        request.state.target = _target(route, asked)
+        key = request.headers.get(KEY_HEADER)
+        if route.form is not AnswerForm.UPLOAD:
+            return await self._carry_out(route, asked, key, ApiCall(principal))
+        with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._context.config.data_dir) as folder:
+            path = Path(folder, "body")
+            await _receive_file(request, path, self._limits)
+            return await self._carry_out(route, asked, key, ApiCall(principal, path))
+
+    async def _carry_out(
+        self, route: Route[Any, Any], asked: Any, key: str | None, call: ApiCall
+    ) -> Response:
+        if route.form is AnswerForm.EVENTS:
+            return await self._events(route, asked, call)
+        if key is None or not route.changes:
+            return await self._run(route, asked, call)
+        if not 1 <= len(key) <= _KEY_MAX or not key.isascii() or not key.isprintable():
+            raise InputError(
+                "the idempotency key is not acceptable", remedy=f"use 1 to {_KEY_MAX} ASCII characters"
+            )
+        use = KeyUse(call.principal.name, key, request_digest(route, asked))
+        with self._remembered.in_use(use):
+            kept = await self._in_pool(self._remembered.earlier, use)
+            if kept is not None:
+                return Response(kept.body, kept.status, media_type="application/json")
+            response = await self._run(route, asked, call)
+            body = b"" if route.secret else bytes(response.body)
+            await asyncio.wrap_future(self._remembered.keep(use, response.status_code, body))
+            return response
+
+    async def _in_pool(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def _run(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
+        reply = await self._in_pool(HANDLERS[route], self._context, asked, call)
+        if isinstance(reply, Future):
+            reply = await asyncio.wrap_future(reply)
+        failpoint("planner.api.answer")
+        if route.form is AnswerForm.JOB:
+            info = self._context.jobs.start(route.name, call.principal.name, reply)
+            return _json(info, HTTPStatus.ACCEPTED, {"location": f"/v1/jobs/{info.job}"})
+        if route.form is AnswerForm.DOWNLOAD:
+            return _RemovedFile(reply)
+        return _json(reply, HTTPStatus.CREATED if route.creates else HTTPStatus.OK)
+
+    # -- streams --------------------------------------------------------------------------------------------
+
+    async def _events(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
+        """A stream, once its first item is there: what is wrong with the request is answered as ever."""
+        if self._streams >= self._limits.streams:
+            raise _too_many("open event streams")
+        self._loop = asyncio.get_running_loop()
+        self._streams += 1
+        try:
+            items = await self._in_pool(HANDLERS[route], self._context, asked, call)
+            first = await self._in_pool(next, items, _END)
+        except BaseException:
+            self._end_stream()
+            raise
+        return _Events(self._stream(first, items), self._end_stream)
+
+    def _end_stream(self) -> None:
+        self._streams -= 1
+
+    async def _stream(self, item: Any, items: Iterator[Any]) -> AsyncIterator[bytes]:
+        """Each item as an event (name, value); one that is a number is seconds to wait."""
+        silent_s = 0.0
+        try:
+            while item is not _END and not self._ending.is_set():
+                if isinstance(item, tuple):
+                    yield event(*item)
+                    silent_s = 0.0
+                else:
+                    for pause_s in _pauses(item):
+                        await self._wait(pause_s)
+                        silent_s += pause_s
+                        if silent_s >= _STILL_S and not self._ending.is_set():
+                            yield b": still there\n\n"
+                            silent_s = 0.0
+                item = await self._in_pool(next, items, _END)
+        except Exception as error:
+            yield event("problem", problem_of(error, "a stream"))
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait, or until all streams end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+
+
+_END: Final = object()
+_GONE: Final = (ClientDisconnect, TimeoutError)
+
+
+def _pauses(seconds: float) -> Iterator[float]:
+    """A wait in parts after which a stream may show that it is alive."""
+    while seconds > 0.0:
+        yield min(seconds, _STILL_S)
+        seconds -= _STILL_S
+
+
+def event(name: str, value: Any) -> bytes:
+    """One server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(value))
+
+
+class _Events(StreamingResponse):
+    """Server-sent events; `ended` is called once they are sent, or the client has gone or does not read."""
+
+    def __init__(self, parts: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(parts, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+class _RemovedFile(FileResponse):
+    """A file that is removed once it was sent, or the client has gone."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, media_type="application/octet-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+def _target(route: Route[Any, Any], asked: Any) -> str:
+    """What a request is about, for the audit log: what its path names, else what it is to be called."""
+    values = [getattr(asked, name) for name in route.path_fields]
+    values = values or [getattr(asked, name, None) for name in ("name", "device", "plan", "model")]
+    return "/".join(str(value) for value in values if value is not None)
+
+
+def _json(value: Any, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def _problem_response(refused: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(refused), refused.status, headers, problems.MEDIA_TYPE)
+
+
+def _too_many(what: str) -> Refusal:
+    refused = problem(HTTPStatus.TOO_MANY_REQUESTS, f"too many {what}", "wait a second", ExitCode.UNAVAILABLE)
+    return Refusal(refused, {"retry-after": "1"})
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    detail = {
+        HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:200]}",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible at {request.url.path[:200]}",
+    }.get(status, error.detail)
+    return _problem_response(problem(status, detail, "see /schema", ExitCode.USAGE), error.headers)
+
+
+async def _internal(request: Request, error: Exception) -> Response:
+    if isinstance(error, _GONE):
+        return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+    return _problem_response(problem_of(error, f"{request.method} {request.url.path}"))
+
+
+async def _receive(request: Request, limits: RequestLimits) -> bytes:
+    """The body, bounded in size and time."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    raise _too_large(limits.body_bytes)
+    except TimeoutError:
+        raise Refusal(
+            problem(HTTPStatus.REQUEST_TIMEOUT, "the body did not come in time", "send it again")
+        ) from None
+    return bytes(body)
+
+
+async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> None:
+    """The body as a file; each part of it bounded in time."""
+    size = 0
+    parts = request.stream()
+    try:
+        with path.open("wb") as file:
+            while True:
+                async with asyncio.timeout(limits.body_s):
+                    chunk = await anext(parts, None)
+                if chunk is None:
+                    return
+                size += len(chunk)
+                if size > limits.upload_bytes:
+                    raise _too_large(limits.upload_bytes)
+                file.write(chunk)
+    except TimeoutError:
+        raise Refusal(
+            problem(HTTPStatus.REQUEST_TIMEOUT, "the file did not come in time", "send it again")
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"the upload cannot be written: {error}",
+            remedy="free some space where the planner keeps its data",
+        ) from error
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(
+        problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body is larger than {limit} bytes",
+            "send less",
+            ExitCode.USAGE,
+        )
+    )
+
+
+def _in_time(application: ASGIApp, send_s: float) -> ASGIApp:
+    """Gives an answer up whose client does not read on, or which is not there when the planner stops."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(send_s):
+                await send(message)
+
+        with contextlib.suppress(*_GONE, asyncio.CancelledError):
+            await application(scope, receive, send_in_time)
+
+    return serve

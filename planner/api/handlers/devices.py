@@ -1,0 +1,249 @@
+"""Devices: join tokens, the list, revocation, quarantine, how they are re-planned, what they measure."""
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext, handles
+from stageloom.planner.api.jobs import Job
+from stageloom.planner.plan_search import unsure_of
+from stageloom.planner.schema import device as schema
+from stageloom.planner.schema.base import Done, Page
+from stageloom.planner.schema.plan import Pushed
+from stageloom.planner.schema.replan import Replanning, ReplanningChangeRequest, ReplanningShowRequest
+from stageloom.planner.store.costs import calibration_of, operator_costs
+from stageloom.planner.store.devices import (
+    add_token,
+    device_info,
+    device_infos,
+    release_device,
+    revoke_device,
+)
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.models import model_infos, named_models
+from stageloom.planner.store.policies import attach_policy
+from stageloom.planner.store.profiles import (
+    answer_reasons,
+    open_requests,
+    request_profile,
+    request_stage_profile,
+)
+from stageloom.planner.store.replans import replan_settings, set_replan_settings
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError, UnavailableError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import MAX_PROFILED, Desired
+from stageloom.shared.search.registry import scheduler as find_scheduler
+from stageloom.shared.token import format_token
+
+SECRET_BYTES: Final = 16
+_POLL_S: Final = 0.2
+
+
+def now(api: ApiContext, infos: list[schema.DeviceInfo]) -> tuple[schema.DeviceInfo, ...]:
+    """Devices with who is online; the store learns of that only when a report changes."""
+    if api.running is None:
+        return tuple(infos)
+    online, now_us = api.running.fleet.online(), api.clock.wall_us()
+    return tuple(
+        msgspec.structs.replace(info, online=True, last_seen_us=max(info.last_seen_us, now_us))
+        if info.device in online
+        else info
+        for info in infos
+    )
+
+
+@handles(routes.DEVICE_LIST)
+def device_list(api: ApiContext, request: schema.DeviceListRequest, call: ApiCall) -> Page[schema.DeviceInfo]:
+    infos = api.reader.read(device_infos, after=request.after, limit=request.limit + 1)
+    shown = now(api, infos[: request.limit])
+    return Page(items=shown, next=shown[-1].device if len(infos) > request.limit else "")
+
+
+@handles(routes.DEVICE_SHOW)
+def device_show(api: ApiContext, request: schema.DeviceShowRequest, call: ApiCall) -> schema.DeviceShowReply:
+    (device,) = now(api, [api.reader.read(device_info, request.device)])
+    entries, _ = api.reader.read(generation_history, request.device)
+    return schema.DeviceShowReply(device=device, history=tuple(entries))
+
+
+@handles(routes.DEVICE_TOKEN)
+def device_token(
+    api: ApiContext, request: schema.DeviceTokenRequest, call: ApiCall
+) -> schema.DeviceTokenReply:
+    secret = secrets.token_bytes(SECRET_BYTES)
+    expires_at_us = api.store.write(add_token, digest_bytes([secret]), request.device, request.lifetime_s)
+    token = format_token(api.live.fleet.token(secret))
+    return schema.DeviceTokenReply(token=token, expires_at_us=expires_at_us)
+
+
+@handles(routes.DEVICE_REVOKE)
+def device_revoke(api: ApiContext, request: schema.DeviceRevokeRequest, call: ApiCall) -> Done:
+    api.store.write(revoke_device, request.device)
+    api.live.fleet.revoked(request.device)
+    return Done()
+
+
+@handles(routes.DEVICE_RELEASE)
+def device_release(api: ApiContext, request: schema.DeviceReleaseRequest, call: ApiCall) -> Done:
+    api.store.write(release_device, request.device)
+    api.live.fleet.released(request.device)
+    return Done()
+
+
+# -- how a device is re-planned ---------------------------------------------------------------------------
+
+
+@handles(routes.REPLANNING_SHOW)
+def replanning_show(api: ApiContext, request: ReplanningShowRequest, call: ApiCall) -> Replanning:
+    return Replanning(**api.reader.read(replan_settings, request.device).fields())
+
+
+@handles(routes.REPLANNING_CHANGE)
+def replanning_change(api: ApiContext, request: ReplanningChangeRequest, call: ApiCall) -> Replanning:
+    settings = api.store.read(replan_settings, request.device)
+    given = {name: getattr(request, name) for name in settings.fields()}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes:
+        if request.scheduler is not None:
+            find_scheduler(request.scheduler)
+        settings = replace(settings, **changes)
+        api.store.write(set_replan_settings, request.device, settings)
+    return Replanning(**settings.fields())
+
+
+@handles(routes.POLICY_ATTACH)
+def policy_attach(api: ApiContext, request: schema.PolicyAttachRequest, call: ApiCall) -> Pushed:
+    desired = api.store.write(attach_policy, request.device, request.policy)
+    return pushed(api, request.device, desired)
+
+
+def pushed(api: ApiContext, device: DeviceId, desired: Desired) -> Pushed:
+    """Tell a device what it should do now, and the client what that is."""
+    failpoint("planner.desired.after")
+    api.live.fleet.desired_changed(device, desired)
+    return Pushed(
+        device=device, epoch=desired.epoch, generation=desired.generation, autonomy=desired.autonomy
+    )
+
+
+# -- measurements -----------------------------------------------------------------------------------------
+
+
+@handles(routes.DEVICE_PROFILE)
+def device_profile(api: ApiContext, request: schema.DeviceProfileRequest, call: ApiCall) -> object:
+    if request.plan is not None and (request.models or request.batch != 1):
+        raise InputError("the stages of a plan are measured as it is", remedy="leave out models and batch")
+    if request.unsure_only and request.plan is None:
+        raise InputError("unsure_only is about the stages of a plan", remedy="name the plan")
+    api.store.read(device_info, request.device)  # known before a job begins
+    return lambda job: measured(api, request, job)
+
+
+def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) -> schema.DeviceProfileReply:
+    """Ask a device, and wait for what it answers.
+
+    Raises:
+        InputError: there is no such device, model or plan, or nothing to measure.
+        UnavailableError: it does not answer in time.
+        JobCancelled: the job should end.
+    """
+    models = request.models or tuple(info.model for info in api.store.read(model_infos))
+    if request.plan is not None:
+        reply = _ask_stages(api, request, request.plan)
+    elif models:
+        reply = _ask_operators(api, request, models)
+    else:
+        raise InputError("the planner has no models to measure", remedy="add some with `stageloom model add`")
+    if not reply.requests or not request.wait_s:
+        return reply
+    _wait(api, request, reply, job)
+    reasons = api.store.read(answer_reasons, list(reply.requests))
+    rows = _costs(api, request, models, reply, reasons) if request.plan is None else ()
+    said = tuple(dict.fromkeys(reason for reason in reasons.values() if reason))
+    return msgspec.structs.replace(reply, measured=rows, reasons=said)
+
+
+def _ask_operators(
+    api: ApiContext, request: schema.DeviceProfileRequest, models: tuple[str, ...]
+) -> schema.DeviceProfileReply:
+    numbers, desired = api.store.write(
+        request_profile, request.device, list(models), batch=request.batch, budget_s=request.budget_s
+    )
+    return _asked(api, request.device, tuple(numbers), desired)
+
+
+def _ask_stages(
+    api: ApiContext, request: schema.DeviceProfileRequest, plan: str
+) -> schema.DeviceProfileReply:
+    blocks: tuple[int, ...] = ()
+    if request.unsure_only:
+        blocks = unsure_of(api.store, request.device, plan, api.clock.wall_us())
+        if not blocks:
+            return schema.DeviceProfileReply(requests=(), epoch=0, generation=0)
+    number, desired = api.store.write(
+        request_stage_profile,
+        request.device,
+        plan,
+        combined_blocks=blocks if len(blocks) <= MAX_PROFILED else (),
+        budget_s=request.budget_s,
+    )
+    return _asked(api, request.device, (number,), desired)
+
+
+def _asked(
+    api: ApiContext, device: DeviceId, requests: tuple[int, ...], desired: Desired
+) -> schema.DeviceProfileReply:
+    api.live.fleet.desired_changed(device, desired)
+    return schema.DeviceProfileReply(requests=requests, epoch=desired.epoch, generation=desired.generation)
+
+
+def _wait(
+    api: ApiContext, request: schema.DeviceProfileRequest, reply: schema.DeviceProfileReply, job: Job
+) -> None:
+    size = len(reply.requests)
+    give_up_s = api.clock.monotonic_s() + request.wait_s
+    left = -1
+    while still_open := len(api.store.read(open_requests, list(reply.requests))):
+        job.check()
+        if still_open != left:
+            left = still_open
+            online = request.device in api.live.fleet.online()
+            waits = "it measures when it is idle" if online else "it is offline"
+            job.progress(f"{request.device} has {left} requests left; {waits}", done=size - left, size=size)
+        if api.clock.monotonic_s() > give_up_s:
+            raise UnavailableError(
+                f"{request.device} has not answered within {request.wait_s:g} s",
+                remedy="it answers when it is online and idle; see `stageloom device show`",
+            )
+        time.sleep(_POLL_S)
+
+
+def _costs(
+    api: ApiContext,
+    request: schema.DeviceProfileRequest,
+    models: tuple[str, ...],
+    reply: schema.DeviceProfileReply,
+    reasons: dict[int, str],
+) -> tuple[schema.ModelMeasured, ...]:
+    key = api.store.read(calibration_of, request.device).costs_key
+    rows = []
+    infos = api.store.read(named_models, list(models))
+    for number, info in zip(reply.requests, infos, strict=True):
+        timings = api.store.read(operator_costs, key, info.digest, request.batch)
+        rows.append(
+            schema.ModelMeasured(
+                model=info.model,
+                batch=request.batch,
+                operators=info.operators,
+                measured=len(timings),
+                total_us=round(sum(timing.median_us for timing in timings.values()), 1),
+                reason=reasons.get(number, ""),
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,26 @@
+"""Models of the store."""
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext, handles
+from stageloom.planner.schema import model as schema
+from stageloom.planner.schema.base import Done, Page
+from stageloom.planner.store.models import model_infos
+
+
+@handles(routes.MODEL_LIST)
+def model_list(api: ApiContext, request: schema.ModelListRequest, call: ApiCall) -> Page[schema.ModelInfo]:
+    infos = api.reader.read(model_infos, after=request.after, limit=request.limit + 1)
+    shown = tuple(infos[: request.limit])
+    return Page(items=shown, next=shown[-1].model if len(infos) > request.limit else "")
+
+
+@handles(routes.MODEL_ADD)
+def model_add(api: ApiContext, request: schema.ModelAddRequest, call: ApiCall) -> schema.ModelInfo:
+    assert call.upload is not None
+    return api.store.add_model(request.model, call.upload, request.digest)
+
+
+@handles(routes.MODEL_REMOVE)
+def model_remove(api: ApiContext, request: schema.ModelRemoveRequest, call: ApiCall) -> Done:
+    api.store.remove_model(request.model)
+    return Done()

@@ -1,0 +1,265 @@
+"""Plans: searched, shown, pushed, and their history."""
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext, handles, then
+from stageloom.planner.api.handlers.devices import measured, pushed
+from stageloom.planner.api.jobs import Job
+from stageloom.planner.plan_search import (
+    competes,
+    record,
+    run_search,
+    scheduler_key,
+    scheduler_of,
+    search_job,
+)
+from stageloom.planner.replan.predict import evaluation_of, predict
+from stageloom.planner.schema import plan as schema
+from stageloom.planner.schema.base import Page
+from stageloom.planner.schema.device import DeviceProfileRequest
+from stageloom.planner.schema.explanation import EvaluationVerdict
+from stageloom.planner.store.desired import Push, push_fleet, push_wanted
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.plans import add_plan, plan_info, plan_infos
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.plan import ModelPlan, Plan, decode_plan
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.rivals import policy as find_policy
+from stageloom.shared.text import bounded
+
+_ROUNDS: Final = 4
+_MEASURE_S: Final = 120.0
+
+
+@handles(routes.PLAN_LIST)
+def plan_list(api: ApiContext, request: schema.PlanListRequest, call: ApiCall) -> Page[schema.PlanInfo]:
+    infos = api.reader.read(plan_infos, after=request.after, limit=request.limit + 1)
+    shown = tuple(infos[: request.limit])
+    return Page(items=shown, next=shown[-1].plan if len(infos) > request.limit else "")
+
+
+@handles(routes.PLAN_SHOW)
+def plan_show(api: ApiContext, request: schema.PlanShowRequest, call: ApiCall) -> schema.PlanInfo:
+    return api.reader.read(plan_info, request.plan)
+
+
+@handles(routes.PLAN_REQUEST)
+def plan_request(
+    api: ApiContext, request: schema.PlanRequestRequest, call: ApiCall
+) -> schema.PlanCreateRequest:
+    info = api.reader.read(plan_info, request.plan)
+    plan = decode_plan(info.wire)
+    return schema.PlanCreateRequest(
+        models=tuple(_options(model, api.reader.graph(model.artifact)) for model in plan.models),
+        scheduler=info.scheduler if info.scheduler in schedulers() else None,
+        combination=_combination(plan),
+        members_max=max(2, *(len(block.members) for block in plan.combined)),
+        lanes=plan.lanes,
+        executor=plan.executor.name,
+        intra_op_threads=plan.executor.intra_op_threads,
+        step_choice=plan.step_choice,
+        wait=plan.wait,
+        wait_timeout_s=plan.wait_timeout_us / 1e6,
+        run_ahead=plan.run_ahead,
+        max_skips=plan.max_skips,
+        barrier=plan.barrier,
+    )
+
+
+def _options(model: ModelPlan, graph: Graph) -> schema.ModelOptions:
+    names = [name for name, cuts in graph.partitions if cuts == model.cuts]
+    if not names:
+        raise InputError(
+            f"the cuts of {model.name} in this plan are no named partition of it",
+            remedy="make a new plan with `stageloom plan create`",
+        )
+    return schema.ModelOptions(
+        model=model.name,
+        replicas=model.replicas,
+        batch=model.batch,
+        partition=names[0],
+        launch_interval_s=model.launch_interval_us / 1e6,
+        batch_max_delay_s=model.batch_max_delay_us / 1e6,
+        work_conserving=model.work_conserving,
+        weight=model.weight,
+        queue=model.queue.rule,
+        queue_max_tasks=model.queue.max_tasks,
+        queue_max_bytes=model.queue.max_bytes,
+    )
+
+
+def _combination(plan: Plan) -> str:
+    """The way of combining that gives such blocks; a learned policy's may have no name."""
+    together = [block.members for block in plan.combined if len(block.members) > 1]
+    if not together:
+        return "alone"
+    same_model = all(len({member.model for member in members}) == 1 for members in together)
+    return "replicas" if same_model else "aligned"
+
+
+@handles(routes.PLAN_HISTORY)
+def plan_history(
+    api: ApiContext, request: schema.PlanHistoryRequest, call: ApiCall
+) -> Page[schema.HistoryEntry]:
+    entries, following = api.reader.read(
+        generation_history, request.device, before=position(request.after), limit=request.limit
+    )
+    return Page(items=tuple(entries), next=str(following) if following else "")
+
+
+def position(after: str) -> int:
+    """Where a list by number goes on; 0 at its start.
+
+    Raises:
+        InputError: this was no page's `next`.
+    """
+    if not after:
+        return 0
+    if not after.isascii() or not after.isdecimal() or int(after) > 2**53:
+        raise InputError(f"a list cannot go on after {after[:64]!r}", remedy="use `next` of the page before")
+    return int(after)
+
+
+# -- searches ---------------------------------------------------------------------------------------------
+
+
+@handles(routes.PLAN_CREATE)
+def plan_create(api: ApiContext, request: schema.PlanCreateRequest, call: ApiCall) -> object:
+    _check(request)
+    if competes(request):
+        return partial(_tournament, api, request)
+    search_job(api.store, request)  # what is wrong with it is said before a job begins
+    return partial(_search, api, request)
+
+
+def _check(request: schema.PlanCreateRequest) -> None:
+    """Raises:
+    InputError: a field has no effect beside the others.
+    """
+    if request.rates and not competes(request):
+        raise InputError(
+            "rates say what arrives in a tournament", remedy="give a budget, and no scheduler or policy"
+        )
+    names = [rate.model for rate in request.rates]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"rates name {twice[0]} twice", remedy="give each model once")
+    if request.measure_s is None:
+        return
+    if request.device is None:
+        raise InputError("measuring needs a device", remedy="name it")
+    if competes(request):
+        raise InputError("measuring is for one scheduler", remedy="name it")
+    if request.policy and "scheduler" in find_policy(request.policy).decides:
+        raise InputError(
+            f"nothing is searched under the policy {request.policy}, so measuring changes nothing",
+            remedy="leave it out",
+        )
+
+
+def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
+    from stageloom.planner.tournament.stored import create  # the twin and numpy, which few planners need
+
+    return create(api.store, api.live.pool, api.clock, request, job)
+
+
+def _search(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
+    if request.measure_s is not None and request.device is not None:
+        _measure_unsure(api, request, request.device, request.measure_s, job)
+    job.progress("searching")
+    return _found(api, request, job)
+
+
+def _measure_unsure(
+    api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, budget_s: float, job: Job
+) -> None:
+    """Have the device measure what is unsure and matters, until nothing is.
+
+    Stages of two plans: the one chosen, and the runner-up that would be chosen if all unsure stages took the
+    least that they may. Once both are sure, no stage left unmeasured could have made a better plan but by
+    taking less than its interval. At most four rounds.
+    """
+    unnamed = msgspec.structs.replace(request, plan=None)
+    for number in range(1, _ROUNDS + 1):
+        job.progress(f"round {number}: searching", done=number - 1, size=_ROUNDS)
+        plans = [_found(api, unnamed, job, optimistic=optimistic).plan.plan for optimistic in (False, True)]
+        asked = 0
+        for plan in dict.fromkeys(plans):
+            job.progress(f"round {number}: {device} measures the unsure stages of {plan}", size=_ROUNDS)
+            wanted = DeviceProfileRequest(
+                device=device, plan=plan, budget_s=budget_s, unsure_only=True, wait_s=_MEASURE_S + budget_s
+            )
+            asked += len(measured(api, wanted, job).requests)
+        if not asked:
+            return
+
+
+def _found(
+    api: ApiContext, request: schema.PlanCreateRequest, job: Job, *, optimistic: bool = False
+) -> schema.PlanReply:
+    began_s = api.clock.monotonic_s()
+    wanted = search_job(api.store, request, optimistic=optimistic)
+    plan = run_search(api.live.pool, wanted, job)
+    search_s = api.clock.monotonic_s() - began_s
+    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, scheduler_of(request))
+    if not optimistic:  # such a plan is for what it asks to be measured, not for what it finds
+        graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
+        row = evaluation_of(
+            plan,
+            EvaluationVerdict.FOUND,
+            scheduler=scheduler_key(request),
+            how="operator",
+            prediction=predict(plan, graphs, wanted.costs, ()),
+            search_s=search_s,
+        )
+        record(api.store, request.device, scheduler_key(request), plan, graphs, [row])
+    return schema.PlanReply(plan=info, search_s=search_s)
+
+
+# -- pushes -----------------------------------------------------------------------------------------------
+
+
+@handles(routes.PLAN_PUSH)
+def plan_push(
+    api: ApiContext, request: schema.PlanPushRequest, call: ApiCall
+) -> "Future[schema.PlanPushReply]":
+    if len(request.devices) == 1:  # many such requests at once share commits
+        (device,) = request.devices
+        wanted = Push(
+            device=device,
+            plan=request.plan,
+            decided_by="operator",
+            autonomy=request.autonomy,
+            activation=request.activation,
+        )
+        one = api.store.submit_together(push_wanted, wanted)
+        return then(one, lambda desired: schema.PlanPushReply(pushed=(pushed(api, device, desired),)))
+    many = api.store.submit(
+        push_fleet,
+        request.devices,
+        request.plan,
+        decided_by="operator",
+        after=request.after,
+        autonomy=request.autonomy,
+        activation=request.activation,
+    )
+    return then(many, lambda done: _push_reply(api, *done))
+
+
+def _push_reply(
+    api: ApiContext, results: list[tuple[DeviceId, Desired | InputError]], more: bool
+) -> schema.PlanPushReply:
+    told = tuple(
+        schema.Pushed(device=device, cause=bounded(str(result)))
+        if isinstance(result, InputError)
+        else pushed(api, device, result)
+        for device, result in results
+    )
+    return schema.PlanPushReply(pushed=told, next=told[-1].device if more else "")

@@ -1,0 +1,73 @@
+"""Learned policies: the list, those from files, and as files."""
+
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext, handles, then
+from stageloom.planner.schema import policy as schema
+from stageloom.planner.schema.base import Page
+from stageloom.planner.store.policies import (
+    PolicyPosition,
+    digest_beginning,
+    policy_body,
+    policy_infos,
+    store_policy,
+)
+from stageloom.shared.errors import InputError
+from stageloom.shared.messages.base import MOST
+
+if TYPE_CHECKING:
+    from stageloom.planner.replan.policy_file import CheckedPolicy
+
+
+@handles(routes.POLICY_LIST)
+def policy_list(api: ApiContext, request: schema.PolicyListRequest, call: ApiCall) -> Page[schema.PolicyInfo]:
+    infos = api.reader.read(policy_infos, after=_position(request.after), limit=request.limit + 1)
+    items = tuple(infos[: request.limit])
+    following = f"{items[-1].trained_at_us}.{items[-1].digest}" if len(infos) > request.limit else ""
+    return Page(items=items, next=following)
+
+
+def _position(after: str) -> PolicyPosition | None:
+    if not after:
+        return None
+    number, _, digest = after.partition(".")
+    if not (number.isascii() and number.isdecimal() and int(number) <= MOST):
+        raise InputError(f"a list cannot go on after {after[:64]!r}", remedy="use `next` of the page before")
+    return PolicyPosition(int(number), digest)
+
+
+@handles(routes.POLICY_IMPORT)
+def policy_import(
+    api: ApiContext, request: schema.PolicyImportRequest, call: ApiCall
+) -> "Future[schema.PolicyImportReply]":
+    from stageloom.planner.replan.policy_file import checked_policy  # all of the search, too
+
+    assert call.upload is not None
+
+    def kept(policy: "CheckedPolicy") -> schema.PolicyImportReply:
+        api.store.write(
+            store_policy,
+            policy.body,
+            policy=policy.kind,
+            device_class=policy.reply.device_class,
+            provenance=policy.provenance,
+            curves=(),
+            trained_at_us=api.clock.wall_us(),
+        )
+        return policy.reply
+
+    return then(api.live.readers.submit(checked_policy, call.upload, request.device), kept)
+
+
+@handles(routes.POLICY_EXPORT)
+def policy_export(api: ApiContext, request: schema.PolicyExportRequest, call: ApiCall) -> Path:
+    digest = api.reader.read(digest_beginning, request.policy)
+    body = api.reader.read(policy_body, digest)
+    assert body is not None
+    with tempfile.NamedTemporaryFile(prefix="stageloom-policy-", delete=False) as file:
+        file.write(body)
+    return Path(file.name)

@@ -1,0 +1,136 @@
+"""Schedulers: which there are, and how they compare; searched where searches run, measured by a device."""
+
+from functools import partial
+from typing import Final
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext, handles
+from stageloom.planner.api.handlers.devices import measured
+from stageloom.planner.api.handlers.plans import plan_create
+from stageloom.planner.api.jobs import Job
+from stageloom.planner.api.work import computed
+from stageloom.planner.costs.measured import trained_policy
+from stageloom.planner.plan_search import search_job
+from stageloom.planner.scheduler_comparison import (
+    FoundSchedules,
+    compared,
+    judged_as,
+    known_schedulers,
+    optimum_of,
+    outline,
+    searched,
+)
+from stageloom.planner.schema import scheduler as schema
+from stageloom.planner.schema.base import Page
+from stageloom.planner.schema.device import DeviceProfileRequest
+from stageloom.planner.schema.plan import PlanCreateRequest, PlanReply
+from stageloom.planner.store.devices import device_info
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.comparison import Standing
+from stageloom.shared.search.registry import help_line, reads_costs, schedulers
+from stageloom.shared.search.rivals import policies
+
+_MEASURE_S: Final = 120.0
+"""How long a device may take before it measures a plan."""
+
+
+@handles(routes.SCHEDULER_LIST)
+def scheduler_list(
+    api: ApiContext, request: schema.SchedulerListRequest, call: ApiCall
+) -> Page[schema.SchedulerInfo]:
+    known = [
+        *((schema.SchedulerKind.SCHEDULER, name, help_line(name)) for name in schedulers()),
+        *((schema.SchedulerKind.POLICY, name, rival.help) for name, rival in policies().items()),
+    ]
+    return Page(
+        items=tuple(schema.SchedulerInfo(kind=kind, name=name, help=text) for kind, name, text in known)
+    )
+
+
+@handles(routes.SCHEDULER_COMPARE)
+def scheduler_compare(api: ApiContext, request: schema.SchedulerCompareRequest, call: ApiCall) -> object:
+    names = known_schedulers(request.schedulers)
+    search_job(api.reader, _plan_request(request))  # what is wrong with it is said before a job begins
+    if request.measure_s is None:
+        return partial(_compare, api, request, names)
+    if request.device is None:
+        raise InputError("measuring needs a device", remedy="name it")
+    api.live.fleet  # noqa: B018  (only a running planner can have a device measure)
+    return partial(_measure, api, request, names, request.device, request.measure_s, call)
+
+
+def _plan_request(
+    request: schema.SchedulerCompareRequest, scheduler: str = "sequential"
+) -> PlanCreateRequest:
+    return PlanCreateRequest(
+        models=request.models,
+        scheduler=scheduler,
+        device=request.device,
+        combination=request.combination,
+        members_max=request.members_max,
+        executor=request.executor,
+        r=request.r,
+        s=request.s,
+    )
+
+
+def _compare(
+    api: ApiContext, request: schema.SchedulerCompareRequest, names: list[str], job: Job
+) -> schema.SchedulerCompareReply:
+    """One search after the other, so that their times compare."""
+    wanted = search_job(api.reader, _plan_request(request))
+    job.progress("looking for the optimum", size=len(names))
+    known_s = computed(api, job, optimum_of, wanted)
+    device_class = "" if request.device is None else api.reader.read(device_info, request.device).device_class
+    found: list[Standing] = []
+    for done, name in enumerate(names):
+        job.progress(f"searching with {name}", done=done, size=len(names))
+        checkpoint = trained_policy(api.reader, device_class) if name == "gpg" else b""
+        found.append(computed(api, job, searched, wanted, name, known_s, checkpoint))
+    return schema.SchedulerCompareReply(compared=compared(api.reader, outline(wanted), found, request.device))
+
+
+def _measure(
+    api: ApiContext,
+    request: schema.SchedulerCompareRequest,
+    names: list[str],
+    device: DeviceId,
+    budget_s: float,
+    call: ApiCall,
+    job: Job,
+) -> schema.SchedulerCompareReply:
+    """Each plan is searched, kept and measured once.
+
+    Schedulers that read no costs come first: what is measured of their plans is then known to the searches.
+    """
+    found: list[FoundSchedules] = []
+    reasons: list[str] = []
+    known: set[Digest] = set()
+    for done, name in enumerate(sorted(names, key=reads_costs)):
+        job.progress(f"searching with {name}", done=done, size=len(names))
+        reply = _searched_plan(api, _plan_request(request, name), call, job)
+        plan = decode_plan(reply.plan.wire, reply.plan.digest)
+        schedules = tuple(block.schedule for block in plan.combined)
+        found.append(FoundSchedules(name, schedules, reply.search_s))
+        if plan.digest not in known:
+            known.add(plan.digest)
+            wanted = DeviceProfileRequest(
+                device=device, plan=reply.plan.plan, budget_s=budget_s, wait_s=_MEASURE_S + budget_s
+            )
+            reasons += measured(api, wanted, job).reasons
+    job.progress("comparing", done=len(names), size=len(names))
+    since = search_job(api.reader, _plan_request(request))  # what was measured meanwhile counts
+    standings = computed(api, job, judged_as, since, found)
+    return schema.SchedulerCompareReply(
+        compared=compared(api.reader, outline(since), standings, device),
+        reasons=tuple(dict.fromkeys(reasons))[:64],
+    )
+
+
+def _searched_plan(api: ApiContext, request: PlanCreateRequest, call: ApiCall, job: Job) -> PlanReply:
+    """As a plan that is asked for: it is kept, and what was found counts later."""
+    work = plan_create(api, request, call)
+    reply: PlanReply = work(job)
+    return reply

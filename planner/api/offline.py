@@ -1,0 +1,126 @@
+"""The verbs that the store alone can answer, where no planner runs: handlers called in this process."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from stageloom.planner.api.access import Principal
+from stageloom.planner.api.client import new_file, result
+from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
+from stageloom.planner.api.jobs import Job, Jobs
+from stageloom.planner.api.route import AnswerForm, Route
+from stageloom.planner.config import PlannerConfig
+from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.base import Page, Request
+from stageloom.planner.schema.job import JobInfo, JobState
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.used_database import kept_url
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.errors import UnavailableError
+
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
+T = TypeVar("T")
+
+_CHUNK: Final = 1 << 20
+
+
+class StoreClient:
+    """As `stageloom.planner.api.client.PlannerClient`, on the data of a planner that does not run."""
+
+    live = False
+
+    def __init__(self, data_dir: Path) -> None:
+        """Raises:
+        InputError: there is no planner's data in `data_dir`.
+        StorageError: the database cannot be read, or has another schema.
+        """
+        from stageloom.planner.api import handlers  # noqa: F401  (which registers them)
+
+        clock = SystemClock()
+        config = PlannerConfig(data_dir=data_dir, database_url=kept_url(data_dir))
+        self._store = ReadStore.open(data_dir)
+        self._api = ApiContext(reader=self._store, clock=clock, jobs=Jobs(clock), config=config)
+        self._call = ApiCall(Principal("local", Role.ADMIN, "local"))
+        self._jobs: dict[str, Job] = {}
+
+    def close(self) -> None:
+        """Close the database."""
+        self._store.close()
+
+    def __enter__(self) -> "StoreClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, route: Route[Q, R], request: Q, *, timeout_s: float = 0.0) -> R:
+        """The reply to a request; of a job, its result.
+
+        Raises:
+            StageloomError: what the handler raises.
+            UnavailableError: it takes a running planner.
+        """
+        if route.form is AnswerForm.JOB:
+            *_, end = self.follow(self.start(route, request).job)
+            return result(route, end)
+        reply: R = self._handled(route, request)
+        return reply
+
+    def _handled(self, route: Route[Q, R], request: Q) -> R:
+        if not route.offline:
+            raise UnavailableError(
+                f"no planner runs on {self._api.config.data_dir}",
+                remedy="start it with `stageloom up`, or name its --data-dir",
+            )
+        reply = HANDLERS[route](self._api, request, self._call)
+        done: R = reply.result() if isinstance(reply, Future) else reply
+        return done
+
+    def start(self, route: Route[Q, R], request: Q) -> JobInfo:
+        """Begin a job. Raises as `call`."""
+        return self._api.jobs.start(route.name, "local", self._handled(route, request))  # type: ignore[arg-type]
+
+    def follow(self, job: str) -> Iterator[JobInfo]:
+        """The job at each change, and at last as it ended."""
+        followed = self._api.jobs.get(job)
+        version = -1
+        while True:
+            followed.wait(version, threading.TIMEOUT_MAX)
+            version, info = followed.version, followed.info
+            yield info
+            if info.state is not JobState.RUNNING:
+                return
+
+    def cancel(self, job: str) -> JobInfo:
+        """Have a job end."""
+        followed = self._api.jobs.get(job)
+        followed.cancel()
+        return followed.info
+
+    def pages(self, route: Route[Q, Page[T]], request: Q) -> Iterator[T]:
+        """All items of a list. Raises as `call`."""
+        while True:
+            page = self.call(route, request)
+            yield from page.items
+            if not page.next:
+                return
+            request = msgspec.structs.replace(request, after=page.next)
+
+    def upload(self, route: Route[Q, R], request: Q, file: Path) -> R:
+        """It takes a running planner. Raises as `call`."""
+        return self._handled(route, request)
+
+    def download(self, route: Route[Q, bytes], request: Q, file: Path) -> int:
+        """Have the answer as a new file of mode 0600; returns its size. Raises as `call` and `new_file`."""
+        with new_file(file) as write:
+            made = Path(str(self._handled(route, request)))  # what a download's handler returns
+            try:
+                with made.open("rb") as source:
+                    return sum(write(chunk) for chunk in iter(lambda: source.read(_CHUNK), b""))
+            finally:
+                made.unlink()

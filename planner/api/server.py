@@ -1,0 +1,328 @@
+"""The API's sockets: a local one of mode 0600, and, where it is wanted, TCP with TLS; both on one event loop.
+
+uvicorn speaks HTTP. What it leaves open is bounded here: connections at once, of all and of one address,
+counted before their TLS handshake; and how long a client may take for that and for a request's head. The loop
+has a thread of its own: no client delays the thread that serves devices.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from stageloom.shared.errors import SettingError, StateError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+SOCKET_FILE: Final = "api.sock"
+SOCKET_PATH_MAX: Final = 100  # the kernel's limit is 107
+
+_BACKLOG: Final = 128
+_LOCAL_BACKLOG: Final = 1024  # of a local socket a connect that may not wait fails where it is full
+_ACCEPTED: Final = 16  # in a row, before what has been accepted is served
+_AGAIN_S: Final = 1.0  # after which a listener that could not accept tries again
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """What clients may take; `finish_s` is for answers on their way when the server stops."""
+
+    connections: int = 256
+    connections_of_one: int = 64
+    local_connections: int = 1024  # the owner's own programs
+    handshake_s: float = 5.0
+    head_s: float = 10.0
+    idle_s: float = 30.0
+    finish_s: float = 10.0
+
+
+class _Connections:
+    """How many there are of one socket, by address."""
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self.most, self.most_of_one = most, most_of_one
+        self.by_source: Counter[str] = Counter()
+
+    def take(self, source: str) -> bool:
+        """Whether one more may come; it is counted if so."""
+        if self.by_source.total() >= self.most or self.by_source[source] >= self.most_of_one:
+            return False
+        self.by_source[source] += 1
+        return True
+
+    def give_back(self, source: str) -> None:
+        """One has gone."""
+        self.by_source[source] -= 1
+        if self.by_source[source] <= 0:
+            del self.by_source[source]
+
+
+class _BoundedProtocol(H11Protocol):
+    """HTTP/1.1 for a client that may be slow.
+
+    uvicorn closes a connection that is quiet after an answer. One that sends nothing at first, or on which a
+    head or what is left of a refused body comes byte by byte, is closed here.
+    """
+
+    def __init__(self, head_s: float, lost: Callable[[], None], *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._head_s = head_s
+        self._lost = lost
+        self._head_timer: asyncio.TimerHandle | None = None
+        self.opened = False
+        self.gone: asyncio.Future[None] = self.loop.create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.opened = True
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._lost()
+        super().connection_lost(exc)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def _await_head(self) -> None:
+        """Have the timer run while no request is being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_s, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class ApiServer:
+    """Serves two applications from `start` to `stop`."""
+
+    def __init__(
+        self,
+        path: Path,
+        local: ASGIApp,
+        *,
+        remote: ASGIApp | None = None,
+        listening: socket.socket | None = None,
+        certificate: tuple[Path, Path] | None = None,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        """`remote` is served on `listening` with the certificate and key in these files.
+
+        Raises:
+            SettingError: the path is too long for a socket.
+            StateError: the certificate or its key cannot be used.
+        """
+        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            raise SettingError(f"the API's socket {path} has too long a name", remedy="use a shorter folder")
+        self._path = path
+        self._local, self._remote = local, remote
+        self._listening = listening
+        self._tls = None if certificate is None else _tls(*certificate)
+        self._limits = limits or ServerLimits()
+        self._state = ServerState()
+        self._loop = asyncio.new_event_loop()
+        self._bound: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
+        self._opening: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+
+    def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            UnavailableError: the local socket cannot be made.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+            self._bound = bound = socket.socket(socket.AF_UNIX)
+            before = os.umask(0o177)  # there is no moment at which others could connect
+            try:
+                bound.bind(str(self._path))
+            finally:
+                os.umask(before)
+        except OSError as error:
+            raise UnavailableError(
+                f"the API's socket {self._path} cannot be made: {error.strerror}", remedy="check the folder"
+            ) from error
+        self._thread.start()
+        self._on_loop(self._serve(bound)).result()
+
+    def stop(self) -> None:
+        """Take no more connections, finish what is being answered, stop."""
+        self._on_loop(self._close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+    def _on_loop(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _serve(self, bound: socket.socket) -> None:
+        most = self._limits.local_connections
+        self._listen(bound, self._local, _Connections(most, most), None)
+        if self._remote is not None and self._listening is not None:
+            counted = _Connections(self._limits.connections, self._limits.connections_of_one)
+            self._listen(self._listening, self._remote, counted, self._tls)
+
+    def _listen(
+        self, listening: socket.socket, app: ASGIApp, connections: _Connections, tls: ssl.SSLContext | None
+    ) -> None:
+        listening.listen(_LOCAL_BACKLOG if tls is None else _BACKLOG)
+        listening.setblocking(False)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # whoever connects from this machine could name any address
+            timeout_keep_alive=self._limits.idle_s,  # type: ignore[arg-type]
+        )
+        config.load()
+
+        def protocol(lost: Callable[[], None]) -> _BoundedProtocol:
+            return _BoundedProtocol(
+                self._limits.head_s,
+                lost,
+                config=config,
+                server_state=self._state,
+                app_state={},
+                _loop=self._loop,
+            )
+
+        accept = partial(self._accept, listening, protocol, connections, tls)
+        self._loop.add_reader(listening, accept)
+        self._listeners.append(listening)
+
+    def _accept(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[Callable[[], None]], _BoundedProtocol],
+        connections: _Connections,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Take some of those that wait; the loop calls again for the others."""
+        for _ in range(_ACCEPTED):
+            try:
+                accepted, address = listening.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:  # no file descriptor is left
+                logger.warning("the API cannot accept: %s", error)
+                again = partial(self._accept, listening, protocol, connections, tls)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_AGAIN_S, self._accept_again, listening, again)
+                return
+            source = address[0] if isinstance(address, tuple) else ""
+            if not connections.take(source):
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            opening = self._loop.create_task(self._open(accepted, source, protocol, connections, tls))
+            self._opening.add(opening)
+            opening.add_done_callback(partial(self._opened, accepted, connections, source))
+
+    def _opened(
+        self, accepted: socket.socket, connections: _Connections, source: str, opening: "asyncio.Task[None]"
+    ) -> None:
+        self._opening.discard(opening)
+        if opening.cancelled():  # before it began
+            accepted.close()
+            connections.give_back(source)
+
+    def _accept_again(self, listening: socket.socket, accept: Callable[[], None]) -> None:
+        if listening in self._listeners:
+            self._loop.add_reader(listening, accept)
+
+    async def _open(
+        self,
+        accepted: socket.socket,
+        source: str,
+        protocol: Callable[[Callable[[], None]], _BoundedProtocol],
+        connections: _Connections,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Have a connection served; it counts until it is lost, or its handshake failed."""
+        left = partial(connections.give_back, source)
+        made = protocol(left)
+        handshake_s = self._limits.handshake_s if tls is not None else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: made, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
+        except (OSError, asyncio.CancelledError):  # ssl.SSLError is one, and what a stranger says is no news
+            if not made.opened:
+                left()
+
+    async def _close(self) -> None:
+        while self._listeners:
+            self._loop.remove_reader(self._listeners.pop())
+        for opening in self._opening:
+            opening.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        if self._bound is not None:
+            self._bound.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        until_s = self._loop.time() + self._limits.finish_s
+        if tasks := list(self._state.tasks):
+            _, late = await asyncio.wait(tasks, timeout=self._limits.finish_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1.0)
+        await self._hang_up(until_s - self._loop.time())
+
+    async def _hang_up(self, flush_s: float) -> None:
+        """End all connections; answers that are on their way get so long."""
+        gone = {one: one.gone for one in self._state.connections if isinstance(one, _BoundedProtocol)}
+        waiting = [future for one, future in gone.items() if one.transport.get_write_buffer_size()]
+        if waiting and flush_s > 0.0:
+            await asyncio.wait(waiting, timeout=flush_s)
+        for connection in gone:
+            connection.transport.abort()
+        if gone:
+            await asyncio.wait(gone.values(), timeout=1.0)
+
+
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise StateError(
+            f"the certificate {certificate} or its key {key} cannot be used: {error}",
+            remedy="name PEM files that belong together",
+        ) from error
+    return context

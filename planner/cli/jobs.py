@@ -1,0 +1,82 @@
+"""Jobs from the command line: a line that shows how far one is, and Ctrl-C, which ends it."""
+
+import sys
+import time
+from typing import Final, TypeVar
+
+from stageloom.planner.api.client import result
+from stageloom.planner.api.route import Route
+from stageloom.planner.cli.connection import Caller, connected
+from stageloom.planner.cli.output import progress
+from stageloom.planner.schema.base import Request
+from stageloom.planner.schema.job import JobInfo, JobState
+
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
+
+_BAR: Final = 30
+
+
+def run_job(route: Route[Q, R], request: Q) -> R:
+    """Have the planner do something that takes long, show how far it is, and return its result.
+
+    Ctrl-C ends the job. What ends well even then (a tournament has its best so far) returns its result.
+
+    Raises:
+        StageloomError: the planner said no, is not there, or the job failed.
+        KeyboardInterrupt: Ctrl-C, and the job has no result.
+    """
+    with connected(live=not route.offline) as caller:
+        line = _Line()
+        job = caller.start(route, request)
+        try:
+            end = _followed(caller, job, line)
+        except KeyboardInterrupt:
+            line.end()
+            progress("ending it; Ctrl-C again leaves it to the planner")
+            caller.cancel(job.job)
+            end = _followed(caller, job, line)
+            if end.state is not JobState.DONE:
+                raise
+        return result(route, end)
+
+
+def _followed(caller: Caller, job: JobInfo, line: "_Line") -> JobInfo:
+    try:
+        for info in caller.follow(job.job):
+            line.show(info)
+        return info
+    finally:
+        line.end()
+
+
+class _Line:
+    """One line that is redrawn on a terminal; elsewhere a line for each new text."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = ""
+        self._began_s = time.monotonic()
+
+    def show(self, job: JobInfo) -> None:
+        """Show how far a job is."""
+        told = job.progress
+        if not told.text or job.state is not JobState.RUNNING:
+            return
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in told.figures.items())
+        text = f"{told.text}: {figures}" if figures else told.text
+        if self._live:
+            filled = round(_BAR * min(told.done / told.size, 1.0)) if told.size else 0
+            bar = f"[{'#' * filled}{'.' * (_BAR - filled)}] {told.done} of {told.size}, " if told.size else ""
+            sys.stderr.write(f"\r\x1b[K{bar}{text}")
+            sys.stderr.flush()
+        elif text != self._shown:
+            count = f"{told.done} of {told.size}, " if told.size else ""
+            progress(f"{told.elapsed_s:.1f} s, {count}{text}")
+        self._shown = text
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._live and self._shown:
+            sys.stderr.write("\n")
+        self._shown = ""

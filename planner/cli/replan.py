@@ -1,0 +1,65 @@
+"""`stageloom replan ...`: what was re-planned for devices, and how it ended."""
+
+from typing import Annotated
+
+import typer
+
+from stageloom.planner.api import routes
+from stageloom.planner.cli.connection import first
+from stageloom.planner.cli.options import MOST_ROWS, checked
+from stageloom.planner.cli.output import emit_table, interval, pair, show, when
+from stageloom.planner.schema.base import PAGE_MAX
+from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest
+from stageloom.shared.ids import DeviceId
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at re-plans of devices.")
+
+
+@app.callback()
+def group() -> None:
+    """Look at re-plans of devices."""
+
+
+@app.command("list")
+def list_replans(
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="Newest entries to show.")
+    ] = 50,
+) -> None:
+    """List re-plans, newest first. Of each the trigger, the plan, its trial, and the times from its trigger.
+
+    An outcome of no_gain is an answer, not a failure: the plan that runs is as good as any that was found.
+
+    \b
+    stageloom replan list shop-7
+    stageloom plan compare shop-7      # the newest one in detail
+    """
+    request = ReplanListRequest(
+        device=None if device is None else DeviceId(device), limit=min(limit, PAGE_MAX)
+    )
+    infos = first(routes.REPLAN_LIST, checked(request), limit)
+    columns = (
+        *("device", "at (UTC)", "cause", "value", "threshold", "generation", "plan", "how", "outcome"),
+        *("ratio", "decided ms", "active ms", "reason", "remark"),
+    )
+    show(infos, lambda: emit_table(columns, list(map(_row, infos)), empty="nothing was re-planned"))
+
+
+def _row(info: ReplanInfo) -> tuple[object, ...]:
+    return (
+        info.device,
+        when(info.at_us),
+        info.cause,
+        f"{info.value:.3g}",
+        f"{info.threshold:.3g}",
+        pair(info.epoch, info.generation),
+        info.plan,
+        info.how,
+        info.outcome,
+        interval(info.ratio, info.ratio_low, info.ratio_high),
+        info.trigger_to_decision_ms,
+        info.trigger_to_active_ms,
+        info.reason,
+        info.remark,
+    )

@@ -1,0 +1,66 @@
+"""Where a training keeps its state, so that it goes on after an interruption: a folder of the data directory.
+
+A folder is named by what is trained, so the same request finds its own, and any other begins anew.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import RefusedError
+
+FOLDER: Final = "trainings"
+LOCK_FILE: Final = "lock"
+KEPT_S: Final = 30 * 86_400.0
+"""Age at which a run that nobody went on with is deleted."""
+
+
+def run_folder(data_dir: Path, about: Mapping[str, Any]) -> Path:
+    """Where the state of a training of `about` (as JSON takes it) lies."""
+    text = json.dumps(about, sort_keys=True).encode()
+    return data_dir / FOLDER / digest_bytes([text])[:32]
+
+
+@contextmanager
+def held_run(data_dir: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+    """The folder of a training, for one process at a time.
+
+    Raises:
+        RefusedError: the same training runs already.
+        OSError: the folder cannot be made.
+    """
+    folder = run_folder(data_dir, about)
+    _sweep(folder.parent)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RefusedError(
+                "the same training runs already", remedy="wait for it, or train with another seed"
+            ) from error
+        yield folder
+    finally:
+        os.close(handle)
+
+
+def forget_run(folder: Path) -> None:
+    """The training ended by itself: nothing is left to go on with."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(runs: Path) -> None:
+    """Delete what nobody went on with for long."""
+    with suppress(OSError):
+        for folder in runs.iterdir():
+            newest_s = max((file.stat().st_mtime for file in folder.iterdir()), default=time.time())
+            if time.time() - newest_s > KEPT_S:
+                forget_run(folder)

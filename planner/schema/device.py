@@ -1,0 +1,137 @@
+"""Devices: join tokens, the list, what one does, quarantine, revocation, profiles."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from stageloom.planner.schema.base import After, Budget, PageSize, Reply, Request
+from stageloom.planner.schema.plan import HistoryEntry
+from stageloom.shared.messages.base import (
+    NO_NUL,
+    Count,
+    DeviceName,
+    DigestText,
+    Epoch,
+    Generation,
+    Line,
+    MicroSeconds,
+    Name,
+    Real,
+    ShortText,
+    SmallCount,
+)
+from stageloom.shared.messages.control import Report
+
+
+class DeviceInfo(Reply, frozen=True, kw_only=True):
+    """One enrolled device as the planner sees it now.
+
+    `quarantine`: why the planner refuses it, since `quarantined_at_us`; empty where it does not. `unreadable`
+    counts what it sent and the database would not take, `unreadable_reason` is the newest one's. `unshown`:
+    what of it cannot be shown, and why.
+    """
+
+    device: DeviceName
+    online: bool
+    revoked: bool
+    device_class: ShortText
+    agent_version: ShortText
+    enrolled_at_us: MicroSeconds
+    last_seen_us: MicroSeconds
+    desired_epoch: Epoch
+    desired_generation: Generation
+    desired_plan: DigestText | None
+    report: Report
+    quarantine: Line = ""
+    quarantined_at_us: MicroSeconds = 0
+    unreadable: Count = 0
+    unreadable_reason: Line = ""
+    unshown: Line = ""
+
+
+class DeviceTokenRequest(Request, frozen=True, kw_only=True):
+    """Make a one-time join token; `device` fixes the name that may enrol with it."""
+
+    device: DeviceName | None = None
+    lifetime_s: Annotated[float, Meta(gt=0.0, le=31_536_000.0)] = 3600.0
+
+
+class DeviceTokenReply(Reply, frozen=True, kw_only=True):
+    """The token's text, shown once and stored nowhere."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=1024, pattern=NO_NUL)]
+    expires_at_us: MicroSeconds
+
+
+class DeviceListRequest(Request, frozen=True, kw_only=True):
+    after: After = ""
+    limit: PageSize = 128
+
+
+class DeviceShowRequest(Request, frozen=True, kw_only=True):
+    device: DeviceName
+
+
+class DeviceShowReply(Reply, frozen=True, kw_only=True):
+    device: DeviceInfo
+    history: Annotated[tuple[HistoryEntry, ...], Meta(max_length=64)] = ()
+
+
+class DeviceRevokeRequest(Request, frozen=True, kw_only=True):
+    """Take a device's key away; effective at its next message. A repeat changes nothing."""
+
+    device: DeviceName
+
+
+class DeviceReleaseRequest(Request, frozen=True, kw_only=True):
+    """End a device's quarantine; effective at its next message. A repeat changes nothing."""
+
+    device: DeviceName
+
+
+class DeviceProfileRequest(Request, frozen=True, kw_only=True):
+    """Have a device measure the operators of some models, or the stages of a plan; takes a generation.
+
+    `models` empty: all of the store. With `plan` its stages are measured as it is, no models named; with
+    `unsure_only` the combined blocks with stages that neither a measurement nor the model of the device's
+    class is sure of. The job waits for the answers for `wait_s` at most.
+    """
+
+    device: DeviceName
+    models: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
+    plan: Name | None = None
+    batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    budget_s: Budget = 20.0
+    unsure_only: bool = False
+    wait_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 120.0
+
+
+class ModelMeasured(Reply, frozen=True, kw_only=True):
+    """What a device measured of one model: how many operators, and their summed time in microseconds."""
+
+    model: Name
+    batch: SmallCount
+    operators: SmallCount
+    measured: SmallCount
+    total_us: Real
+    reason: Line = ""
+
+
+class DeviceProfileReply(Reply, frozen=True, kw_only=True):
+    """The requests' numbers; `measured` of each model once they are answered; `reasons` why some failed.
+
+    Without a request nothing was unsure, and the generation is 0.
+    """
+
+    requests: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    epoch: Epoch
+    generation: Generation
+    measured: Annotated[tuple[ModelMeasured, ...], Meta(max_length=16)] = ()
+    reasons: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+
+
+class PolicyAttachRequest(Request, frozen=True, kw_only=True):
+    """Have a device plan alone with a policy: its digest's beginning or its kind; empty: with none."""
+
+    device: DeviceName
+    policy: ShortText

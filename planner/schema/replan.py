@@ -1,0 +1,124 @@
+"""Re-plans, and the trials of their plans."""
+
+from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta
+
+from stageloom.planner.schema.base import After, Budget, PageSize, Reply, Request
+from stageloom.shared.messages.base import (
+    NO_NUL,
+    BootId,
+    Count,
+    DeviceName,
+    DigestText,
+    Epoch,
+    Generation,
+    Line,
+    MicroSeconds,
+    Name,
+    Real,
+    Seconds,
+    ShortText,
+    SmallCount,
+)
+
+
+class TrialInfo(Reply, frozen=True, kw_only=True):
+    """One trial as the device told it (`stageloom.shared.messages.telemetry.TrialEnded`), under its
+    environment."""
+
+    device: DeviceName
+    epoch: Epoch
+    generation: Generation
+    origin: ShortText
+    how: ShortText
+    verdict: ShortText
+    candidate: DigestText
+    control: DigestText | None
+    environment: ShortText
+    ratio: Real | None
+    ratio_low: Real | None
+    ratio_high: Real | None
+    pairs: SmallCount
+    began_us: MicroSeconds
+    decided_us: MicroSeconds
+    reason: Line
+
+
+class ReplanInfo(Reply, frozen=True, kw_only=True):
+    """One re-plan. `predicted` is the candidate's predicted cost over the incumbent's.
+
+    `outcome`: pending, committed, rejected, no_gain or rolled_back. Both `trigger_to_` times are by the
+    device's clock, except the decision of a re-plan that pushed nothing: the planner made it. `reason` is why
+    it ended so, `remark` what went into the decision beside the plans.
+    """
+
+    replan: Count
+    device: DeviceName
+    cause: ShortText
+    value: Real
+    threshold: Real
+    at_us: MicroSeconds
+    boot: BootId
+    alarm: Count
+    control: DigestText | None
+    plan: Annotated[str, Meta(max_length=64, pattern=NO_NUL)]
+    digest: DigestText | None
+    epoch: Epoch
+    generation: Generation
+    how: ShortText
+    predicted: Real | None
+    outcome: ShortText
+    ratio: Real | None
+    ratio_low: Real | None
+    ratio_high: Real | None
+    pairs: SmallCount
+    trigger_to_decision_ms: Real | None
+    trigger_to_active_ms: Real | None
+    later_alarms: Count
+    reason: Line
+    remark: Line = ""
+
+
+class Proposer(str, Enum):
+    """Whom the planner asks for the plans of a re-plan."""
+
+    ALL = "all"  # everyone; the plan that is predicted to cost least is pushed
+    LEARNED = "learned"  # the trained policy alone, without a search; the others where none fits
+    PLAIN = "plain"  # everyone but the trained policy
+
+
+class ReplanListRequest(Request, frozen=True, kw_only=True):
+    """Re-plans, newest first."""
+
+    device: DeviceName | None = None
+    after: After = ""
+    limit: PageSize = 64
+
+
+class ReplanningShowRequest(Request, frozen=True, kw_only=True):
+    device: DeviceName
+
+
+class ReplanningChangeRequest(Request, frozen=True, kw_only=True):
+    """Change what is not None of how a device is re-planned."""
+
+    device: DeviceName
+    enabled: bool | None = None
+    scheduler: Name | None = None
+    members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    budget_s: Budget | None = None
+    proposer: Proposer | None = None
+    attach: bool | None = None
+
+
+class Replanning(Reply, frozen=True, kw_only=True):
+    """How the device is re-planned now."""
+
+    enabled: bool
+    scheduler: Name
+    members_max: SmallCount
+    budget_s: Seconds
+    attach: bool = True
+    proposer: Proposer = Proposer.ALL

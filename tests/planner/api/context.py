@@ -1,0 +1,89 @@
+"""A planner as the API's handlers see it, without a process, and answers of handlers without HTTP."""
+
+import secrets
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from stageloom.planner.api import handlers  # noqa: F401  (which registers them)
+from stageloom.planner.api.access import Principal, Tokens
+from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext, RunningPlanner
+from stageloom.planner.api.jobs import Job, Jobs
+from stageloom.planner.api.route import AnswerForm, Route
+from stageloom.planner.config import PlannerConfig
+from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.base import Request
+from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import Clock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.token import JoinToken
+
+Q = TypeVar("Q", bound=Request)
+R = TypeVar("R")
+
+OPERATOR = ApiCall(Principal("local", Role.ADMIN, "local"))
+
+
+class QuietFleet:
+    """Nobody is online; what devices would be told is remembered."""
+
+    def __init__(self) -> None:
+        self.told: list[Desired] = []
+
+    def online(self) -> frozenset[DeviceId]:
+        return frozenset()
+
+    def desired_changed(self, device: DeviceId, desired: Desired) -> None:
+        self.told.append(desired)
+
+    def revoked(self, device: DeviceId) -> None: ...
+
+    def released(self, device: DeviceId) -> None: ...
+
+    def backlog_rows(self) -> int:
+        return 0
+
+    def token(self, secret: bytes) -> JoinToken:
+        raise NotImplementedError
+
+
+def planner_context(
+    store: Store,
+    clock: Clock,
+    fleet: QuietFleet | None = None,
+    *,
+    certificate: bytes = b"",
+    database_url: str = "",
+) -> ApiContext:
+    """A running planner on a store, without processes; tokens pin the certificate."""
+    pool: Any = None
+    readers: Any = None
+    running = RunningPlanner(
+        store=store,
+        fleet=fleet or QuietFleet(),
+        pool=pool,
+        tokens=Tokens(),
+        started_s=clock.monotonic_s(),
+        readers=readers,
+        certificate=certificate,
+    )
+    config = PlannerConfig(data_dir=store.data_dir, database_url=database_url)
+    return ApiContext(reader=store, clock=clock, jobs=Jobs(clock), config=config, running=running)
+
+
+def answer_of(api: ApiContext, route: Route[Q, R], request: Q) -> R:
+    """What a handler answers; of a job, its result."""
+    reply: Any = HANDLERS[route](api, request, OPERATOR)
+    if route.form is AnswerForm.JOB:
+        info = JobInfo(
+            job=secrets.token_hex(8),
+            operation=route.name,
+            state=JobState.RUNNING,
+            who="local",
+            began_at_us=api.clock.wall_us(),
+            progress=JobProgress(),
+        )
+        reply = reply(Job(info, api.clock))
+    answer: R = reply.result() if isinstance(reply, Future) else reply
+    return answer

@@ -1,0 +1,90 @@
+"""What handlers refuse before they do anything, and the lists that they page."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiContext
+from stageloom.planner.schema.base import Request
+from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileRequest
+from stageloom.planner.schema.model import ModelListRequest
+from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanHistoryRequest
+from stageloom.planner.schema.service import SettingsRequest
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError, NotFoundError
+from stageloom.shared.ids import DeviceId
+from tests.planner.api.context import answer_of, planner_context
+from tests.store.helpers import NANO, add_model, enrol
+
+MODELS = (ModelOptions(model="relu"),)
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> ApiContext:
+    """A planner with a device and nothing else."""
+    store = Store(tmp_path, clock=ManualClock())
+    enrol(store)
+    return planner_context(store, ManualClock())
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (DeviceProfileRequest(device=NANO), "no models to measure; add some with `stageloom model add`"),
+        (DeviceProfileRequest(device=NANO, plan="p", models=("m",)), "leave out models and batch"),
+        (DeviceProfileRequest(device=NANO, plan="p", batch=2), "leave out models and batch"),
+        (DeviceProfileRequest(device=NANO, unsure_only=True), "is about the stages of a plan"),
+        (PlanCreateRequest(models=MODELS, measure_s=1.0), "measuring needs a device"),
+        (
+            PlanCreateRequest(models=MODELS, measure_s=1.0, device=NANO, budget_s=1.0),
+            "measuring is for one scheduler",
+        ),
+        (
+            PlanCreateRequest(models=MODELS, rates=(ArrivalRate(model="relu", per_s=1.0),)),
+            "rates say what arrives in a tournament",
+        ),
+        (
+            PlanCreateRequest(models=MODELS, rates=(ArrivalRate(model="relu", per_s=1.0),) * 2, budget_s=1.0),
+            "rates name relu twice",
+        ),
+        (PlanHistoryRequest(after="x"), "a list cannot go on after 'x'"),
+        (PlanHistoryRequest(after=str(2**60)), "a list cannot go on after"),
+    ],
+)
+def test_what_has_no_effect_is_refused(api: ApiContext, request_: Request, said: str) -> None:
+    route: Any = next(route for route in routes.ROUTES if route.request is type(request_))
+    with pytest.raises(InputError, match=said):
+        answer_of(api, route, request_)
+
+
+def test_a_device_that_there_is_not_is_not_found_before_a_job_begins(api: ApiContext) -> None:
+    with pytest.raises(NotFoundError, match="there is no device 'ghost'"):
+        answer_of(api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=DeviceId("ghost"), models=("m",)))
+
+
+def test_a_list_goes_on_where_a_page_ends(api: ApiContext, tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    for number, name in enumerate(names):
+        add_model(api.store, tmp_path, name)
+        enrol(api.store, DeviceId(name), number + 2)
+    models = answer_of(api, routes.MODEL_LIST, ModelListRequest(limit=2))
+    assert ([info.model for info in models.items], models.next) == (["a", "b"], "b")
+    rest = answer_of(api, routes.MODEL_LIST, ModelListRequest(limit=2, after="b"))
+    assert ([info.model for info in rest.items], rest.next) == (["c", "d"], "")
+    devices = answer_of(api, routes.DEVICE_LIST, DeviceListRequest(limit=4))
+    assert ([info.device for info in devices.items], devices.next) == ([*names], "d")
+    last = answer_of(api, routes.DEVICE_LIST, DeviceListRequest(limit=4, after="d"))
+    assert ([info.device for info in last.items], last.next) == ([NANO], "")
+
+
+def test_settings_are_told_without_a_password(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    api = planner_context(
+        store, ManualClock(), database_url="postgresql+psycopg://planner:hunter2@db/planner"
+    )
+    told = {one.name: one for one in answer_of(api, routes.SETTINGS, SettingsRequest()).settings}
+    assert told["database_url"].value == "postgresql+psycopg://planner:***@db/planner"
+    assert not told["database_url"].default and told["listen"].default
