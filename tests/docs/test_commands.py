@@ -1,0 +1,81 @@
+"""Every command line of ours that the documentation shows is one that the command takes."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from stageloom.edge_agent.cli.app import app as agent
+from stageloom.planner.cli.app import app as planner
+from stageloom.planner.cli.settings import take_options
+
+_ROOT = Path(__file__).parents[2]
+_PAGES = sorted([_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "examples").rglob("*.md")])
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:stageloom|stageloom-agent) [^`\n]+)`")
+_PROGRAMS: dict[str, Any] = {"stageloom": get_command(planner), "stageloom-agent": get_command(agent)}
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Command lines of ours in a page, as words."""
+    for block in _FENCE.findall(text):
+        joined = block.replace("\\\n", " ")
+        for line in joined.splitlines():
+            bare = line.strip().removeprefix("$ ").split(" #")[0]
+            for part in re.split(r"\s(?:\||&&|;)\s|\$\(|\)", bare):
+                words = _words(part)
+                start = next(
+                    (at for at, word in enumerate(words) if Path(word).name in _PROGRAMS and "=" not in word),
+                    None,
+                )
+                if start is not None and all(word in _BEFORE for word in words[:start]):
+                    yield [Path(words[start]).name, *words[start + 1 :]]
+    for line in _INLINE.findall(_FENCE.sub("", text)):
+        yield _words(line)
+
+
+_BEFORE = ("sudo", "until", "do", "ssh", "planner", "shop-7", "-u", "stageloom-planner", "stageloom")
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # prose with an apostrophe
+        return []
+
+
+def fault(words: list[str]) -> str:
+    """What is wrong with a command line; empty text for nothing."""
+    program, rest = words[0], [word for word in words[1:] if not re.match(r"[<>&]|\d>", word)]
+    command = _PROGRAMS[program]
+    if program == "stageloom":
+        rest = take_options(rest)
+    path = program
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return f"{path} has no command {rest[0]!r}" if re.fullmatch(r"[a-z-]+", rest[0]) else ""
+        path += f" {rest[0]}"
+        command = command.commands[rest.pop(0)]
+    if hasattr(command, "commands"):
+        return ""
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"--help"}
+    given = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return next((f"{path} has no option {option}" for option in given if option not in known), "")
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_command_lines_in_the_documentation_exist(page: Path) -> None:
+    faults = {" ".join(words): fault(words) for words in command_lines(page.read_text(encoding="utf-8"))}
+    assert not {line: wrong for line, wrong in faults.items() if wrong}
+
+
+def test_a_command_line_that_does_not_exist_is_found() -> None:
+    (words,) = command_lines("```\n$ sudo stageloom plan create --lane 2 | cat\n```")
+    assert fault(words) == "stageloom plan create has no option --lane"
+    (words,) = command_lines("see `stageloom plan make X`")
+    assert "no command 'make'" in fault(words)
