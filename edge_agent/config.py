@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home
+from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, SOCKET_VARIABLE, default_home
 from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
@@ -22,6 +22,9 @@ SETTINGS_NAME = "agent.toml"
 OLD_SETTINGS_NAME = "agent.json"
 TABLE = "agent"
 ENVIRONMENT_PREFIX = "STAGELOOM_AGENT_"
+_NO_SETTINGS = (HOME_VARIABLE, SOCKET_VARIABLE)
+"""Where the agent is, which applications read, too."""
+
 _MAX_SETTINGS_BYTES = 1 << 20
 
 Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -110,7 +113,7 @@ def set_values(home: Path, environment: Mapping[str, str]) -> tuple[dict[str, An
     sources = dict.fromkeys(values, str(file))
     for variable, text in environment.items():
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == HOME_VARIABLE:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
         if name not in AgentConfig.__struct_fields__:
             raise SettingError(

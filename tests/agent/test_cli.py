@@ -140,7 +140,13 @@ def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None
 
 def test_command_line_goes_before_environment_and_that_before_the_file(tmp_path: Path) -> None:
     (tmp_path / SETTINGS_NAME).write_text("[agent]\nreplicas = 3\nprobation_s = 2.5\nalarms = true\n")
-    environment = {"STAGELOOM_AGENT_REPLICAS": "4", "STAGELOOM_AGENT_ALARMS": "false", "HOME": "/"}
+    environment = {
+        "STAGELOOM_AGENT_REPLICAS": "4",
+        "STAGELOOM_AGENT_ALARMS": "false",
+        "STAGELOOM_AGENT_HOME": "/nowhere",
+        "STAGELOOM_AGENT_SOCKET": "/nowhere/agent.sock",
+        "HOME": "/",
+    }
     config = load_config(tmp_path, environment=environment, probation_s=7.0)
     assert (config.replicas, config.alarms, config.probation_s) == (4, False, 7.0)
     with pytest.raises(SettingError, match="STAGELOOM_AGENT_REPLICA: there is no setting"):
