@@ -10,7 +10,17 @@ from stageloom.planner.cli import telemetry
 from stageloom.planner.cli.connection import call, connected
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import checked, parse_duration
-from stageloom.planner.cli.output import emit, emit_table, pair, presence, progress, show, tell_troubles, when
+from stageloom.planner.cli.output import (
+    emit,
+    emit_table,
+    pair,
+    presence,
+    progress,
+    show,
+    tell_troubles,
+    waits_for,
+    when,
+)
 from stageloom.planner.schema import device as schema
 from stageloom.planner.schema.replan import (
     Proposer,
@@ -101,7 +111,8 @@ def show_device(device: Device) -> None:
     with connected(live=False) as caller:
         reply = caller.call(routes.DEVICE_SHOW, checked(schema.DeviceShowRequest(device=DeviceId(device))))
         live = caller.live
-    document = {**_known(reply.device, live=live), "history": reply.history}
+    waits = waits_for(reply.device, live=live)
+    document = {**_known(reply.device, live=live), "waits_for": waits or None, "history": reply.history}
     show(document, lambda: _tell(reply, live=live))
 
 
@@ -119,6 +130,8 @@ def _tell(reply: schema.DeviceShowReply, *, live: bool) -> None:
         "reported": _generation(report.epoch, report.generation, report.active),
         "state": (report.state.value if report.state else "-") + (report.reason and f": {report.reason}"),
     }
+    if waits := waits_for(info, live=live):
+        lines["waits for"] = waits
     emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
     tell_troubles([info])
     emit_table(

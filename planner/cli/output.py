@@ -7,7 +7,7 @@ rows one below the other, a line per cell.
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from stageloom.planner.cli.settings import settings
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.schema.plan import Pushed
 from stageloom.planner.schema.service import TelemetryBooks
+from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.text import counted
 
 
@@ -143,6 +144,26 @@ def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:
     if info.revoked or info.quarantine:
         return "revoked" if info.revoked else "quarantined"
     return info.online if live else None
+
+
+_WAITS: Final = {
+    DeviceState.RECEIVED: "the agent to look at the plan",
+    DeviceState.WAITING: "artifacts that it fetches",
+    DeviceState.VERIFIED: "the engine to load the plan",
+    DeviceState.STAGED: "its trial to begin",
+    DeviceState.TRIAL: "the trial's verdict",
+    DeviceState.PROBATION: "the end of the plan's probation",
+}
+
+
+def waits_for(info: DeviceInfo, *, live: bool = True) -> str:
+    """What stands between a device and the plan that it should run; empty where nothing does."""
+    report = info.report
+    if info.revoked or info.quarantine or not info.desired_generation:
+        return ""
+    if (report.epoch, report.generation) != (info.desired_epoch, info.desired_generation):
+        return "the device to be told" if info.online or not live else "the device to come online"
+    return _WAITS.get(report.state, "") if report.state is not None else ""
 
 
 def tell_troubles(infos: Iterable[DeviceInfo]) -> None:

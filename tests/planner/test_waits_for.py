@@ -1,0 +1,51 @@
+"""What stands between a device and the plan that it should run, as `stageloom device show` tells it."""
+
+import pytest
+from msgspec.structs import replace
+
+from stageloom.planner.cli.output import waits_for
+from stageloom.planner.schema.device import DeviceInfo
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState, Report
+
+_INFO = DeviceInfo(
+    device=DeviceId("nano"),
+    online=True,
+    revoked=False,
+    device_class="cpu",
+    agent_version="1",
+    enrolled_at_us=1,
+    last_seen_us=1,
+    desired_epoch=1,
+    desired_generation=2,
+    desired_plan=None,
+    report=Report(epoch=1, generation=2, state=DeviceState.COMMITTED),
+)
+
+
+def test_a_device_that_runs_what_it_should_or_may_not_run_anything_waits_for_nothing() -> None:
+    assert waits_for(_INFO) == ""
+    assert waits_for(replace(_INFO, revoked=True, desired_generation=3)) == ""
+    assert waits_for(replace(_INFO, quarantine="it counts too far", desired_generation=3)) == ""
+    assert waits_for(replace(_INFO, desired_generation=0)) == ""
+    assert waits_for(replace(_INFO, report=replace(_INFO.report, state=DeviceState.REJECTED))) == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        (DeviceState.WAITING, "artifacts that it fetches"),
+        (DeviceState.STAGED, "its trial to begin"),
+        (DeviceState.TRIAL, "the trial's verdict"),
+        (DeviceState.PROBATION, "the end of the plan's probation"),
+    ],
+)
+def test_a_device_on_its_way_waits_for_the_next_step(state: DeviceState, what: str) -> None:
+    assert waits_for(replace(_INFO, report=replace(_INFO.report, state=state))) == what
+
+
+def test_a_device_that_was_not_told_yet_waits_to_come_online_or_to_be_told() -> None:
+    behind = replace(_INFO, desired_generation=3)
+    assert waits_for(replace(behind, online=False)) == "the device to come online"
+    assert waits_for(behind) == "the device to be told"
+    assert waits_for(replace(behind, online=False), live=False) == "the device to be told"
