@@ -104,10 +104,21 @@ class DispatchFleet:
     def revoked(self, device: DeviceId) -> None:
         """Tell dispatch that a device is out."""
         self._server.post(Revoked(device))
+        self._heard()
 
     def released(self, device: DeviceId) -> None:
         """Tell dispatch that a device's quarantine has ended."""
         self._server.post(Released(device))
+        self._heard()
+
+    def _heard(self) -> None:
+        """Wait until dispatch has what was posted: the device's next message may be on its way."""
+        try:
+            self._server.ask(lambda core: None)
+        except TimeoutError as error:
+            raise UnavailableError(
+                "the thread that serves devices does not answer", remedy="see the planner's log"
+            ) from error
 
     def backlog_rows(self) -> int:
         """Telemetry rows taken in and not yet committed."""

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class FleetLink(Protocol):
-    """The devices' side of a running planner. Methods may be called from any thread and return at once."""
+    """The devices' side of a running planner. Methods may be called from any thread and return soon."""
 
     def online(self) -> frozenset[DeviceId]:
         """Devices with a live session."""
@@ -41,11 +41,11 @@ class FleetLink(Protocol):
         ...
 
     def revoked(self, device: DeviceId) -> None:
-        """The store holds a device as revoked."""
+        """The store holds a device as revoked; it is refused from its next message after this returns."""
         ...
 
     def released(self, device: DeviceId) -> None:
-        """The store holds a device's quarantine as ended."""
+        """The store holds a device's quarantine as ended; its next message after this returns is heard."""
         ...
 
     def backlog_rows(self) -> int:
