@@ -34,8 +34,8 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
 	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor
 
-test-docs: setup docs ## The tutorial, command by command; schemathesis on the API with each role
-	$(BIN)/python -m pytest -m full tests/docs tests/planner/api/test_schemathesis.py
+test-docs: setup docs ## The site, and the tutorial command by command
+	$(BIN)/python -m pytest -m full tests/docs
 
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'

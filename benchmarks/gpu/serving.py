@@ -289,7 +289,8 @@ class ServingRows:
         self._service.activate(self._keys[_SEQUENTIAL], keep=True)
         for model in self._models:
             rate, _ = full_queues(self._service, [model], _DEPTH_PER_MODEL, self._window_s / 3)
-            self._service_s[model] = 1.0 / rate
+            # A busy machine may end no task within the window: its length is then the least that one takes.
+            self._service_s[model] = 1.0 / rate if rate else self._window_s / 3
         for name, key in self._keys.items():
             with self._results.attempt("serving", f"{name}: full queues"):
                 self._service.activate(key, keep=True)
