@@ -31,6 +31,7 @@ _DRAIN_S: Final = 60.0
 _AROUND_S: Final = 0.05  # before and after a switch, in which gaps are looked for
 _RAMP_UP: Final = 0.2  # of a window, before it
 _DEPTH_PER_MODEL: Final = 8
+_DOUBLINGS: Final = 6  # of a window in which nothing ran
 _LOADS: Final = (0.5, 0.8, 0.95, 1.1)
 _SHARES: Final = (1, 2, 4)  # TOP's mix under open loads
 _DEADLINE_TIMES: Final = 10.0  # a task's deadline over its model's service time alone
@@ -288,9 +289,7 @@ class ServingRows:
                 self._keys[name] = self._service.load(plan)
         self._service.activate(self._keys[_SEQUENTIAL], keep=True)
         for model in self._models:
-            rate, _ = full_queues(self._service, [model], _DEPTH_PER_MODEL, self._window_s / 3)
-            # A busy machine may end no task within the window: its length is then the least that one takes.
-            self._service_s[model] = 1.0 / rate if rate else self._window_s / 3
+            self._service_s[model] = self._taken_s(model)
         for name, key in self._keys.items():
             with self._results.attempt("serving", f"{name}: full queues"):
                 self._service.activate(key, keep=True)
@@ -299,6 +298,21 @@ class ServingRows:
                 rate, tasks = full_queues(self._service, self._models, self._depth, self._window_s)
                 figures = {f"serving.{name.replace(' ', '_').replace(',', '')}.tasks_per_s": rate}
                 self._add(f"{name}, full queues", tasks, figures, tasks_per_s=rate)
+
+    def _taken_s(self, model: str) -> float:
+        """Seconds of one task under full queues of nothing else.
+
+        A window in which nothing ran, on a machine that others keep busy, is measured again, twice as long.
+
+        Raises:
+            RuntimeError: nothing ran in the longest either.
+        """
+        for doubling in range(_DOUBLINGS):
+            window_s = self._window_s / 3 * 2**doubling
+            rate, _ = full_queues(self._service, [model], _DEPTH_PER_MODEL, window_s)
+            if rate > 0.0:
+                return 1.0 / rate
+        raise RuntimeError(f"no task of {model} ran within {window_s:g} s")
 
     def _add(self, row: str, tasks: Tasks, figures: Mapping[str, float], **columns: float) -> None:
         deadlines_s = {model: _DEADLINE_TIMES * taken_s for model, taken_s in self._service_s.items()}
