@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
-.PHONY: help setup demo test test-edge test-docs test-full test-gpu lint types imports spell house check docs clean
+.PHONY: help setup demo test test-edge test-docs test-api test-full test-gpu lint types imports spell house check docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the pla
 
 test-docs: setup docs ## The site, and the tutorial command by command
 	$(BIN)/python -m pytest -m full tests/docs
+
+test-api: setup ## The API before a stranger's judge, schemathesis, with a token of each role
+	$(BIN)/python -m pytest -m full tests/planner/api/test_schemathesis.py
 
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'

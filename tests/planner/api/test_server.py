@@ -242,6 +242,29 @@ def test_a_client_counts_before_its_handshake_and_may_not_take_long_for_it(tmp_p
         until(handshake)
 
 
+def test_a_short_answer_is_not_held_back_for_its_acknowledgement(tmp_path: Path) -> None:
+    """Head and body are two writes; without this option the second waits 40 ms for the first."""
+    with served(tmp_path, tls=True) as rig:
+        raw = socket.create_connection(rig.address, 20.0)
+        with unverified().wrap_socket(raw) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: planner\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 ")
+            with closing(accepted_from(connection.getsockname())) as taken:
+                assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def accepted_from(client: tuple[str, int]) -> socket.socket:
+    """This process's end of a client's connection."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            end = socket.socket(fileno=os.dup(int(fd)))
+            with contextlib.suppress(OSError):
+                if end.getpeername() == client:
+                    return end
+            end.close()
+    raise AssertionError(f"nothing here is connected to {client}")
+
+
 def test_streams_of_events_are_bounded(tmp_path: Path) -> None:
     path, _ = unbind(FOLLOW, ONE)
     answers = {FOLLOW: lambda request: iter([("first", Done()), 3600.0])}
