@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from zmq.utils import z85
 
-from stageloom.planner.api import handlers
 from stageloom.planner.api.access import Tokens
 from stageloom.planner.api.apart import StoreReaders
 from stageloom.planner.api.application import Api
 from stageloom.planner.api.client import socket_path
 from stageloom.planner.api.context import ApiContext, RunningPlanner
+from stageloom.planner.api.handlers.service import hold_tokens
 from stageloom.planner.api.jobs import Jobs
 from stageloom.planner.api.routes import ROUTES
 from stageloom.planner.api.server import ApiServer
@@ -256,7 +256,7 @@ class Planner:
             started_s=clock.monotonic_s(),
             certificate=pinned,
         )
-        handlers.hold_tokens(running)
+        hold_tokens(running)
         jobs = Jobs(clock)
         api = Api(
             ApiContext(reader=self.store, clock=clock, jobs=jobs, config=config, running=running), ROUTES

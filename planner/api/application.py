@@ -27,7 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stageloom.planner.api import problem as problems
 from stageloom.planner.api.access import Principal
-from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
+from stageloom.planner.api.context import ApiCall, ApiContext
+from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
 from stageloom.planner.api.openapi import document
 from stageloom.planner.api.problem import problem, problem_of
@@ -76,6 +77,7 @@ class Api:
     ) -> None:
         self._context = context
         self._routes = routes
+        self._handlers = {route: handler_of(route) for route in routes}
         self._limits = limits or RequestLimits()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
         self._remembered = Remembered(context.store)
@@ -212,7 +214,7 @@ class Api:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     async def _run(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
-        reply = await self._in_pool(HANDLERS[route], self._context, asked, call)
+        reply = await self._in_pool(self._handlers[route], self._context, asked, call)
         if isinstance(reply, Future):
             reply = await asyncio.wrap_future(reply)
         failpoint("planner.api.answer")
@@ -232,7 +234,7 @@ class Api:
         self._loop = asyncio.get_running_loop()
         self._streams += 1
         try:
-            items = await self._in_pool(HANDLERS[route], self._context, asked, call)
+            items = await self._in_pool(self._handlers[route], self._context, asked, call)
             first = await self._in_pool(next, items, _END)
         except BaseException:
             self._end_stream()

@@ -10,7 +10,8 @@ import msgspec
 
 from stageloom.planner.api.access import Principal
 from stageloom.planner.api.client import new_file, result
-from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
+from stageloom.planner.api.context import ApiCall, ApiContext
+from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.jobs import Job, Jobs
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.config import PlannerConfig
@@ -39,8 +40,6 @@ class StoreClient:
         InputError: there is no planner's data in `data_dir`.
         StorageError: the database cannot be read, or has another schema.
         """
-        from stageloom.planner.api import handlers  # noqa: F401  (which registers them)
-
         clock = SystemClock()
         config = PlannerConfig(data_dir=data_dir, database_url=kept_url(data_dir))
         self._store = ReadStore.open(data_dir)
@@ -77,7 +76,7 @@ class StoreClient:
                 f"no planner runs on {self._api.config.data_dir}",
                 remedy="start it with `stageloom up`, or name its --data-dir",
             )
-        reply = HANDLERS[route](self._api, request, self._call)
+        reply = handler_of(route)(self._api, request, self._call)
         done: R = reply.result() if isinstance(reply, Future) else reply
         return done
 

@@ -1,5 +1,6 @@
 """The console script `stageloom`. Nothing heavy is imported until a command needs it."""
 
+import gc
 import sys
 
 
@@ -12,6 +13,7 @@ def main() -> None:
             "newer one, such as python3.11 -m venv (stageloom-agent runs on 3.10)\n"
         )
         sys.exit(6)
+    gc.disable()  # what is imported stays: looking for cycles in it takes a seventh of a short command
     try:
         from stageloom.planner.cli.app import run
     except KeyboardInterrupt:  # pressed while the commands are imported, before anything can catch it

@@ -1,5 +1,6 @@
 """The planner that a command talks to."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ def connected(*, live: bool = True) -> Iterator[Caller]:
         from stageloom.planner.api.offline import StoreClient
 
         caller = StoreClient(settings.folder)
+    gc.enable()  # `main` has held it off while modules were imported
     with caller:
         yield caller
 

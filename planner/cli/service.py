@@ -1,5 +1,6 @@
 """Commands about the planner itself: run it, ask it, install it as a service, back it up, migrate it."""
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,8 @@ def up(
     """
     from stageloom.planner.config import load_config
     from stageloom.planner.service import run_planner
+
+    gc.enable()  # `main` has held it off while modules were imported
 
     given = {
         "data_dir": data_dir,

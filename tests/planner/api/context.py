@@ -4,9 +4,9 @@ import secrets
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from stageloom.planner.api import handlers  # noqa: F401  (which registers them)
 from stageloom.planner.api.access import Principal, Tokens
-from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext, RunningPlanner
+from stageloom.planner.api.context import ApiCall, ApiContext, RunningPlanner
+from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.jobs import Job, Jobs
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.config import PlannerConfig
@@ -74,7 +74,7 @@ def planner_context(
 
 def answer_of(api: ApiContext, route: Route[Q, R], request: Q) -> R:
     """What a handler answers; of a job, its result."""
-    reply: Any = HANDLERS[route](api, request, OPERATOR)
+    reply: Any = handler_of(route)(api, request, OPERATOR)
     if route.form is AnswerForm.JOB:
         info = JobInfo(
             job=secrets.token_hex(8),

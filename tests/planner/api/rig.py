@@ -11,7 +11,7 @@ from typing import Any, Final
 from stageloom.planner.api.application import Api, RequestLimits
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
-from stageloom.planner.api.handlers import hold_tokens
+from stageloom.planner.api.handlers.service import hold_tokens
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.api.routes import ROUTES
 from stageloom.planner.api.server import SOCKET_FILE, ApiServer, ServerLimits
