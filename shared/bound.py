@@ -12,7 +12,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import violations
-from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,19 @@ class BoundPlan:
             for position, member in enumerate(combined.members)
         }
 
+    def executor_of(self, combined: int) -> ExecutorOptions:
+        """What runs a combined block."""
+        return self.plan.executors[self.combined[combined].plan.executor]
+
+    def run_by(self, name: str) -> tuple[int, ...]:
+        """The combined blocks that executors of this name run, ascending."""
+        return tuple(i for i in range(len(self.combined)) if self.executor_of(i).name == name)
+
+    @cached_property
+    def executor_names(self) -> tuple[str, ...]:
+        """Executors that have a combined block to run, each once."""
+        return tuple(dict.fromkeys(self.executor_of(index).name for index in range(len(self.combined))))
+
     @cached_property
     def _launches(self) -> dict[tuple[int, int], LaunchList]:
         return {}
@@ -114,6 +127,7 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
             remedy="rename one of them, or give it once with more replicas",
         )
     _check_cover(plan, models)
+    _check_resources(plan)
     combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
     if plan.wait is not Wait.NONE:
         _check_wait(plan)
@@ -168,6 +182,40 @@ def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
             raise PlanError("a combined block has no member")
     if missing := wanted - seen:
         raise PlanError(f"block {tuple(min(missing))} is in no combined block")
+
+
+def _check_resources(plan: Plan) -> None:
+    """What blocks and lanes name is there, and no core belongs to two resources, or to too many threads."""
+    for index, block in enumerate(plan.combined):
+        if block.executor >= len(plan.executors):
+            raise PlanError(
+                f"combined block {index} names executor {block.executor} of a plan with {len(plan.executors)}"
+            )
+    if not plan.resources and not plan.lane_resources:
+        return
+    if len(plan.lane_resources) != plan.lanes:
+        raise PlanError(
+            f"{len(plan.lane_resources)} of {plan.lanes} lanes name a resource", remedy="name all"
+        )
+    if unknown := [one for one in plan.lane_resources if not 0 <= one < len(plan.resources)]:
+        raise PlanError(f"a lane names resource {unknown[0]} of a plan with {len(plan.resources)}")
+    taken: set[int] = set()
+    threads = max(executor.intra_op_threads for executor in plan.executors)
+    for index, resource in enumerate(plan.resources):
+        if list(resource.cores) != sorted(set(resource.cores)):
+            raise PlanError(f"the cores of resource {index} are not ascending")
+        if shared := taken & set(resource.cores):
+            raise PlanError(
+                f"core {min(shared)} belongs to two resources",
+                remedy="give each core to one, or both lanes the same resource",
+            )
+        taken |= set(resource.cores)
+        lanes = plan.lane_resources.count(index)
+        if resource.cores and lanes * threads > len(resource.cores):
+            raise PlanError(
+                f"resource {index} has {len(resource.cores)} cores for {lanes} lanes of {threads} threads",
+                remedy="use fewer lanes or threads, or name more cores",
+            )
 
 
 def _bind_combined(index: int, block: CombinedBlock, models: tuple[BoundModel, ...]) -> BoundCombined:

@@ -18,11 +18,15 @@ from stageloom.shared.launch_list import Barrier
 from stageloom.shared.schedule import Schedule, num_operators
 from stageloom.shared.stage_string import from_tokens, to_string, to_tokens
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+"""Of plans that name resources or several executors; all others are written as version 1, as ever."""
+
 MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
 MAX_MODELS = 64
 MAX_COMBINED = 4096
 MAX_LANES = 16
+MAX_EXECUTORS = 16
+MAX_CORES = 1024
 MAX_PLAN_OPERATORS = 1 << 17  # over all schedules: a range of six bytes expands to 65,536 operators
 
 
@@ -92,10 +96,11 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class CombinedBlock:
-    """Blocks that are scheduled together, and how."""
+    """Blocks that are scheduled together, how, and by which of the plan's executors they are run."""
 
     members: tuple[Member, ...]
     schedule: Schedule
+    executor: int = 0
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
@@ -112,9 +117,20 @@ class ExecutorOptions:
     precision: str = "fp32"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Cores that some lanes have for themselves; without a list the system chooses the cores."""
+
+    cores: tuple[int, ...] = ()  # ascending
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One device's plan. `lanes` steps of different combined blocks may overlap."""
+    """One device's plan. `lanes` steps of different combined blocks may overlap.
+
+    Combined blocks are run by `executor`, or by the one of `executors` that they name. Where resources are
+    named, each lane belongs to one, and its threads keep to that one's cores.
+    """
 
     models: tuple[ModelPlan, ...]
     combined: tuple[CombinedBlock, ...]
@@ -126,6 +142,24 @@ class Plan:
     max_skips: int = 8  # a combined block passed over this often is overdue
     barrier: Barrier = Barrier.FULL
     executor: ExecutorOptions = ExecutorOptions()
+    further_executors: tuple[ExecutorOptions, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    lane_resources: tuple[int, ...] = ()  # per lane its resource; empty without resources [lanes]
+
+    @property
+    def executors(self) -> tuple[ExecutorOptions, ...]:
+        """All that its combined blocks name, by number."""
+        return (self.executor, *self.further_executors)
+
+    def cores_of(self, lane: int) -> tuple[int, ...]:
+        """The cores that a lane may run on; empty where the system chooses."""
+        return self.resources[self.lane_resources[lane]].cores if self.lane_resources else ()
+
+    @property
+    def version(self) -> int:
+        """The oldest plan format that can express it: plans of version 1 keep their digests."""
+        named = self.further_executors or self.resources or self.lane_resources
+        return PLAN_VERSION if named or any(block.executor for block in self.combined) else 1
 
     @cached_property
     def wire(self) -> bytes:
@@ -147,10 +181,14 @@ class Plan:
 
 
 def _to_lists(plan: Plan) -> list[Any]:
-    return [
-        PLAN_VERSION,
+    first = plan.version == 1
+    lists = [
+        plan.version,
         [_model_to_list(model) for model in plan.models],
-        [[[part for m in c.members for part in m], c.tokens] for c in plan.combined],
+        [
+            [[part for m in c.members for part in m], c.tokens, *([] if first else [c.executor])]
+            for c in plan.combined
+        ],
         [
             plan.lanes,
             plan.run_ahead,
@@ -160,8 +198,16 @@ def _to_lists(plan: Plan) -> list[Any]:
             plan.max_skips,
             plan.barrier.value,
         ],
-        [plan.executor.name, plan.executor.intra_op_threads, plan.executor.precision],
+        _executor_to_list(plan.executor),
     ]
+    if not first:
+        further = [_executor_to_list(executor) for executor in plan.further_executors]
+        lists += [further, [list(one.cores) for one in plan.resources], list(plan.lane_resources)]
+    return lists
+
+
+def _executor_to_list(executor: ExecutorOptions) -> list[Any]:
+    return [executor.name, executor.intra_op_threads, executor.precision]
 
 
 def _model_to_list(model: ModelPlan) -> list[Any]:
@@ -201,13 +247,15 @@ def decode_plan(wire: bytes, expected: Digest | None = None) -> Plan:
 
 
 def _from_lists(lists: Any) -> Plan:
-    version, models, combined, rules, executor = lists
-    if version != PLAN_VERSION:
+    version, models, combined, rules, executor, *beside = lists
+    if type(version) is not int or not 1 <= version <= PLAN_VERSION:
         raise PlanError(
-            f"plan format {_short(version)} is not {PLAN_VERSION}", remedy="upgrade the older side"
+            f"plan format {_short(version)} is none of 1 to {PLAN_VERSION}", remedy="upgrade the older side"
         )
+    further, resources, lane_resources = beside if version > 1 else ((), (), ())
     lanes, run_ahead, step_choice, wait, wait_timeout_us, max_skips, barrier = rules
-    name, intra_op_threads, precision = executor
+    if len(further) >= MAX_EXECUTORS or len(resources) > MAX_LANES or len(lane_resources) > MAX_LANES:
+        raise PlanError("a plan's executors, resources or lanes are too many")
     if len(models) > MAX_MODELS or len(combined) > MAX_COMBINED:
         raise PlanError(f"a plan of {len(models)} models and {len(combined)} combined blocks is too large")
     return Plan(
@@ -220,12 +268,26 @@ def _from_lists(lists: Any) -> Plan:
         wait_timeout_us=_bounded("wait_timeout_us", wait_timeout_us, 0, 60_000_000),
         max_skips=_bounded("max_skips", max_skips, 1, 1 << 20),
         barrier=Barrier(barrier),
-        executor=ExecutorOptions(
-            name=_text("executor", name, 64),
-            intra_op_threads=_bounded("intra_op_threads", intra_op_threads, 1, 256),
-            precision=_text("precision", precision, 16),
-        ),
+        executor=_executor_from_list(executor),
+        further_executors=tuple(map(_executor_from_list, further)),
+        resources=tuple(map(_resource_from_list, resources)),
+        lane_resources=tuple(_bounded("a lane's resource", one, 0, MAX_LANES) for one in lane_resources),
     )
+
+
+def _executor_from_list(row: Any) -> ExecutorOptions:
+    name, intra_op_threads, precision = row
+    return ExecutorOptions(
+        name=_text("executor", name, 64),
+        intra_op_threads=_bounded("intra_op_threads", intra_op_threads, 1, 256),
+        precision=_text("precision", precision, 16),
+    )
+
+
+def _resource_from_list(cores: Any) -> Resource:
+    if len(cores) > MAX_CORES:
+        raise PlanError(f"a resource of {len(cores)} cores is too large")
+    return Resource(cores=tuple(_bounded("core", core, 0, MAX_CORES - 1) for core in cores))
 
 
 def _model_from_list(row: Any) -> ModelPlan:
@@ -264,7 +326,9 @@ def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
 
 
 def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
-    flat, tokens = row
+    flat, tokens, *executor = row
+    if len(executor) > 1:
+        raise PlanError("a combined block has more parts than members, schedule and executor")
     if len(flat) % 3:
         raise PlanError("the members of a combined block are not triples")
     members = tuple(
@@ -273,7 +337,8 @@ def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
     )
     if unknown := [m for m in members if m.model >= num_models]:
         raise PlanError(f"a combined block names model {unknown[0].model} of a plan with {num_models}")
-    return CombinedBlock(members, from_tokens(tokens))
+    number = _bounded("executor", executor[0], 0, MAX_EXECUTORS) if executor else 0
+    return CombinedBlock(members, from_tokens(tokens), number)
 
 
 def _bounded(name: str, value: Any, low: int, high: int) -> int:
@@ -302,6 +367,16 @@ def plan_text(plan: Plan) -> str:
         f"max_skips={plan.max_skips} "
         f"barrier={plan.barrier.value}"
     ]
+    for number, executor in enumerate(plan.further_executors, 1):
+        lines.append(
+            f"executor {number}  {executor.name} threads={executor.intra_op_threads} "
+            f"precision={executor.precision}"
+        )
+    for number, resource in enumerate(plan.resources):
+        lanes = [str(lane) for lane, own in enumerate(plan.lane_resources) if own == number]
+        lines.append(
+            f"resource {number}  cores={','.join(map(str, resource.cores)) or 'any'} lanes={','.join(lanes)}"
+        )
     for model in plan.models:
         queue = model.queue
         lines.append(
@@ -313,5 +388,6 @@ def plan_text(plan: Plan) -> str:
         )
     for block in plan.combined:
         members = " ".join(f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in block.members)
-        lines.append(f"combined {members}  {to_string(block.schedule)}")
+        run_by = f" executor={block.executor}" if len(plan.executors) > 1 else ""
+        lines.append(f"combined {members}{run_by}  {to_string(block.schedule)}")
     return "\n".join(lines) + "\n"

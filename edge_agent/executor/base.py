@@ -89,14 +89,15 @@ def require_artifacts(bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) ->
 
 def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], remedy: str = "") -> None:
     """Raises:
-    ExecutorError: the executor does not know the plan's precision.
+    ExecutorError: the executor does not know a precision that the plan wants of it.
     """
-    precision = bound.plan.executor.precision
-    if precision not in known:
-        raise ExecutorError(
-            f"the {executor} executor does not know the precision {precision!r}",
-            remedy=remedy or f"use one of {', '.join(known)}",
-        )
+    for index in bound.run_by(executor):
+        precision = bound.executor_of(index).precision
+        if precision not in known:
+            raise ExecutorError(
+                f"the {executor} executor does not know the precision {precision!r}",
+                remedy=remedy or f"use one of {', '.join(known)}",
+            )
 
 
 def one_line(error: BaseException) -> str:

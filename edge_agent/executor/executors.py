@@ -1,17 +1,20 @@
-"""The executors of one engine process: each plan runs on the one that it names, side by side with others.
+"""The executors of one engine process: each combined block runs on the one that its plan gives it.
 
-Plans of different executors can so be swapped and compared like any two: an instance never moves from one
-executor to another (`stageloom.shared.engine.swap`), so no step waits for a step of another executor. An
-executor is made when a plan names it, and closed when it has no plan while another has: its plan has given
-way.
+Plans of different executors can so be swapped and compared like any two. Within a plan those whose slots hold
+arrays by reference hand them to one another at the borders of blocks; their steps wait for one another by one
+shared order. An executor is made when a plan names it, and closed when it has no plan while another has: its
+plan has given way.
 """
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import cast
 
 from stageloom.edge_agent.executor.base import Executor, Rows, StepResult
+from stageloom.edge_agent.executor.host import NO_SLOT, HostExecutor
+from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
@@ -63,14 +66,15 @@ def make_executor(name: str) -> Executor:
 
 
 class Executors:
-    """Satisfies `StepRunner`: what comes is handed on by plan; a failure is that executor's."""
+    """Satisfies `StepRunner`: what comes is handed on by plan and block; a failure is that executor's."""
 
     def __init__(self, make: Callable[[str], Executor] = make_executor) -> None:
         self._make = make
         self._lock = threading.Lock()  # over changes of the two below, and while a backend is imported
         self._made: dict[str, Executor] = {}
-        self._of: dict[PlanKey, Executor] = {}
+        self._of: dict[PlanKey, tuple[Executor, ...]] = {}  # by combined block
         self._issued: dict[StepId, Executor] = {}
+        self._order = StepOrder()
         self._tracing = False
 
     @property
@@ -85,17 +89,17 @@ class Executors:
 
     def runs(self, name: str) -> bool:
         """An executor of this name has a plan."""
-        return any(executor.name == name for executor in list(self._of.values()))
+        return any(executor.name == name for of in list(self._of.values()) for executor in of)
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Bytes that `load` and `prepare` will add for this plan; `alone`: with nothing else loaded.
 
         Raises:
-            ExecutorError: its executor cannot be made.
+            ExecutorError: one of its executors cannot be made.
         """
         with self._lock:
-            executor = self._made_for(bound)
-        return executor.stated_bytes(bound, alone=alone)
+            executors = [self._made_for(name) for name in bound.executor_names]
+        return sum(executor.stated_bytes(bound, alone=alone) for executor in executors)
 
     @property
     def held_bytes(self) -> int:
@@ -103,16 +107,23 @@ class Executors:
         return sum(executor.held_bytes for executor in list(self._made.values()))
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
-        """Make a plan known to its executor.
+        """Make a plan known to its executors.
 
         Raises:
-            ExecutorError: the executor cannot be made, or cannot load it.
+            ExecutorError: an executor cannot be made, cannot load it, or cannot share a plan.
         """
         with self._lock:
-            executor = self._of[key] = self._made_for(bound)
+            executors = {name: self._made_for(name) for name in bound.executor_names}
+            self._of[key] = tuple(executors[bound.executor_of(i).name] for i in range(len(bound.combined)))
+        loaded: list[Executor] = []
         try:
-            executor.load(key, bound, artifacts)
+            _require_shared_slots(executors)
+            for executor in executors.values():
+                loaded.append(executor)
+                executor.load(key, bound, artifacts)
         except BaseException:
+            for executor in loaded[:-1]:
+                executor.unload(key)
             del self._of[key]
             raise
         finally:
@@ -124,10 +135,10 @@ class Executors:
         Raises:
             ExecutorError: the program cannot be built.
         """
-        self._of[program.plan].prepare(program)
+        self._of[program.plan][program.combined].prepare(program)
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        executor = self._of[step.program.plan]
+        executor = self._of[step.program.plan][step.program.combined]
         executor.issue(step, feeds)
         self._issued[step.id] = executor
 
@@ -140,8 +151,9 @@ class Executors:
         return self._issued.pop(step).wait(step)
 
     def move(self, action: MoveInstance) -> None:
-        """Carry out a move; both plans are of one executor."""
-        self._of[action.new[0]].move(action)
+        """Carry out a move; both plans are of the same executors."""
+        for executor in dict.fromkeys(self._of[action.new[0]]):
+            executor.move(action)
 
     def drop(self, instance: InstanceId) -> None:
         """Free what the instance holds, wherever it ran; those that do not know it do nothing."""
@@ -149,10 +161,11 @@ class Executors:
             executor.drop(instance)
 
     def unload(self, key: PlanKey) -> None:
-        """Free a plan that no instance uses, and its executor if only others have plans now."""
-        executor = self._of.get(key)
-        if executor is not None:
-            executor.unload(key)
+        """Free a plan that no instance uses, and the executors that no plan needs while others have one."""
+        executors = self._of.get(key)
+        if executors is not None:
+            for executor in dict.fromkeys(executors):
+                executor.unload(key)
             del self._of[key]
             self._close_unused()
 
@@ -169,21 +182,44 @@ class Executors:
         for executor in executors:
             executor.close()
 
-    def _made_for(self, bound: BoundPlan) -> Executor:
-        """The executor that the plan names. The lock is held."""
-        name = bound.plan.executor.name
+    def _made_for(self, name: str) -> Executor:
+        """The executor of this name. The lock is held."""
         executor = self._made.get(name)
         if executor is None:
             executor = self._made[name] = self._make(name)
             executor.tracing = self._tracing
+            if isinstance(executor, HostExecutor) and executor.passes_slots:
+                executor.order = self._order
+                executor.elsewhere = partial(self._taken_from_others, executor)
         return executor
+
+    def _taken_from_others(self, executor: Executor, instance: InstanceId) -> object:
+        """What another executor keeps of an instance, which goes on elsewhere."""
+        for other in list(self._made.values()):
+            if other is not executor and isinstance(other, HostExecutor) and other.passes_slots:
+                slot = other.give_away(instance)
+                if slot is not NO_SLOT:
+                    return slot
+        return NO_SLOT
 
     def _close_unused(self) -> None:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
-            users = list(self._of.values())
-            unused = [executor for executor in self._made.values() if users and executor not in users]
+            users = {id(executor) for of in self._of.values() for executor in of}
+            unused = [executor for executor in self._made.values() if users and id(executor) not in users]
             for executor in unused:
                 del self._made[executor.name]
         for executor in unused:
             executor.close()
+
+
+def _require_shared_slots(executors: Mapping[str, Executor]) -> None:
+    """Raises:
+    ExecutorError: executors of one plan keep tensors where the others cannot read them.
+    """
+    for name, executor in executors.items():
+        if len(executors) > 1 and not (isinstance(executor, HostExecutor) and executor.passes_slots):
+            raise ExecutorError(
+                f"executor {name!r} cannot share a plan with {', '.join(executors.keys() - {name})}",
+                remedy="use one executor for all of the plan's blocks",
+            )

@@ -8,7 +8,7 @@ reference.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from stageloom.edge_agent.executor.base import (
     NO_GROUP,
@@ -48,6 +48,9 @@ class HostProgram(Protocol):
         """How threads share the items."""
 
 
+NO_SLOT: Final = object()
+"""There is no such slot."""
+
 PlanT = TypeVar("PlanT", bound=ExecutorPlan)
 ProgramT = TypeVar("ProgramT", bound=HostProgram)
 SlotT = TypeVar("SlotT")
@@ -57,12 +60,15 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
     """Orders steps and runs their items. A step that fails loses the tensors of its members alone."""
 
     name: ClassVar[str]
+    passes_slots: ClassVar[bool] = False
+    """Slots hold arrays by reference, so that executors of which this is true can share a plan."""
 
     def __init__(self) -> None:
         self.tracing = False
         self.tap: BlockTap | None = None
         self.pause: Callable[[], None] | None = None
-        self._order = StepOrder()
+        self.order = StepOrder()  # shared by executors that share a plan
+        self.elsewhere: Callable[[InstanceId], object] | None = None  # what one of those keeps, or NO_SLOT
         self._pool = StreamPool()
         self._plans: dict[PlanKey, PlanT] = {}
         self._programs: dict[ProgramKey, ProgramT] = {}
@@ -135,7 +141,7 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
 
     def issue(self, step: Step, feeds: StepFeeds) -> None:
         """Take the step in; it runs in `wait`."""
-        self._order.issue(step)
+        self.order.issue(step)
         self._issued[step.id] = (step, feeds)
 
     def wait(self, step: StepId) -> StepResult:
@@ -145,7 +151,7 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
             ExecutorError: an item failed, or an instance lacks its tensors because an earlier step failed.
         """
         issued, feeds = self._issued.pop(step)
-        self._order.begin(issued)
+        self.order.begin(issued)
         self._between_steps()
         self._pool.begin()
         started_s = time.monotonic()
@@ -159,7 +165,7 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
             raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
         finally:
             self._pool.end()
-            self._order.end(issued)
+            self.order.end(issued)
             self._between_steps()
         return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
 
@@ -182,10 +188,16 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         """The member's slot."""
         if not member.member.block:
             return self._arrive(step, member, feeds[member.instance])
-        try:
-            return self._slots[member.instance]
-        except KeyError:
-            raise lost_tensors(member.instance) from None
+        slot: object = self._slots.get(member.instance, NO_SLOT)
+        if slot is NO_SLOT and self.elsewhere is not None:
+            slot = self.elsewhere(member.instance)
+        if slot is NO_SLOT:
+            raise lost_tensors(member.instance)
+        return cast(SlotT, slot)
+
+    def give_away(self, instance: InstanceId) -> object:
+        """The instance's slot, for another executor of its plan; `NO_SLOT` where it is not here."""
+        return self._slots.pop(instance, NO_SLOT)
 
     def _parts(self, step: Step) -> Iterable[tuple[ProgramT, Sequence[StepMember]]]:
         """What a step runs, one after another, each with the members that it runs."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import Executor, input_problem
+from stageloom.edge_agent.executor.base import StepRunner, input_problem
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
 from stageloom.edge_agent.worker.runtime import EngineRuntime, StepObserver
@@ -38,12 +38,12 @@ PREPARE_TIMEOUT_S = 600.0
 
 
 class InProcessEngine:
-    """An engine with one executor. Use it as a context manager: it has threads.
+    """An engine with an executor, or several. Use it as a context manager: it has threads.
 
     Set `executor.tap` before the first task to see every block border.
     """
 
-    def __init__(self, executor: Executor, *, on_step: StepObserver | None = None) -> None:
+    def __init__(self, executor: StepRunner, *, on_step: StepObserver | None = None) -> None:
         self.executor = executor
         self._driver = EngineRuntime(executor)
         self._driver.on_step = on_step

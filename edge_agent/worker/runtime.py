@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner, one_line
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
 from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
+from stageloom.edge_agent.worker.pinning import LanePin, require_cores
 from stageloom.edge_agent.worker.recorder import Recorder
 from stageloom.edge_agent.worker.tasks import Answers, EngineTask, TaskTable
 from stageloom.shared.artifact import Artifact
@@ -114,11 +115,12 @@ class EngineRuntime:
         """Load a plan and ask for its programs; slow, on the caller's thread.
 
         Raises:
-            ExecutorError: the executor cannot load it; nothing has changed.
+            ExecutorError: the executor cannot load it, or cores are missing; nothing has changed.
             ValueError: a plan with this key is loaded.
         """
         if key in self._plans:
             raise ValueError(f"plan {key} is loaded already")
+        require_cores(bound.plan)
         self.executor.load(key, bound, artifacts)
         with self._lock:
             now = self._clock()
@@ -386,9 +388,13 @@ class EngineRuntime:
         thread.start()
 
     def _run_lane(self, lane: _LaneQueue) -> None:
+        pin, plan = LanePin(), None
         while True:
             while lane.pending:
                 step, problem = lane.pending.popleft()
+                if step.program.plan != plan:
+                    plan = step.program.plan
+                    pin.keep_to(self._plans[plan].plan.cores_of(step.lane))
                 if problem is None:
                     self._finish_step(step)
                 else:

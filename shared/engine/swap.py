@@ -1,8 +1,8 @@
 """Moving an instance in flight over to a new plan.
 
 An instance stands at a cut. It may go over where the new plan has the same cut of the same artifact, every
-slot in which its live tensors would lie there is free, and the tensors mean the same: same executor,
-precision and batch bucket. It goes only into plans that never wait for members: elsewhere its arrival in the
+slot in which its live tensors would lie there is free, and the tensors mean the same: same executors,
+precisions and batch bucket. It goes only into plans that never wait for members: elsewhere its arrival in the
 middle would break the rounds in which `wait: all` moves the models' instances.
 """
 
@@ -29,8 +29,8 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
     old = instance.track
     if instance.block >= old.blocks or not instance.live or plan.wait is not Wait.NONE:
         return None
-    theirs, ours = old.plan.bound.plan.executor, plan.bound.plan.executor
-    if (theirs.name, theirs.precision) != (ours.name, ours.precision):
+    theirs, ours = old.plan.bound.plan.executors, plan.bound.plan.executors
+    if {(one.name, one.precision) for one in theirs} != {(one.name, one.precision) for one in ours}:
         return None
     index = plan.bound.model_index.get(old.model.name)
     if index is None:

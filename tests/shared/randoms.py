@@ -22,6 +22,7 @@ from stageloom.shared.plan import (
     Plan,
     QueuePlan,
     QueueRule,
+    Resource,
     StepChoice,
     Wait,
 )
@@ -236,7 +237,18 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
     members = st.builds(
         Member, st.integers(0, max(0, len(models) - 1)), st.integers(0, 70), st.integers(0, 1 << 20)
     )
-    blocks = st.builds(CombinedBlock, st.lists(members, max_size=4 if models else 0).map(tuple), schedules)
+    blocks = st.builds(
+        CombinedBlock,
+        st.lists(members, max_size=4 if models else 0).map(tuple),
+        schedules,
+        st.sampled_from([0, 0, 0, 1, 16]),
+    )
+    executors = st.builds(
+        ExecutorOptions,
+        name=st.text("abc_", min_size=1, max_size=9),
+        intra_op_threads=st.integers(1, 256),
+        precision=st.sampled_from(["fp32", "fp16"]),
+    )
     return st.builds(
         Plan,
         models=st.just(tuple(models)),
@@ -248,12 +260,12 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
         wait_timeout_us=_us,
         max_skips=st.integers(1, 1 << 20),
         barrier=st.sampled_from(Barrier),
-        executor=st.builds(
-            ExecutorOptions,
-            name=st.text("abc_", min_size=1, max_size=9),
-            intra_op_threads=st.integers(1, 256),
-            precision=st.sampled_from(["fp32", "fp16"]),
-        ),
+        executor=executors,
+        further_executors=st.lists(executors, max_size=2).map(tuple),
+        resources=st.lists(
+            st.builds(Resource, cores=st.lists(st.integers(0, 1023), max_size=3).map(tuple)), max_size=3
+        ).map(tuple),
+        lane_resources=st.lists(st.integers(0, 16), max_size=4).map(tuple),
     )
 
 

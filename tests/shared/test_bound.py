@@ -12,7 +12,16 @@ from stageloom.shared.bound import bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait, decode_plan
+from stageloom.shared.plan import (
+    CombinedBlock,
+    ExecutorOptions,
+    Member,
+    ModelPlan,
+    Plan,
+    Resource,
+    Wait,
+    decode_plan,
+)
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.stage_string import parse
 from tests.shared.randoms import name_digest, random_graph, random_schedule
@@ -120,6 +129,41 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no member": (
         lambda plan: change_combined(plan, FIRST, SECOND, CombinedBlock((), parse("0"))),
         "no member",
+    ),
+    "unknown executor": (
+        lambda plan: change_combined(plan, FIRST, replace(SECOND, executor=1)),
+        "names executor 1 of a plan with 1",
+    ),
+    "lane without a resource": (
+        lambda plan: replace(plan, lanes=2, resources=(Resource(),), lane_resources=(0,)),
+        "1 of 2 lanes name a resource; name all",
+    ),
+    "unknown resource": (
+        lambda plan: replace(plan, resources=(Resource(),), lane_resources=(1,)),
+        "a lane names resource 1 of a plan with 1",
+    ),
+    "core named twice": (
+        lambda plan: replace(plan, resources=(Resource(cores=(1, 1)),), lane_resources=(0,)),
+        "cores of resource 0 are not ascending",
+    ),
+    "overlapping cores": (
+        lambda plan: replace(
+            plan,
+            lanes=2,
+            resources=(Resource(cores=(0, 1)), Resource(cores=(1,))),
+            lane_resources=(0, 1),
+        ),
+        "core 1 belongs to two resources; give each core to one",
+    ),
+    "more threads than cores": (
+        lambda plan: replace(
+            plan,
+            executor=ExecutorOptions(intra_op_threads=2),
+            lanes=2,
+            resources=(Resource(cores=(0, 1, 2)),),
+            lane_resources=(0, 0),
+        ),
+        "resource 0 has 3 cores for 2 lanes of 2 threads; use fewer",
     ),
     "illegal schedule": (
         lambda plan: change_combined(plan, combined((0, 0, 0), schedule="1/0"), SECOND),

@@ -23,6 +23,7 @@ from stageloom.shared.plan import (
     Plan,
     QueuePlan,
     QueueRule,
+    Resource,
     StepChoice,
     Wait,
     decode_plan,
@@ -68,8 +69,20 @@ def full_plan() -> Plan:
     )
 
 
-def lists() -> Any:
-    return msgpack.unpackb(full_plan().wire)
+def full_plan_2() -> Plan:
+    """As `full_plan`, with two executors and two pinned lanes."""
+    plan = full_plan()
+    return dataclasses.replace(
+        plan,
+        combined=(plan.combined[0], dataclasses.replace(plan.combined[1], executor=1)),
+        further_executors=(ExecutorOptions(name="openvino", intra_op_threads=2),),
+        resources=(Resource(cores=(0, 2)), Resource()),
+        lane_resources=(0, 1),
+    )
+
+
+def lists(plan: Plan | None = None) -> Any:
+    return msgpack.unpackb((plan or full_plan()).wire)
 
 
 @pytest.mark.promise("stage-strings-plans-survive")
@@ -90,6 +103,21 @@ def test_golden_bytes_of_version_1_stay_decodable() -> None:
         assert plan.digest == (GOLDEN / f"{name}.digest").read_text().strip()
 
 
+def test_golden_bytes_of_version_2_stay_decodable() -> None:
+    golden = (GOLDEN / "plan_2_full.bin").read_bytes()
+    assert decode_plan(golden) == full_plan_2()
+    assert full_plan_2().wire == golden
+    assert full_plan_2().digest == (GOLDEN / "plan_2_full.digest").read_text().strip()
+
+
+def test_a_plan_that_version_1_can_express_is_not_taken_in_the_form_of_version_2() -> None:
+    wire = lists(full_plan_2())
+    for block in wire[2]:
+        block[2] = 0
+    with pytest.raises(PlanError, match="canonical"):
+        decode_plan(canonical([*wire[:5], [], [], []]))
+
+
 def leaves(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     yield path
     if isinstance(value, list):
@@ -104,12 +132,13 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 
 
-def test_no_field_takes_a_value_of_another_kind_without_refusing_or_keeping_it_exactly() -> None:
+@pytest.mark.parametrize("whole", [full_plan(), full_plan_2()], ids=["version 1", "version 2"])
+def test_no_field_takes_a_value_of_another_kind_without_refusing_or_keeping_it_exactly(whole: Plan) -> None:
     """Put every hostile value into every place: either refused, or a plan with exactly those bytes."""
     accepted = 0
-    for path in leaves(lists()):
+    for path in leaves(lists(whole)):
         for hostile in HOSTILE:
-            wire = lists()
+            wire = lists(whole)
             place = [wire]
             for index in (0, *path)[:-1]:
                 place = place[index]
@@ -198,7 +227,7 @@ def test_ranges_cannot_expand_without_bound_over_the_whole_plan() -> None:
 def test_another_encoding_of_the_same_plan_is_refused() -> None:
     wire = full_plan().wire
     assert wire[:2] == b"\x95\x01"
-    for other in (b"\x95\xcc\x01", b"\x95\xd0\x01", b"\xdc\x00\x05\x01", b"\x95\xc3"):
+    for other in (b"\x95\xcc\x01", b"\x95\xd0\x01", b"\xdc\x00\x05\x01"):
         with pytest.raises(PlanError, match="canonical"):
             decode_plan(other + wire[2:])
 
@@ -212,8 +241,8 @@ def test_members_are_triples() -> None:
 
 def test_another_version_is_named() -> None:
     wire = lists()
-    wire[0] = 2
-    with pytest.raises(PlanError, match="plan format 2 is not 1; upgrade the older side"):
+    wire[0] = 3
+    with pytest.raises(PlanError, match="plan format 3 is none of 1 to 2; upgrade the older side"):
         decode_plan(canonical(wire))
 
 
@@ -310,6 +339,13 @@ def test_the_text_names_every_model_block_and_stage_string() -> None:
     assert "combined inception_v3#1.3  ~0:0-4;1:5-200;0:201\n" in text
     assert "cuts=12,40,77 replicas=2 batch=4 interval_us=33000" in text
     assert text.count("\n") == 5
+
+
+def test_the_text_names_executors_and_resources_where_a_plan_has_several() -> None:
+    text = plan_text(full_plan_2())
+    assert "\nexecutor 1  openvino threads=2 precision=fp32\n" in text
+    assert "\nresource 0  cores=0,2 lanes=0\nresource 1  cores=any lanes=1\n" in text
+    assert "combined inception_v3#1.3 executor=1  ~0:0-4;1:5-200;0:201\n" in text
 
 
 def test_structure_is_the_plan_but_for_its_launch_intervals() -> None:

@@ -40,6 +40,7 @@ class CombinedPrograms:
     def __init__(self, bound: BoundPlan, combined: int) -> None:
         self._bound = bound
         self._combined = bound.combined[combined]
+        self._threads = bound.executor_of(combined).intra_op_threads
         self._lowered = partial(bound.launches, combined)
         self._full = self._lowered(self._combined.full_mask)
         self._atom_at = {atom[0]: atom for item in self._full for atom in self._atoms(item)}
@@ -94,7 +95,7 @@ class CombinedPrograms:
             artifact=model.plan.artifact,
             ops=tuple(sorted(graph.model_op(op) for op in ops)),
             batch=bucket,
-            intra_op_threads=self._bound.plan.executor.intra_op_threads,
+            intra_op_threads=self._threads,
             merge=item.merge,
         )
 

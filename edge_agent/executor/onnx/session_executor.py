@@ -47,7 +47,7 @@ class SessionPlan:
     """A plan with what its programs are made from."""
 
     bound: BoundPlan
-    combined: tuple[CombinedPrograms, ...]
+    combined: Mapping[int, CombinedPrograms]  # of the combined blocks that this executor runs
     artifacts: Mapping[Digest, Artifact]
 
 
@@ -55,6 +55,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     """Runs plans on sessions that are made once and shared."""
 
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+    passes_slots: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,23 +78,24 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
-        weights = _session_bytes(bound)
+        weights = _session_bytes(bound, self.name)
         missing = sum(size for key, size in weights.items() if alone or self._cache.get(key) is None)
         present = 0 if alone else self._held_activation_bytes
-        return missing + max(0, _activation_bytes(bound) - present)
+        return missing + max(0, _activation_bytes(bound, self.name) - present)
 
     @property
     def held_bytes(self) -> int:
         """Weights of every session that is kept or that a loaded plan may want, and the most activations."""
         weights: dict[SessionKey, int] = {}
         for loaded in list(self._plans.values()):
-            weights |= _session_bytes(loaded.bound)
+            weights |= _session_bytes(loaded.bound, self.name)
         weights |= self._cache.idle()
         return sum(weights.values()) + self._held_activation_bytes
 
     @property
     def _held_activation_bytes(self) -> int:
-        return max((_activation_bytes(loaded.bound) for loaded in list(self._plans.values())), default=0)
+        plans = list(self._plans.values())
+        return max((_activation_bytes(loaded.bound, self.name) for loaded in plans), default=0)
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1: with them any mask can run as a fallback.
@@ -103,11 +105,11 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         """
         require_precision(bound, self.name, self.precisions, "use fp32, which keeps the model's own types")
         require_artifacts(bound, artifacts)
-        combined = tuple(CombinedPrograms(bound, index) for index in range(len(bound.combined)))
+        combined = {index: CombinedPrograms(bound, index) for index in bound.run_by(self.name)}
         singles = {
             session
-            for block, programs in zip(bound.combined, combined, strict=True)
-            for session in programs.keys(dict.fromkeys(range(len(block.members)), 1))
+            for index, programs in combined.items()
+            for session in programs.keys(dict.fromkeys(range(len(bound.combined[index].members)), 1))
         }
         try:
             self._cache.hold_all(key, singles, artifacts)
@@ -211,21 +213,22 @@ def _run_rows(session: ValuesSession, values: Values) -> None:
         values[tensor] = np.concatenate([made[tensor] for made in rows])
 
 
-def _session_bytes(bound: BoundPlan) -> dict[SessionKey, int]:
-    """Every session that the plan may want, with the bytes of its weights."""
+def _session_bytes(bound: BoundPlan, executor: str) -> dict[SessionKey, int]:
+    """Every session that the plan may want of an executor, with the bytes of its weights."""
     graphs = {model.plan.artifact: model.graph for model in bound.models}
     return {
         key: weight_bytes(key, graphs[key.artifact])
-        for index, combined in enumerate(bound.combined)
-        for bucket_of in _every_bucket(bound, combined.members)
+        for index in bound.run_by(executor)
+        for bucket_of in _every_bucket(bound, bound.combined[index].members)
         for key in CombinedPrograms(bound, index).keys(bucket_of)
     }
 
 
-def _activation_bytes(bound: BoundPlan) -> int:
-    """What the plan's steps need at once: one run per lane, of its most demanding model."""
-    largest = max(activation_bytes(model.graph, model.plan.batch) for model in bound.models)
-    return bound.plan.lanes * largest
+def _activation_bytes(bound: BoundPlan, executor: str) -> int:
+    """What the executor's steps need at once: one run per lane, of its most demanding model."""
+    models = {member.model for index in bound.run_by(executor) for member in bound.combined[index].members}
+    needs = (activation_bytes(bound.models[one].graph, bound.models[one].plan.batch) for one in models)
+    return bound.plan.lanes * max(needs, default=0)
 
 
 def _every_bucket(bound: BoundPlan, members: Sequence[Member]) -> Iterator[dict[int, int]]:

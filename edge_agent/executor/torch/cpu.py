@@ -66,7 +66,7 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
             return super().wait(step)
 
     def _between_steps(self) -> None:
-        self._moves.advance(self._order.running)
+        self._moves.advance(self.order.running)
 
     def _run_item(self, program: BoundProgram, index: int, slots: Mapping[int, None]) -> None:
         with torch.inference_mode():  # a mode of the thread, which may be the pool's
@@ -102,7 +102,7 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
 
     def move(self, action: MoveInstance) -> None:
         """Copy the instance's tensors over once the steps that it follows have ended."""
-        self._moves.add(action, self._order.running)
+        self._moves.add(action, self.order.running)
 
     def _carry_out(self, action: MoveInstance) -> None:
         (old_key, old), (new_key, new) = action.old, action.new

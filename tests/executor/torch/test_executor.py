@@ -276,7 +276,7 @@ def test_plans_share_weights(executor: TorchExecutor) -> None:
 def test_options_that_are_not_known_are_refused_and_leave_nothing(executor: TorchExecutor) -> None:
     model = artifact_of("squeezenet")
     plan = plan_of([model], [()], [members(1)])
-    odd = replace(plan, executor=ExecutorOptions(precision="fp4"))
+    odd = replace(plan, executor=ExecutorOptions(name=executor.name, precision="fp4"))
     with pytest.raises(ExecutorError, match="does not know the precision 'fp4'"):
         load(executor, odd, [model])
     with pytest.raises(ExecutorError, match="is not here"):

@@ -1,0 +1,121 @@
+"""Plans whose blocks run on several executors and whose lanes keep to their cores."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.executors import Executors, make_executor
+from stageloom.edge_agent.executor.onnx.cache import Values
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.program import SessionProgram
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
+from stageloom.shared.errors import ExecutorError, TaskFailed
+from stageloom.shared.plan import ExecutorOptions, Plan, Resource
+from stageloom.shared.search.compose import ModelChoice, compose
+from tests.executor.models import artifact_of, difference, random_inputs, reference
+
+TIMEOUT_S = 60.0
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+
+
+class Watched(OnnxExecutor):
+    """Sessions of onnxruntime under another name, that notes on which cores items ran; may break."""
+
+    name = "watched"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores: set[frozenset[int]] = set()
+        self.broken = False
+
+    def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
+        self.cores.add(frozenset(os.sched_getaffinity(0)))
+        if self.broken:
+            raise RuntimeError("the backend broke")
+        super()._run_item(program, index, slots)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def engine(watched: Watched) -> Iterator[InProcessEngine]:
+    def make(name: str) -> Executor:
+        return watched if name == "watched" else make_executor(name)
+
+    with InProcessEngine(Executors(make)) as made:
+        yield made
+
+
+def in_turns(lanes: int = 2) -> Plan:
+    """SqueezeNet in its paper's blocks, every second one run by the other executor."""
+    model = artifact_of("squeezenet")
+    choice = ModelChoice(
+        name="a", artifact=model.digest, graph=model.graph, partition="paper", replicas=lanes
+    )
+    plan = compose([choice], lanes=lanes)
+    return replace(
+        plan,
+        further_executors=(ExecutorOptions(name="watched"),),
+        combined=tuple(replace(one, executor=one.members[0].block % 2) for one in plan.combined),
+    )
+
+
+def test_blocks_of_two_executors_hand_their_tensors_over(engine: InProcessEngine) -> None:
+    model = artifact_of("squeezenet")
+    engine.activate(engine.load(in_turns(), {model.digest: model}))
+    inputs = [random_inputs(model.graph, seed) for seed in range(8)]
+    futures = [engine.submit("a", one) for one in inputs]
+    for one, future in zip(inputs, futures, strict=True):
+        got = future.result(TIMEOUT_S)
+        wanted = reference(model, one, list(got))
+        assert all(difference(got[name], wanted[name]) <= 1e-4 for name in got)
+
+
+def test_a_step_that_fails_on_one_executor_leaves_nothing_on_the_others(
+    engine: InProcessEngine, watched: Watched
+) -> None:
+    model = artifact_of("squeezenet")
+    engine.activate(engine.load(in_turns(), {model.digest: model}))
+    watched.broken = True
+    with pytest.raises(TaskFailed, match="the backend broke"):
+        engine.submit("a", random_inputs(model.graph, 1)).result(TIMEOUT_S)
+    watched.broken = False
+    assert engine.submit("a", random_inputs(model.graph, 2)).result(TIMEOUT_S)
+
+
+def test_lanes_keep_to_their_cores_until_another_plan_runs(engine: InProcessEngine, watched: Watched) -> None:
+    model = artifact_of("squeezenet")
+    cores = CORES[:2]
+    free = in_turns(len(cores))
+    resources = tuple(Resource(cores=(core,)) for core in cores)
+    pinned = replace(free, resources=resources, lane_resources=tuple(range(len(cores))))
+    for plan, wanted in [
+        (pinned, {frozenset({core}) for core in cores}),
+        (free, {frozenset(CORES)}),
+    ]:
+        watched.cores.clear()
+        engine.activate(engine.load(plan, {model.digest: model}))
+        futures = [engine.submit("a", random_inputs(model.graph, seed)) for seed in range(8)]
+        assert all(isinstance(one, np.ndarray) for f in futures for one in f.result(TIMEOUT_S).values())
+        assert watched.cores <= wanted and watched.cores
+
+
+def test_a_core_that_the_process_may_not_use_is_refused(engine: InProcessEngine) -> None:
+    model = artifact_of("squeezenet")
+    absent = replace(in_turns(1), resources=(Resource(cores=(1023,)),), lane_resources=(0,))
+    with pytest.raises(ExecutorError, match="resource 0 wants core 1023, and the process may use"):
+        engine.load(absent, {model.digest: model})
+
+
+def test_executors_whose_tensors_lie_elsewhere_share_no_plan(engine: InProcessEngine) -> None:
+    model = artifact_of("squeezenet")
+    plan = replace(in_turns(1), further_executors=(ExecutorOptions(name="null"),))
+    with pytest.raises(ExecutorError, match="'null' cannot share a plan with onnx; use one executor"):
+        engine.load(plan, {model.digest: model})
