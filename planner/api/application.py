@@ -135,7 +135,7 @@ class Api:
         except Exception as error:
             response = _problem_response(problem_of(error, route.name))
         denied = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        if (route.changes or denied) and not told_to_wait:  # a flood fills no log
+        if (route.changes or route.secret or denied) and not told_to_wait:  # a flood fills no log
             target = getattr(request.state, "target", "/".join(request.path_params.values()))
             self._context.store.submit(note_request, principal, route.name, target, response.status_code)
         return response

@@ -40,7 +40,8 @@ class Route(Generic[Q, R]):
     """One verb. `name` is its operation id, and what the audit log calls it.
 
     `creates`: a repeat would make a second one, so a client may send an idempotency key. `secret`: the reply
-    is told once and kept nowhere. `offline`: the store alone can answer, without a running planner.
+    is kept nowhere, and the audit log has who got it. `offline`: the store alone can answer, without a
+    running planner.
     """
 
     name: str

@@ -70,6 +70,7 @@ BACKUP: Final = Route(
     Role.ADMIN,
     "Database, artifacts and keys of one moment, as a tar file.",
     form=AnswerForm.DOWNLOAD,
+    secret=True,
     offline=True,
 )
 SETTINGS: Final = Route(

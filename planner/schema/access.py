@@ -62,7 +62,7 @@ class AccessRevokeRequest(Request, frozen=True, kw_only=True):
 
 
 class AuditListRequest(Request, frozen=True, kw_only=True):
-    """What clients changed, or tried to, newest first."""
+    """What clients changed, or tried to, and who took a backup, newest first."""
 
     after: After = ""
     limit: PageSize = 64

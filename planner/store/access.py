@@ -11,16 +11,18 @@ from stageloom.planner.store.rows import message_of
 from stageloom.planner.store.tables import AccessTokenRow, AnswerRow, AuditRow
 from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.ids import Digest
+from stageloom.shared.text import bounded
 
 if TYPE_CHECKING:
     from stageloom.planner.api.access import Principal
 
-AUDIT_ROWS: Final = 100_000
-"""Entries that are kept; beyond them the oldest go."""
+AUDIT_ROWS: Final = 20_000
+"""Entries that are kept of each client: what it did, and apart from that what was refused to it; beyond them
+the oldest go. So a flood of one client, or of strangers, takes no entry of anybody else away."""
 
 ANSWERS_KEEP_US: Final = 86_400_000_000
 
-_THIN_EVERY: Final = 256
+_THIN_EVERY: Final = 251  # a prime: no rhythm of requests stays clear of it
 
 
 def add_access(session: Session, name: str, role: Role, digest: Digest) -> None:
@@ -72,13 +74,17 @@ def note_request(session: Session, who: "Principal", operation: str, target: str
         role=who.role.value if who.role is not None else "",
         source=who.source[:128],
         operation=operation,
-        target=target[:128],
+        target=bounded(target, 128),  # of a request that was refused it is whatever stood in its path
         status=status,
     )
     session.add(row)
     session.flush()
     if row.id % _THIN_EVERY == 0:
-        session.execute(delete(AuditRow).where(AuditRow.id <= row.id - AUDIT_ROWS))
+        done = AuditRow.status < 400 if status < 400 else AuditRow.status >= 400
+        alike = select(AuditRow.id).where(AuditRow.who == row.who, done).order_by(AuditRow.id.desc())
+        oldest = session.scalar(alike.offset(AUDIT_ROWS).limit(1))
+        if oldest is not None:
+            session.execute(delete(AuditRow).where(AuditRow.who == row.who, done, AuditRow.id <= oldest))
 
 
 def audit_entries(session: Session, *, before: int = 0, limit: int = 64) -> tuple[list[AuditEntry], int]:

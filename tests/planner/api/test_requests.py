@@ -1,13 +1,16 @@
 """Requests of the API: what is refused and how, keys that make a repeat harmless, the audit log, jobs."""
 
+import http.client
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.access import Principal
 from stageloom.planner.api.application import KEY_HEADER, RequestLimits
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.problem import MEDIA_TYPE, ApiRefused
@@ -15,6 +18,10 @@ from stageloom.planner.api.route import unbind
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditListRequest, Role
 from stageloom.planner.schema.base import Done
 from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, JobShowRequest, JobState
+from stageloom.planner.schema.service import BackupRequest
+from stageloom.planner.store import access as access_log
+from stageloom.planner.store.access import audit_entries, note_request
+from stageloom.planner.store.store import Store
 from stageloom.shared.errors import (
     DecodeError,
     ExitCode,
@@ -26,7 +33,18 @@ from stageloom.shared.errors import (
     UnavailableError,
 )
 from tests.planner.api.http import Answer, asked, events
-from tests.planner.api.rig import READ, SECRET, UPLOAD, WORK, WRITE, ApiRig, Gate, TryRequest, served
+from tests.planner.api.rig import (
+    READ,
+    SECRET,
+    UPLOAD,
+    WORK,
+    WRITE,
+    ApiRig,
+    Gate,
+    TryRequest,
+    served,
+    unverified,
+)
 
 ONE = TryRequest(name="one")
 READ_PATH, WRITE_PATH = unbind(READ, ONE)[0], unbind(WRITE, ONE)[0]
@@ -275,6 +293,44 @@ def test_the_audit_log_tells_who_changed_what_from_where_and_how_it_was_answered
             ("ci", "viewer", "127.0.0.1", "access.list", "", 403),
             ("local", "admin", "local", "access.revoke", "ci", 200),
             ("", "", "127.0.0.1", "try.read", "one", 401),
+        ]
+
+
+def test_a_stranger_cannot_make_the_audit_log_unreadable(tmp_path: Path) -> None:
+    with served(tmp_path, tls=True) as rig, closing(stranger(rig)) as connection:
+        for name in ("a%00b", "%ff", "x" * 4000):
+            connection.request("POST", f"/v1/devices/{name}/revoke")
+            assert connection.getresponse().read()
+        assert [(target, status) for *_, target, status in entries(rig)] == [
+            ("a\ufffdb", 401),
+            ("\ufffd", 401),
+            ("x" * 128, 401),
+        ]
+
+
+def stranger(rig: ApiRig) -> http.client.HTTPSConnection:
+    return http.client.HTTPSConnection(*rig.address, timeout=20, context=unverified())
+
+
+def test_a_backup_which_holds_the_keys_is_in_the_audit_log(tmp_path: Path) -> None:
+    with served(tmp_path) as rig, rig.client() as owner:
+        owner.download(routes.BACKUP, BackupRequest(), tmp_path / "backup.tar")
+        assert entries(rig) == [("local", "admin", "local", "backup", "", 200)]
+
+
+def test_a_flood_of_one_client_takes_no_entry_of_another_from_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one of what the client itself did, where it floods with what is refused."""
+    monkeypatch.setattr(access_log, "AUDIT_ROWS", 3)
+    monkeypatch.setattr(access_log, "_THIN_EVERY", 1)
+    with closing(Store(tmp_path)) as store:
+        for who, status in (("ci", 201), ("other", 201), *(("ci", 403),) * 9):
+            store.write(note_request, Principal(who, Role.VIEWER, "::1"), "try", "it", status)
+        found, _ = store.read(audit_entries)
+        assert [(entry.who, entry.status) for entry in found] == [("ci", 403)] * 3 + [
+            ("other", 201),
+            ("ci", 201),
         ]
 
 
