@@ -22,6 +22,9 @@ SECRET_BYTES: Final = 32
 REQUESTS: Final = Rate(per_s=50.0, burst=200.0)
 """Of one token, unless the setting `api_rate` says otherwise."""
 
+LOCAL: Final = "local"
+"""Who asks over the local socket: no token may be called so."""
+
 FAILURES_PER_S: Final = 1.0
 FAILURES_BURST: Final = 20
 """Of one network address: requests without a valid token."""
@@ -97,6 +100,10 @@ class Tokens:
         """Whose token this is; None if it is nobody's."""
         known = self._held.get(bearer_digest(bearer))
         return None if known is None else Principal(*known, source)
+
+    def holds(self, principal: Principal) -> bool:
+        """Whether the token of this client still holds."""
+        return (principal.name, principal.role) in self._held.values()
 
     def may_ask(self, principal: Principal, now_s: float) -> bool:
         """Whether this client may do one more request now; if so it has done it."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stageloom.planner.api import problem as problems
-from stageloom.planner.api.access import Principal
+from stageloom.planner.api.access import LOCAL, Principal
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
@@ -42,7 +42,6 @@ from stageloom.shared.failpoint import failpoint
 T = TypeVar("T")
 
 KEY_HEADER: Final = "idempotency-key"
-LOCAL: Final = "local"
 
 _STILL_S: Final = 15.0  # silence on a stream after which a comment shows that it is alive
 _THREADS: Final = 8
@@ -57,7 +56,8 @@ class RequestLimits:
     upload_bytes: int = 8 << 30
     body_s: float = 20.0
     send_s: float = 60.0
-    streams: int = 64  # of events, open at once
+    streams: int = 64  # of events, open at once, over the local socket
+    streams_of_one: int = 16  # of one token: as many as jobs may run
 
 
 class Refusal(Exception):
@@ -81,7 +81,7 @@ class Api:
         self._limits = limits or RequestLimits()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
         self._remembered = Remembered(context.store)
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._schema = msgspec.json.encode(document(routes))
@@ -105,14 +105,31 @@ class Api:
             HttpRoute(path, partial(self._serve, methods, remote), methods=list(methods))
             for path, methods in by_path.items()
         ]
-        table.append(HttpRoute("/schema", self._serve_schema, methods=["GET"]))
-        handlers = {HTTPException: _http_problem, Exception: _internal}
+        for served in table:  # a HEAD would have a file made that nobody gets, or begin what never ends
+            got = by_path[served.path].get("GET")
+            if got is not None and got.form in (AnswerForm.EVENTS, AnswerForm.DOWNLOAD):
+                served.methods = {*by_path[served.path]}
+        table.append(HttpRoute("/schema", partial(self._serve_schema, remote), methods=["GET"]))
+        handlers: dict[Any, Any] = {HTTPException: partial(self._serve_nothing, remote), Exception: _internal}
         application = Starlette(routes=table, exception_handlers=handlers)
         application.router.redirect_slashes = False
         return _in_time(application, self._limits.send_s)
 
-    async def _serve_schema(self, request: Request) -> Response:
-        return Response(self._schema, media_type="application/json")
+    async def _serve_schema(self, remote: bool, request: Request) -> Response:
+        return self._turned_away(remote, request) or Response(self._schema, media_type="application/json")
+
+    async def _serve_nothing(self, remote: bool, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._turned_away(remote, request) or _http_problem(request, error)
+
+    def _turned_away(self, remote: bool, request: Request) -> Response | None:
+        """The answer to who has no token, or asks too much, whatever they ask."""
+        try:
+            if remote:
+                self._admitted(request)
+        except Refusal as refusal:
+            return _problem_response(refusal.problem, refusal.headers)
+        return None
 
     async def _serve(
         self, methods: Mapping[str, Route[Any, Any]], remote: bool, request: Request
@@ -122,9 +139,8 @@ class Api:
         told_to_wait = False
         try:
             if remote:
-                source = request.client.host if request.client is not None else "?"
-                principal = Principal("", None, source)
-                principal = self._admitted(request, source)
+                principal = Principal("", None, _source(request))
+                principal = self._admitted(request)
                 self._permitted(route, principal)
             response = await self._answer(route, principal, request)
         except Refusal as refusal:
@@ -142,10 +158,11 @@ class Api:
 
     # -- who asks -------------------------------------------------------------------------------------------
 
-    def _admitted(self, request: Request, source: str) -> Principal:
-        tokens, now_s = self._context.live.tokens, self._context.clock.monotonic_s()
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        principal = tokens.principal(bearer.strip(), source) if scheme.lower() == "bearer" else None
+    def _admitted(self, request: Request) -> Principal:
+        tokens, now_s, source = self._context.live.tokens, self._context.clock.monotonic_s(), _source(request)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        bearer = token.strip().partition(".")[0]  # what follows is for the client, and some send it
+        principal = tokens.principal(bearer, source) if scheme.lower() == "bearer" else None
         if principal is None:
             headers = {"www-authenticate": "Bearer"}
             if not tokens.may_fail(source, now_s):
@@ -229,26 +246,26 @@ class Api:
 
     async def _events(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
         """A stream, once its first item is there: what is wrong with the request is answered as ever."""
-        if self._streams >= self._limits.streams:
-            raise _too_many("open event streams")
+        name = call.principal.name
+        if self._streams[name] >= (self._limits.streams if name == LOCAL else self._limits.streams_of_one):
+            raise _too_many(f"open event streams of {name}")
         self._loop = asyncio.get_running_loop()
-        self._streams += 1
+        self._streams[name] += 1
         try:
             items = await self._in_pool(self._handlers[route], self._context, asked, call)
             first = await self._in_pool(next, items, _END)
         except BaseException:
-            self._end_stream()
+            self._streams[name] -= 1
             raise
-        return _Events(self._stream(first, items), self._end_stream)
+        return _Events(self._stream(first, items, call.principal), lambda: self._streams.subtract((name,)))
 
-    def _end_stream(self) -> None:
-        self._streams -= 1
-
-    async def _stream(self, item: Any, items: Iterator[Any]) -> AsyncIterator[bytes]:
-        """Each item as an event (name, value); one that is a number is seconds to wait."""
-        silent_s = 0.0
+    async def _stream(self, item: Any, items: Iterator[Any], principal: Principal) -> AsyncIterator[bytes]:
+        """Each item as an event (name, value), while the token holds; a number is seconds to wait."""
+        silent_s, tokens = 0.0, self._context.live.tokens
         try:
             while item is not _END and not self._ending.is_set():
+                if principal.name != LOCAL and not tokens.holds(principal):
+                    return
                 if isinstance(item, tuple):
                     yield event(*item)
                     silent_s = 0.0
@@ -300,14 +317,17 @@ class _Events(StreamingResponse):
 
 
 class _RemovedFile(FileResponse):
-    """A file that is removed once it was sent, or the client has gone."""
+    """A file that is removed once it was sent, or the client has gone. It was made for this request, so there
+    are no parts of it to come back for."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, media_type="application/octet-stream")
+        del self.headers["accept-ranges"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        whole = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"range"]}
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(whole, receive, send)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -333,8 +353,11 @@ def _too_many(what: str) -> Refusal:
     return Refusal(refused, {"retry-after": "1"})
 
 
-async def _http_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _source(request: Request) -> str:
+    return request.client.host if request.client is not None else "?"
+
+
+def _http_problem(request: Request, error: HTTPException) -> Response:
     status = HTTPStatus(error.status_code)
     detail = {
         HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:200]}",

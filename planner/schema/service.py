@@ -83,7 +83,7 @@ class WatchEventsRequest(Request, frozen=True, kw_only=True):
     """A snapshot every `interval_s`, as a server-sent event `look`."""
 
     device: DeviceName | None = None
-    interval_s: Annotated[float, Meta(ge=0.1, le=3600.0)] = 1.0
+    interval_s: Annotated[float, Meta(ge=0.5, le=3600.0)] = 1.0
 
 
 class BackupRequest(Request, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import secrets
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import msgspec
 
 from stageloom.planner.api import routes
-from stageloom.planner.api.access import SECRET_BYTES, bearer_digest, split_token, token_text
+from stageloom.planner.api.access import LOCAL, SECRET_BYTES, bearer_digest, split_token, token_text
 from stageloom.planner.api.context import ApiCall, ApiContext, RunningPlanner, handles
 from stageloom.planner.api.handlers.devices import now
 from stageloom.planner.api.handlers.plans import position
@@ -34,11 +35,13 @@ from stageloom.planner.store.telemetry import newest_telemetry, telemetry_balanc
 from stageloom.planner.store.trusted_time import notices, trust_clock
 from stageloom.planner.store.used_database import without_password
 from stageloom.planner.telemetry import RATE_KINDS, model_rates
+from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.version import __version__
 
 KEY_FILES: Final = ("planner.keys",)
 WATCH_WINDOW_S: Final = 5.0
+_HOLDING: Final = threading.Lock()
 _LINE: Final = 512  # characters of a notice
 _LOOK_S: Final = 0.1  # between two looks at a job that somebody follows
 
@@ -168,6 +171,8 @@ def access_list(api: ApiContext, request: access.AccessListRequest, call: ApiCal
 def access_create(
     api: ApiContext, request: access.AccessCreateRequest, call: ApiCall
 ) -> access.AccessCreateReply:
+    if request.name == LOCAL:
+        raise InputError(f"{LOCAL!r} is who asks where the planner runs", remedy="choose another name")
     text = token_text(secrets.token_bytes(SECRET_BYTES), api.live.certificate)
     api.store.write(add_access, request.name, request.role, bearer_digest(split_token(text)[0]))
     hold_tokens(api.live)
@@ -183,7 +188,8 @@ def access_revoke(api: ApiContext, request: access.AccessRevokeRequest, call: Ap
 
 def hold_tokens(planner: RunningPlanner) -> None:
     """From now on the tokens of the store hold."""
-    planner.tokens.hold(planner.store.read(held_tokens))
+    with _HOLDING:  # read before and held after another's, a list would have a revoked token hold again
+        planner.tokens.hold(planner.store.read(held_tokens))
 
 
 @handles(routes.AUDIT_LIST)

@@ -4,6 +4,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPSConnection
 from pathlib import Path
 from socket import create_server, socket
 from typing import Any, Final
@@ -13,10 +14,10 @@ from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.handlers.service import hold_tokens
 from stageloom.planner.api.route import AnswerForm, Route
-from stageloom.planner.api.routes import ROUTES
+from stageloom.planner.api.routes import ACCESS_CREATE, ROUTES
 from stageloom.planner.api.server import SOCKET_FILE, ApiServer, ServerLimits
 from stageloom.planner.enrolment.service import certificate_digest
-from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.base import Done, Request
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import SystemClock
@@ -104,6 +105,15 @@ class ApiRig:
             return PlannerClient(data_dir=self.folder)
         host, port = self.address
         return PlannerClient(url=f"https://{host}:{port}", token=token)
+
+    def token(self, name: str, role: Role = Role.VIEWER) -> str:
+        """The text of a new token."""
+        with self.client() as client:
+            return client.call(ACCESS_CREATE, AccessCreateRequest(name=name, role=role)).token
+
+    def https(self) -> HTTPSConnection:
+        """A connection as a stranger makes it."""
+        return HTTPSConnection(*self.address, timeout=20.0, context=unverified())
 
     def stop(self) -> None:
         """As the planner stops its API."""

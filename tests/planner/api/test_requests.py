@@ -1,6 +1,5 @@
 """Requests of the API: what is refused and how, keys that make a repeat harmless, the audit log, jobs."""
 
-import http.client
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from stageloom.planner.api.application import KEY_HEADER, RequestLimits
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.problem import MEDIA_TYPE, ApiRefused
 from stageloom.planner.api.route import unbind
-from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditListRequest, Role
+from stageloom.planner.schema.access import AccessRevokeRequest, AuditListRequest, Role
 from stageloom.planner.schema.base import Done
 from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, JobShowRequest, JobState
 from stageloom.planner.schema.service import BackupRequest
@@ -43,7 +42,6 @@ from tests.planner.api.rig import (
     Gate,
     TryRequest,
     served,
-    unverified,
 )
 
 ONE = TryRequest(name="one")
@@ -268,15 +266,10 @@ def entries(rig: ApiRig) -> list[tuple[str, str, str, str, str, int]]:
     ]
 
 
-def token_of(rig: ApiRig, name: str, role: Role = Role.VIEWER) -> str:
-    with rig.client() as client:
-        return client.call(routes.ACCESS_CREATE, AccessCreateRequest(name=name, role=role)).token
-
-
 def test_the_audit_log_tells_who_changed_what_from_where_and_how_it_was_answered(tmp_path: Path) -> None:
     """Reads are not in it, but for those that were refused to who asked."""
     with served(tmp_path, tls=True) as rig:
-        token = token_of(rig, "ci")
+        token = rig.token("ci")
         with rig.client(token) as viewer:
             viewer.call(READ, ONE)
             viewer.call(WRITE, ONE)
@@ -297,7 +290,7 @@ def test_the_audit_log_tells_who_changed_what_from_where_and_how_it_was_answered
 
 
 def test_a_stranger_cannot_make_the_audit_log_unreadable(tmp_path: Path) -> None:
-    with served(tmp_path, tls=True) as rig, closing(stranger(rig)) as connection:
+    with served(tmp_path, tls=True) as rig, closing(rig.https()) as connection:
         for name in ("a%00b", "%ff", "x" * 4000):
             connection.request("POST", f"/v1/devices/{name}/revoke")
             assert connection.getresponse().read()
@@ -308,8 +301,41 @@ def test_a_stranger_cannot_make_the_audit_log_unreadable(tmp_path: Path) -> None
         ]
 
 
-def stranger(rig: ApiRig) -> http.client.HTTPSConnection:
-    return http.client.HTTPSConnection(*rig.address, timeout=20, context=unverified())
+def test_a_stranger_is_told_nothing_whatever_is_asked(tmp_path: Path) -> None:
+    with served(tmp_path, tls=True) as rig, closing(rig.https()) as connection:
+        for method, path in (
+            ("GET", "/schema"),
+            ("GET", "/v1/nothing"),
+            ("PUT", "/v1/status"),
+            ("HEAD", "/"),
+        ):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            assert (answer.status, b"nothing" in answer.read()) == (401, False), path
+
+
+def test_a_token_may_be_sent_with_what_it_pins_and_none_is_called_as_the_planners_owner(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path, tls=True) as rig, closing(rig.https()) as connection:
+        for token in (rig.token("ci"), rig.token("ci-2").partition(".")[0]):
+            connection.request("GET", "/schema", headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()[:1]) == (200, b"{")
+        with pytest.raises(ApiRefused, match="'local' is who asks where the planner runs"):
+            rig.token("local", Role.ADMIN)
+
+
+def test_a_file_is_sent_whole_or_not_at_all(tmp_path: Path) -> None:
+    """It is made for each request: a part of one and the rest of another are neither."""
+    with served(tmp_path) as rig:
+        answer = asked(rig.path, "GET", "/v1/backup", headers={"Range": "bytes=0-9"})
+        assert answer.status == 200 and len(answer.body) > 10 and "accept-ranges" not in answer.headers
+        for path in ("/v1/backup", "/v1/watch/events"):
+            refused_head = asked(rig.path, "HEAD", path)
+            assert (refused_head.status, refused_head.headers["allow"]) == (405, "GET")
+        assert asked(rig.path, "HEAD", "/v1/status").status == 200
+    assert list(tmp_path.glob(".backup-*")) == []
 
 
 def test_a_backup_which_holds_the_keys_is_in_the_audit_log(tmp_path: Path) -> None:
@@ -335,7 +361,7 @@ def test_a_flood_of_one_client_takes_no_entry_of_another_from_the_audit_log(
 
 
 def test_an_address_is_that_of_the_connection_whatever_a_client_claims(tmp_path: Path) -> None:
-    with served(tmp_path, tls=True) as rig, rig.client(token_of(rig, "ci")) as client:
+    with served(tmp_path, tls=True) as rig, rig.client(rig.token("ci")) as client:
         claims = {
             "X-Forwarded-For": "203.0.113.9",
             "X-Forwarded-Proto": "http",

@@ -2,15 +2,19 @@
 
 import http.client
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.access import Principal, Tokens
 from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.handlers import hold_tokens
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.route import Route
 from stageloom.planner.config import PlannerConfig
@@ -19,6 +23,7 @@ from stageloom.planner.schema.service import StatusRequest
 from stageloom.planner.service import Planner
 from stageloom.planner.store.access import audit_entries
 from stageloom.shared.errors import ExitCode, UnavailableError
+from stageloom.shared.ids import Digest
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +111,31 @@ def test_a_revoked_token_is_refused_at_once(planner: Planner) -> None:
             with pytest.raises(ApiRefused) as refused:
                 remote.call(routes.STATUS, StatusRequest())
     assert refused.value.status == 401 and refused.value.exit_code is ExitCode.DENIED
+
+
+def test_a_token_that_is_revoked_while_another_is_made_does_not_hold_again() -> None:
+    """1. One reads the tokens of the store. 2. Another revokes `b`. 3. The first goes on."""
+    old, new = [(Digest(name), name, Role.ADMIN) for name in "ab"], [(Digest("a"), "a", Role.ADMIN)]
+    reading, revoked, answers = threading.Event(), threading.Event(), iter([old, new])
+
+    def read(_: object) -> object:
+        answer = next(answers)
+        if answer is old:
+            reading.set()
+            assert revoked.wait(20)
+        return answer
+
+    planner: Any = SimpleNamespace(tokens=Tokens(), store=SimpleNamespace(read=read))
+    threads = [threading.Thread(target=hold_tokens, args=(planner,)) for _ in range(2)]
+    threads[0].start()
+    assert reading.wait(20)
+    threads[1].start()
+    threads[1].join(0.2)
+    revoked.set()
+    for thread in threads:
+        thread.join()
+    held = [name for name in "ab" if planner.tokens.holds(Principal(name, Role.ADMIN, ""))]
+    assert held == ["a"]
 
 
 def test_a_client_accepts_no_certificate_but_the_one_that_its_token_names(

@@ -15,7 +15,9 @@ import pytest
 from stageloom.planner.api.application import KEY_HEADER, RequestLimits
 from stageloom.planner.api.client import PlannerClient, is_running
 from stageloom.planner.api.route import unbind
+from stageloom.planner.api.routes import ACCESS_REVOKE
 from stageloom.planner.api.server import ApiServer, ServerLimits
+from stageloom.planner.schema.access import AccessRevokeRequest
 from stageloom.planner.schema.base import Done
 from stageloom.shared.errors import InputError, SettingError, UnavailableError
 from tests.planner.api.http import LocalHttp, asked, connected, events, read_to_end
@@ -272,6 +274,32 @@ def test_streams_of_events_are_bounded(tmp_path: Path) -> None:
         assert next(held) == ("first", {})
         refused = asked(rig.path, "GET", path)
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+
+
+def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
+    answers = {FOLLOW: lambda request: iter([("first", Done()), 0.01, *[("more", Done()), 0.01] * 6000])}
+    with served(tmp_path, answers, tls=True) as rig, closing(rig.https()) as remote, rig.client() as owner:
+        token = rig.token("ci")
+        remote.request("GET", unbind(FOLLOW, ONE)[0], headers={"authorization": f"Bearer {token}"})
+        answer = remote.getresponse()
+        assert answer.readline() == b"event: first\n"
+        owner.call(ACCESS_REVOKE, AccessRevokeRequest(name="ci"))
+        assert answer.read().count(b"event: more") < 6000
+
+
+def test_a_client_of_many_streams_leaves_the_others_theirs(tmp_path: Path) -> None:
+    path, _ = unbind(FOLLOW, ONE)
+    answers = {FOLLOW: lambda request: iter([("first", Done()), 3600.0])}
+    limits = RequestLimits(streams_of_one=1)
+    with served(tmp_path, answers, tls=True, requests=limits) as rig, contextlib.ExitStack() as held:
+        greedy, other = rig.token("greedy"), rig.token("other")
+        statuses = []
+        for token in (greedy, greedy, other):
+            remote = held.enter_context(closing(rig.https()))
+            remote.request("GET", path, headers={"authorization": f"Bearer {token}"})
+            statuses.append(remote.getresponse().status)
+        assert statuses == [200, 429, 200]
+        assert next(held.enter_context(events(rig.path, path))) == ("first", {})
 
 
 # -- a stop -----------------------------------------------------------------------------------------------
