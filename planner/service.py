@@ -209,7 +209,7 @@ class Planner:
             certificate = config.data_dir / CERTIFICATE_FILE
             digest = certificate_digest(certificate)
             self.enrolment = self._start_enrolment(certificate, clock)
-            name = _advertised_host(config)
+            name = _advertised_host(config, config.listen_address[0])
             self.endpoints = _advertised(bound, name)
             self.enrol_address = f"tls://{name}:{self.enrolment.port}"
             fleet = DispatchFleet(
@@ -241,10 +241,11 @@ class Planner:
         listening, files, pinned = None, None, b""
         self.api_url = ""
         if address is not None:
-            files, pinned = _api_certificate(config)
+            host = _advertised_host(config, address[0])
+            files, pinned = _api_certificate(config, host.strip("[]"))
             listening = listen(*address, backlog=_API_BACKLOG, guarded=False)
             self._undo.append(listening.close)
-            self.api_url = f"https://{_advertised_host(config)}:{listening.getsockname()[1]}"
+            self.api_url = f"https://{host}:{listening.getsockname()[1]}"
         readers = StoreReaders(config.data_dir, config.database_url)
         self._undo.append(readers.close)
         running = RunningPlanner(
@@ -410,13 +411,13 @@ def _retention(config: PlannerConfig) -> Retention:
     )
 
 
-def _api_certificate(config: PlannerConfig) -> tuple[tuple[Path, Path], bytes]:
+def _api_certificate(config: PlannerConfig, host: str) -> tuple[tuple[Path, Path], bytes]:
     """(files of certificate and key, SHA-256 that tokens pin or empty); our own is made at first use."""
     if config.api_certificate:
         certificate = Path(config.api_certificate)
         return (certificate, Path(config.api_key) if config.api_key else certificate), b""
     own = config.data_dir / API_CERTIFICATE_FILE
-    pinned = certificate_digest(own)
+    pinned = certificate_digest(own, host)
     return (own, own), pinned
 
 
@@ -440,8 +441,8 @@ def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
     )
 
 
-def _advertised_host(config: PlannerConfig) -> str:
-    host, _ = config.listen_address
+def _advertised_host(config: PlannerConfig, host: str) -> str:
+    """Under which name others reach what listens on `host`."""
     return config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
 
 

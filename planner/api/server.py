@@ -23,12 +23,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from stageloom.shared.errors import SettingError, StateError, UnavailableError
+from stageloom.shared.errors import StateError, UnavailableError
 
 logger = logging.getLogger(__name__)
-
-SOCKET_FILE: Final = "api.sock"
-SOCKET_PATH_MAX: Final = 100  # the kernel's limit is 107
 
 _BACKLOG: Final = 128
 _LOCAL_BACKLOG: Final = 1024  # of a local socket a connect that may not wait fails where it is full
@@ -49,10 +46,19 @@ class ServerLimits:
     finish_s: float = 10.0
 
 
-class _Connections:
-    """How many there are of one socket, by address."""
+class _Listener:
+    """A listening socket, what serves its connections, and how many there are, by address."""
 
-    def __init__(self, most: int, most_of_one: int) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[Callable[[], None]], "_BoundedProtocol"],
+        most: int,
+        most_of_one: int,
+        *,
+        tls: bool,
+    ) -> None:
+        self.listening, self.protocol, self.tls = listening, protocol, tls
         self.most, self.most_of_one = most, most_of_one
         self.by_source: Counter[str] = Counter()
 
@@ -127,23 +133,22 @@ class ApiServer:
         certificate: tuple[Path, Path] | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        """`remote` is served on `listening` with the certificate and key in these files.
+        """`path` is of `socket_path`. `remote` is served on `listening`; certificate and key are in files.
 
         Raises:
-            SettingError: the path is too long for a socket.
             StateError: the certificate or its key cannot be used.
         """
-        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-            raise SettingError(f"the API's socket {path} has too long a name", remedy="use a shorter folder")
         self._path = path
         self._local, self._remote = local, remote
         self._listening = listening
+        self._certificate = certificate
+        self._tls_version = () if certificate is None else _version(certificate)
         self._tls = None if certificate is None else _tls(*certificate)
         self._limits = limits or ServerLimits()
         self._state = ServerState()
         self._loop = asyncio.new_event_loop()
         self._bound: socket.socket | None = None
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[_Listener] = []
         self._opening: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
@@ -184,16 +189,17 @@ class ApiServer:
         self._loop.close()
 
     async def _serve(self, bound: socket.socket) -> None:
-        most = self._limits.local_connections
-        self._listen(bound, self._local, _Connections(most, most), None)
+        limits = self._limits
+        self._listen(bound, self._local, limits.local_connections, limits.local_connections, tls=False)
         if self._remote is not None and self._listening is not None:
-            counted = _Connections(self._limits.connections, self._limits.connections_of_one)
-            self._listen(self._listening, self._remote, counted, self._tls)
+            self._listen(
+                self._listening, self._remote, limits.connections, limits.connections_of_one, tls=True
+            )
 
     def _listen(
-        self, listening: socket.socket, app: ASGIApp, connections: _Connections, tls: ssl.SSLContext | None
+        self, listening: socket.socket, app: ASGIApp, most: int, most_of_one: int, *, tls: bool
     ) -> None:
-        listening.listen(_LOCAL_BACKLOG if tls is None else _BACKLOG)
+        listening.listen(_BACKLOG if tls else _LOCAL_BACKLOG)
         listening.setblocking(False)
         config = uvicorn.Config(
             app,
@@ -207,41 +213,31 @@ class ApiServer:
             timeout_keep_alive=self._limits.idle_s,  # type: ignore[arg-type]
         )
         config.load()
+        protocol = partial(
+            _BoundedProtocol,
+            self._limits.head_s,
+            config=config,
+            server_state=self._state,
+            app_state={},
+            _loop=self._loop,
+        )
+        listener = _Listener(listening, protocol, most, most_of_one, tls=tls)
+        self._loop.add_reader(listening, self._accept, listener)
+        self._listeners.append(listener)
 
-        def protocol(lost: Callable[[], None]) -> _BoundedProtocol:
-            return _BoundedProtocol(
-                self._limits.head_s,
-                lost,
-                config=config,
-                server_state=self._state,
-                app_state={},
-                _loop=self._loop,
-            )
-
-        accept = partial(self._accept, listening, protocol, connections, tls)
-        self._loop.add_reader(listening, accept)
-        self._listeners.append(listening)
-
-    def _accept(
-        self,
-        listening: socket.socket,
-        protocol: Callable[[Callable[[], None]], _BoundedProtocol],
-        connections: _Connections,
-        tls: ssl.SSLContext | None,
-    ) -> None:
+    def _accept(self, listener: _Listener) -> None:
         """Take some of those that wait; the loop calls again for the others."""
         for _ in range(_ACCEPTED):
             try:
-                accepted, address = listening.accept()
+                accepted, address = listener.listening.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
                 continue
             except OSError as error:  # no file descriptor is left
                 logger.warning("the API cannot accept: %s", error)
-                again = partial(self._accept, listening, protocol, connections, tls)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(_AGAIN_S, self._accept_again, listening, again)
+                self._loop.remove_reader(listener.listening)
+                self._loop.call_later(_AGAIN_S, self._accept_again, listener)
                 return
             source = ""
             if isinstance(address, tuple):
@@ -249,49 +245,54 @@ class ApiServer:
                 # The body follows its head in a write of its own: held back until the head is acknowledged,
                 # it would come 40 ms later. asyncio turns that off only where a socket has a protocol number.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not connections.take(source):
+            if not listener.take(source):
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            opening = self._loop.create_task(self._open(accepted, source, protocol, connections, tls))
+            opening = self._loop.create_task(self._open(listener, accepted, source))
             self._opening.add(opening)
-            opening.add_done_callback(partial(self._opened, accepted, connections, source))
+            opening.add_done_callback(partial(self._opened, listener, accepted, source))
 
     def _opened(
-        self, accepted: socket.socket, connections: _Connections, source: str, opening: "asyncio.Task[None]"
+        self, listener: _Listener, accepted: socket.socket, source: str, opening: "asyncio.Task[None]"
     ) -> None:
         self._opening.discard(opening)
         if opening.cancelled():  # before it began
             accepted.close()
-            connections.give_back(source)
+            listener.give_back(source)
 
-    def _accept_again(self, listening: socket.socket, accept: Callable[[], None]) -> None:
-        if listening in self._listeners:
-            self._loop.add_reader(listening, accept)
+    def _accept_again(self, listener: _Listener) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener.listening, self._accept, listener)
 
-    async def _open(
-        self,
-        accepted: socket.socket,
-        source: str,
-        protocol: Callable[[Callable[[], None]], _BoundedProtocol],
-        connections: _Connections,
-        tls: ssl.SSLContext | None,
-    ) -> None:
+    async def _open(self, listener: _Listener, accepted: socket.socket, source: str) -> None:
         """Have a connection served; it counts until it is lost, or its handshake failed."""
-        left = partial(connections.give_back, source)
-        made = protocol(left)
-        handshake_s = self._limits.handshake_s if tls is not None else None
+        left = partial(listener.give_back, source)
+        made = listener.protocol(left)
         try:
             await self._loop.connect_accepted_socket(
-                lambda: made, accepted, ssl=tls, ssl_handshake_timeout=handshake_s
+                lambda: made,
+                accepted,
+                ssl=self._tls_now() if listener.tls else None,
+                ssl_handshake_timeout=self._limits.handshake_s if listener.tls else None,
             )
         except (OSError, asyncio.CancelledError):  # ssl.SSLError is one, and what a stranger says is no news
             if not made.opened:
                 left()
 
+    def _tls_now(self) -> ssl.SSLContext | None:
+        """With the certificate that is in its files now: it may have been renewed."""
+        if self._certificate is not None and (version := _version(self._certificate)) != self._tls_version:
+            self._tls_version = version
+            try:
+                self._tls = _tls(*self._certificate)
+            except StateError as error:  # one of two files is written before the other
+                logger.warning("the API goes on with the certificate that it has: %s", error)
+        return self._tls
+
     async def _close(self) -> None:
         while self._listeners:
-            self._loop.remove_reader(self._listeners.pop())
+            self._loop.remove_reader(self._listeners.pop().listening)
         for opening in self._opening:
             opening.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -320,11 +321,21 @@ class ApiServer:
             await asyncio.wait(gone.values(), timeout=1.0)
 
 
+def _version(files: tuple[Path, Path]) -> tuple[int, ...]:
+    """It differs once one of the files is another."""
+    try:
+        return tuple(part for file in map(os.stat, files) for part in (file.st_ino, file.st_mtime_ns))
+    except OSError:
+        return ()
+
+
 def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(
+            certificate, key, password=""
+        )  # one that asks for a password would stand still
     except (OSError, ssl.SSLError) as error:
         raise StateError(
             f"the certificate {certificate} or its key {key} cannot be used: {error}",

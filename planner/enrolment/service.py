@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import hashlib
+import ipaddress
 import logging
 import socket
 import ssl
@@ -38,15 +39,17 @@ _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
 
-def certificate_digest(path: Path) -> bytes:
+def certificate_digest(path: Path, host: str = "") -> bytes:
     """SHA-256 of the certificate (DER) in `path`; certificate and key are made first if there is no file.
+
+    A new one names `host`, for clients that know a server by its name; ours know it by the digest.
 
     Raises:
         StorageError: the file cannot be written or read, or others could have read it.
         StateError: it holds no certificate.
     """
     if not path.exists():
-        write_private(path, _new_certificate())
+        write_private(path, _new_certificate(host))
     text = read_private(path, limit_chars=_LIMIT_CHARS, remedy="remove it: the planner makes a new one")
     begin, end = text.find(_BEGIN), text.find(_END)
     try:
@@ -58,7 +61,7 @@ def certificate_digest(path: Path) -> bytes:
     return hashlib.sha256(der).digest()
 
 
-def _new_certificate() -> str:
+def _new_certificate(host: str) -> str:
     """A key (ECDSA, P-256) and its self-signed certificate in PEM."""
     # 10 MiB that only the first start needs.
     from cryptography import x509
@@ -66,8 +69,8 @@ def _new_certificate() -> str:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom enrolment")])
-    certificate = (
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom planner")])
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -75,8 +78,14 @@ def _new_certificate() -> str:
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.datetime(2000, 1, 1))
         .not_valid_after(datetime.datetime(9999, 12, 31))
-        .sign(key, hashes.SHA256())
     )
+    if host:
+        try:
+            alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+        except ValueError:
+            alternative = x509.DNSName(host)
+        builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+    certificate = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -10,12 +10,12 @@ from socket import create_server, socket
 from typing import Any, Final
 
 from stageloom.planner.api.application import Api, RequestLimits
-from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.client import PlannerClient, socket_path
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.handlers.service import hold_tokens
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.api.routes import ACCESS_CREATE, ROUTES
-from stageloom.planner.api.server import SOCKET_FILE, ApiServer, ServerLimits
+from stageloom.planner.api.server import ApiServer, ServerLimits
 from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.base import Done, Request
@@ -63,7 +63,7 @@ class ApiRig:
         requests: RequestLimits | None = None,
     ) -> None:
         self.folder = folder
-        self.path = folder / SOCKET_FILE
+        self.path = socket_path(folder)
         self.store = Store(folder)
         certificate = folder / "api.pem"
         pinned = certificate_digest(certificate) if tls else b""

@@ -1,7 +1,10 @@
 """Every command that asks a planner works on one elsewhere: over TLS, with a token, without data here."""
 
 import contextlib
+import hashlib
 import io
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +15,15 @@ from typer.main import get_command
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.server import ApiServer
 from stageloom.planner.cli.app import app, execute
 from stageloom.planner.config import PlannerConfig
+from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.service import Planner
+from stageloom.shared.errors import StateError
 from tests.e2e.networks import write_chain
+from tests.planner.api.rig import unverified
 from tests.planner.world import World
 from tests.store.helpers import NANO
 
@@ -115,3 +122,74 @@ def test_every_command_works_on_a_planner_elsewhere(tmp_path: Path, monkeypatch:
     wrong = {line: ends[line] for line, code in COMMANDS if ends[line][0] != code}
     assert wrong == {}
     assert not here.exists()
+
+
+def test_a_client_that_goes_by_names_accepts_the_planners_own_certificate(tmp_path: Path) -> None:
+    config = PlannerConfig(
+        data_dir=tmp_path, listen="127.0.0.1:0", api="127.0.0.1:0", advertise="localhost", search="local"
+    )
+    with closing(Planner(config)) as planner:
+        assert planner.api_url.startswith("https://localhost:")
+        _, _, certificate = (tmp_path / "api.pem").read_text().partition("-----END PRIVATE KEY-----")
+        context = ssl.create_default_context(cadata=certificate)
+        address = ("localhost", int(planner.api_url.rpartition(":")[2]))
+        with context.wrap_socket(
+            socket.create_connection(address), server_hostname="localhost"
+        ) as connection:
+            assert connection.version() is not None
+
+
+def test_a_given_certificate_is_shown_and_the_next_connection_sees_its_renewal(tmp_path: Path) -> None:
+    """1. It is that of the settings, which tokens do not pin. 2. A renewal that is half written changes
+    nothing. 3. Once it is whole it is shown, without a restart."""
+    certificate, key, renewed = tmp_path / "given.pem", tmp_path / "given.key", tmp_path / "renewed.pem"
+    first = given(certificate, key)
+    config = PlannerConfig(
+        data_dir=tmp_path / "home",
+        listen="127.0.0.1:0",
+        api="127.0.0.1:0",
+        api_certificate=str(certificate),
+        api_key=str(key),
+        search="local",
+    )
+
+    def shown() -> bytes:
+        with unverified().wrap_socket(socket.create_connection(address)) as connection:
+            return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").digest()
+
+    with closing(Planner(config)) as planner, PlannerClient(data_dir=config.data_dir) as local:
+        address = ("127.0.0.1", int(planner.api_url.rpartition(":")[2]))
+        made = local.call(routes.ACCESS_CREATE, AccessCreateRequest(name="admin", role=Role.ADMIN))
+        assert "." not in made.token and shown() == first
+        second = given(renewed, tmp_path / "renewed.key")
+        renewed.replace(certificate)
+        assert shown() == first
+        (tmp_path / "renewed.key").replace(key)
+        assert shown() == second != first
+        assert not (config.data_dir / "api.pem").exists()
+
+
+def given(certificate: Path, key: Path) -> bytes:
+    """A certificate and its key as others make them; returns its digest."""
+    digest = certificate_digest(certificate, "localhost")
+    begin, end, rest = certificate.read_text().partition("-----END PRIVATE KEY-----\n")
+    key.write_text(begin + end)
+    certificate.unlink()
+    certificate.write_text(rest)
+    return digest
+
+
+def test_a_key_that_asks_for_a_password_is_refused_at_once(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    given(tmp_path / "given.pem", tmp_path / "given.key")
+    key = serialization.load_pem_private_key((tmp_path / "given.key").read_bytes(), None)
+    sealed = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (tmp_path / "given.key").write_bytes(key.private_bytes(*form, sealed))
+    with pytest.raises(StateError, match="cannot be used"):
+        ApiServer(
+            tmp_path / "api.sock",
+            None,  # type: ignore[arg-type]
+            certificate=(tmp_path / "given.pem", tmp_path / "given.key"),
+        )
