@@ -92,6 +92,9 @@ class _BoundedProtocol(H11Protocol):
         self.gone: asyncio.Future[None] = self.loop.create_future()
 
     def connection_made(self, transport: Any) -> None:
+        # uvicorn may close it twice, after which asyncio's TLS transport can neither be asked nor aborted.
+        close = transport.close
+        transport.close = lambda: None if transport.is_closing() else close()
         super().connection_made(transport)
         self.opened = True
         self._await_head()

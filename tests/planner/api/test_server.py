@@ -333,3 +333,18 @@ def test_a_stop_waits_for_no_idle_client_and_no_endless_stream(tmp_path: Path) -
         assert next(held) == ("first", {})
         rig.stop()
         assert list(held) == []
+
+
+def test_a_connection_that_is_closed_twice_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
+    """As uvicorn does where a client hangs up amid an answer; the client has not said its goodbye."""
+    with (
+        served(tmp_path, tls=True) as rig,
+        closing(unverified().wrap_socket(socket.create_connection(rig.address, 20.0))) as held,
+    ):
+        held.sendall(GET)
+        assert held.recv(1 << 16).startswith(b"HTTP/1.1 401 ")
+        (connection,) = rig.server._state.connections
+        for _ in range(2):
+            rig.server._loop.call_soon_threadsafe(connection.transport.close)
+        rig.stop()
+    assert not rig.path.exists()
