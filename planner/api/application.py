@@ -80,7 +80,7 @@ class Api:
         self._handlers = {route: handler_of(route) for route in routes}
         self._limits = limits or RequestLimits()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        self._remembered = Remembered(context.store)
+        self._remembered = Remembered(context.store, context.jobs)
         self._streams: Counter[str] = Counter()
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -211,7 +211,7 @@ class Api:
     ) -> Response:
         if route.form is AnswerForm.EVENTS:
             return await self._events(route, asked, call)
-        if key is None or not route.changes:
+        if key is None or not route.creates:
             return await self._run(route, asked, call)
         if not 1 <= len(key) <= _KEY_MAX or not key.isascii() or not key.isprintable():
             raise InputError(
@@ -219,10 +219,15 @@ class Api:
             )
         use = KeyUse(call.principal.name, key, request_digest(route, asked))
         with self._remembered.in_use(use):
-            kept = await self._in_pool(self._remembered.earlier, use)
+            kept = await asyncio.wrap_future(self._remembered.take(use))
             if kept is not None:
-                return Response(kept.body, kept.status, media_type="application/json")
-            response = await self._run(route, asked, call)
+                body = self._remembered.again(route, use, kept)
+                return Response(body, kept.status, media_type="application/json")
+            try:
+                response = await self._run(route, asked, call)
+            except Exception:
+                await asyncio.wrap_future(self._remembered.give_back(use))
+                raise
             body = b"" if route.secret else bytes(response.body)
             await asyncio.wrap_future(self._remembered.keep(use, response.status_code, body))
             return response

@@ -1,25 +1,26 @@
 """Idempotency keys: a request that is sent again with the same key is carried out once.
 
-The answer is kept in the store for a day, so that a client that lost its connection, or whose planner was
-restarted, gets it by asking again. A request that failed is not kept, and neither is an answer that holds a
-secret: its repeat is refused.
+The store has the key before the request is carried out, and its answer after that, for a day: a client that
+lost its connection, or whose planner was restarted, gets it by asking again. A request that failed gives its
+key back. Where nobody can tell the answer any more the repeat is refused with the reason: the planner ended
+amid the request, or the job that it began ended with the planner, or the answer held a secret.
 """
 
 import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
 
-from stageloom.planner.api.route import Route
-from stageloom.planner.store.access import KeptAnswer, keep_answer, kept_answer
+from stageloom.planner.api.jobs import Jobs
+from stageloom.planner.api.route import AnswerForm, Route
+from stageloom.planner.schema.job import JobInfo
+from stageloom.planner.store.access import KeptAnswer, give_key_back, keep_answer, take_key
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import InputError, RefusedError
+from stageloom.shared.errors import InputError, NotFoundError, RefusedError
 from stageloom.shared.ids import Digest
 
 logger = logging.getLogger(__name__)
@@ -39,63 +40,81 @@ def request_digest(route: Route[Any, Any], request: Any) -> Digest:
 
 
 class Remembered:
-    """The keys in use, and those whose answers the store has. Thread-safe."""
+    """The keys in use, and those that the store has. Futures are done whether or not the store did it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._jobs = jobs
         self._in_use: set[tuple[str, str]] = set()
 
     @contextmanager
     def in_use(self, use: KeyUse) -> Iterator[None]:
-        """While a request with this key is carried out, no other one is.
+        """While a request with this key is carried out, no other one is; for one thread.
 
         Raises:
             RefusedError: one is.
         """
-        with self._lock:
-            if use[:2] in self._in_use:
-                raise RefusedError("the request with this key is being carried out", remedy="ask again")
-            self._in_use.add(use[:2])
+        if use[:2] in self._in_use:
+            raise RefusedError("the request with this key is being carried out", remedy="ask again")
+        self._in_use.add(use[:2])
         try:
             yield
         finally:
-            with self._lock:
-                self._in_use.discard(use[:2])
+            self._in_use.discard(use[:2])
 
-    def earlier(self, use: KeyUse) -> KeptAnswer | None:
-        """The answer that the request got under this key; None if it is new.
+    def take(self, use: KeyUse) -> "Future[KeptAnswer | None]":
+        """What the store has under this key; None if it is new, and taken by this request from now on.
+
+        Raises (from the future):
+            StorageError: the database cannot be written.
+        """
+        return self._store.submit(take_key, *use)
+
+    def again(self, route: Route[Any, Any], use: KeyUse, kept: KeptAnswer) -> bytes:
+        """The answer that the request got under this key.
 
         Raises:
             InputError: the key was used for another request, or for an answer that is told once.
-            StorageError: the database cannot be read.
+            RefusedError: nobody knows how the request ended.
         """
-        kept = self._store.read(kept_answer, use.who, use.key)
-        if kept is None:
-            return None
         if kept.request_digest != use.request_digest:
             raise InputError("the idempotency key was used for another request", remedy="make a new one")
+        if not kept.status:
+            raise RefusedError(
+                "the planner ended while it carried this request out, and may have done so",
+                remedy="look whether it took effect; if not, ask with a new key",
+            )
         if not kept.body:
             raise InputError(
                 "the request was carried out, and its secret is told once",
                 remedy="make another, with a new key",
             )
-        return kept
+        if route.form is AnswerForm.JOB:
+            job = msgspec.json.decode(kept.body, type=JobInfo).job
+            try:
+                self._jobs.get(job)
+            except NotFoundError as error:
+                raise RefusedError(
+                    f"the request began the job {job}, which the planner no longer knows",
+                    remedy="look whether it took effect; if not, ask with a new key",
+                ) from error
+        return kept.body
 
     def keep(self, use: KeyUse, status: int, body: bytes) -> "Future[None]":
-        """Keep an answer, unless it says that nothing was done.
+        """Keep an answer."""
+        return self._told(self._store.submit(keep_answer, use.who, use.key, status, body))
 
-        The future is done once it is kept, or cannot be: what was asked has been done all the same.
-        """
+    def give_back(self, use: KeyUse) -> "Future[None]":
+        """Nothing was done: the request may come again."""
+        return self._told(self._store.submit(give_key_back, use.who, use.key))
+
+    def _told(self, change: "Future[None]") -> "Future[None]":
         done: Future[None] = Future()
-        if status >= HTTPStatus.BAD_REQUEST:
-            done.set_result(None)
-            return done
 
-        def tell(kept: "Future[None]") -> None:
-            if error := kept.exception():
-                logger.warning("an answer cannot be kept for its repeat: %s", error)
+        def tell(changed: "Future[None]") -> None:
+            if error := changed.exception():
+                logger.warning("what became of an idempotency key cannot be kept: %s", error)
             done.set_result(None)
 
-        self._store.submit(keep_answer, *use, status, body).add_done_callback(tell)
+        change.add_done_callback(tell)
         return done

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.access import AccessInfo, AuditEntry, Role
@@ -98,27 +98,31 @@ def audit_entries(session: Session, *, before: int = 0, limit: int = 64) -> tupl
 
 
 class KeptAnswer(NamedTuple):
-    """The answer to a request with an idempotency key; `body` is empty where it held a secret."""
+    """The answer to a request with an idempotency key; `body` is empty where it held a secret, `status` is 0
+    while there is none."""
 
     request_digest: str
     status: int
     body: bytes
 
 
-def kept_answer(session: Session, who: str, key: str) -> KeptAnswer | None:
-    """The answer that this client got under this key within the last day."""
-    row = session.get(AnswerRow, (who, key))
-    if row is None or row.at_us < now_us(session) - ANSWERS_KEEP_US:
-        return None
-    return KeptAnswer(row.request_digest, row.status, row.body)
-
-
-def keep_answer(
-    session: Session, who: str, key: str, request_digest: Digest, status: int, body: bytes
-) -> None:
-    """Keep an answer, and forget those that are older than a day."""
+def take_key(session: Session, who: str, key: str, request_digest: Digest) -> KeptAnswer | None:
+    """What this client's key stands for since less than a day; None if it is new: now it is taken."""
     at_us = now_us(session)
     session.execute(delete(AnswerRow).where(AnswerRow.at_us < at_us - ANSWERS_KEEP_US))
-    session.merge(
-        AnswerRow(who=who, key=key, at_us=at_us, request_digest=request_digest, status=status, body=body)
-    )
+    row = session.get(AnswerRow, (who, key))
+    if row is not None:
+        return KeptAnswer(row.request_digest, row.status, row.body)
+    session.add(AnswerRow(who=who, key=key, at_us=at_us, request_digest=request_digest, status=0, body=b""))
+    return None
+
+
+def keep_answer(session: Session, who: str, key: str, status: int, body: bytes) -> None:
+    """Keep the answer to the request that took a key."""
+    taken = AnswerRow.who == who, AnswerRow.key == key
+    session.execute(update(AnswerRow).where(*taken).values(status=status, body=body))
+
+
+def give_key_back(session: Session, who: str, key: str) -> None:
+    """The request that took a key did nothing."""
+    session.execute(delete(AnswerRow).where(AnswerRow.who == who, AnswerRow.key == key))

@@ -43,9 +43,10 @@ READ: Final = _route("read", "GET")
 WRITE: Final = _route("write", "POST", creates=True)
 SECRET: Final = _route("secret", "POST", creates=True, secret=True)
 WORK: Final = _route("work", "POST", form=AnswerForm.JOB)
+STORED: Final = _route("stored", "POST", form=AnswerForm.JOB, creates=True)
 UPLOAD: Final = _route("upload", "PUT", form=AnswerForm.UPLOAD)
 FOLLOW: Final = _route("follow", "GET", form=AnswerForm.EVENTS)
-TRIED: Final = (READ, WRITE, SECRET, WORK, UPLOAD, FOLLOW)
+TRIED: Final = (READ, WRITE, SECRET, WORK, STORED, UPLOAD, FOLLOW)
 
 Handler = Callable[[TryRequest], Any]
 

@@ -11,6 +11,7 @@ import pytest
 from stageloom.planner.api import routes
 from stageloom.planner.api.access import Principal
 from stageloom.planner.api.application import KEY_HEADER, RequestLimits
+from stageloom.planner.api.idempotency import KeyUse, request_digest
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.problem import MEDIA_TYPE, ApiRefused
 from stageloom.planner.api.route import unbind
@@ -19,7 +20,7 @@ from stageloom.planner.schema.base import Done
 from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, JobShowRequest, JobState
 from stageloom.planner.schema.service import BackupRequest
 from stageloom.planner.store import access as access_log
-from stageloom.planner.store.access import audit_entries, note_request
+from stageloom.planner.store.access import audit_entries, note_request, take_key
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import (
     DecodeError,
@@ -35,6 +36,7 @@ from tests.planner.api.http import Answer, asked, events
 from tests.planner.api.rig import (
     READ,
     SECRET,
+    STORED,
     UPLOAD,
     WORK,
     WRITE,
@@ -251,6 +253,32 @@ def test_an_answer_is_kept_over_a_restart(tmp_path: Path) -> None:
     with served(tmp_path, {WRITE: lambda request: {"life": 2}}) as rig:
         assert write(rig, "k").document == {"life": 1}
         assert write(rig, "new").document == {"life": 2}
+
+
+def test_a_request_during_which_the_planner_ended_is_not_carried_out_again(tmp_path: Path) -> None:
+    with served(tmp_path) as rig:
+        use = KeyUse("local", "k", request_digest(WRITE, ONE))
+        assert rig.store.write(take_key, *use) is None  # and here the planner dies
+    with served(tmp_path) as rig:
+        refused(write(rig, "k"), 409, "and may have done so")
+        assert rig.calls == [] and write(rig, "new").status == 201
+
+
+def test_a_job_that_ended_with_the_planner_is_not_answered_as_if_it_ran(tmp_path: Path) -> None:
+    path = unbind(STORED, ONE)[0]
+    with served(tmp_path, {STORED: lambda request: lambda job: Done()}) as rig:
+        first = write(rig, "k", path=path)
+        assert first.status == 202 and write(rig, "k", path=path).document == first.document
+    with served(tmp_path) as rig:
+        refused(write(rig, "k", path=path), 409, "which the planner no longer knows")
+
+
+def test_a_key_on_what_may_be_repeated_anyway_is_not_kept(tmp_path: Path) -> None:
+    """An upload above all: two files may come with equal requests."""
+    with served(tmp_path) as rig:
+        for body in (b"one", b"other"):
+            asked(rig.path, "PUT", unbind(UPLOAD, ONE)[0], body, {KEY_HEADER: "k"})
+        assert len(rig.calls) == 2
 
 
 # -- who asks, and the audit log --------------------------------------------------------------------------
