@@ -275,8 +275,12 @@ class PlannerClient:
         connection = self._connection
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
-        connection.request(method, path, body, headers)
-        return connection.getresponse()
+        try:
+            connection.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+            if isinstance(body, bytes):
+                raise
+        return connection.getresponse()  # that to a file which was refused before it was sent, too
 
     def _events(self, route: Route[Q, Any], request: Q) -> Iterator[tuple[str, bytes]]:
         with self._answered(route, request, None, TIMEOUT_S) as answer:

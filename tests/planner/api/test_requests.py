@@ -15,6 +15,7 @@ from stageloom.planner.api.idempotency import KeyUse, request_digest
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.problem import MEDIA_TYPE, ApiRefused
 from stageloom.planner.api.route import unbind
+from stageloom.planner.api.server import ServerLimits
 from stageloom.planner.schema.access import AccessRevokeRequest, AuditListRequest, Role
 from stageloom.planner.schema.base import Done
 from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, JobShowRequest, JobState
@@ -164,6 +165,20 @@ def test_an_upload_is_a_file_while_it_is_handled(tmp_path: Path) -> None:
         )
     assert bodies == [(3, file.read_bytes())]
     assert list(tmp_path.glob(".upload-*")) == []
+
+
+def test_an_upload_that_is_refused_before_it_was_sent_says_why(tmp_path: Path) -> None:
+    """The server does not take the rest for long, and hangs up; what it said first is read all the same."""
+    file = tmp_path / "file"
+    with file.open("wb") as body:
+        body.truncate(64 << 20)
+    with served(tmp_path, tls=True, connections=ServerLimits(head_s=0.02)) as rig:
+        _, dot, pinned = rig.token("ci").partition(".")
+        with (
+            rig.client(f"stl_{'x' * 43}{dot}{pinned}") as stranger,
+            pytest.raises(ApiRefused, match="no valid access token"),
+        ):
+            stranger.upload(UPLOAD, ONE, file)
 
 
 def test_a_list_in_a_query_is_repeated(tmp_path: Path) -> None:
