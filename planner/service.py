@@ -57,19 +57,12 @@ from stageloom.shared.token import Endpoints, JoinToken
 
 logger = logging.getLogger(__name__)
 
-
 KEY_FILE: Final = "planner.keys"
-
 _SWITCH_S: Final = 0.0005  # the thread that serves devices gives way at every send, and wants back
-
 _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
-
 _ENROL_BACKLOG: Final = 128
-
 _API_BACKLOG: Final = 128
-
 API_CERTIFICATE_FILE: Final = "api.pem"
-
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
 

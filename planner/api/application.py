@@ -7,6 +7,7 @@ client does not read is given up after a minute.
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -80,6 +81,10 @@ class Api:
         self._handlers = {route: handler_of(route) for route in routes}
         self._limits = limits or RequestLimits()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
+        for name in (".upload-????????", ".backup-????????", ".backup-????????.tar"):
+            for left in context.config.data_dir.glob(name):  # by a planner that was killed
+                shutil.rmtree(left, ignore_errors=True)
+                left.unlink(missing_ok=True)
         self._remembered = Remembered(context.store, context.jobs)
         self._streams: Counter[str] = Counter()
         self._ending = asyncio.Event()
@@ -105,10 +110,8 @@ class Api:
             HttpRoute(path, partial(self._serve, methods, remote), methods=list(methods))
             for path, methods in by_path.items()
         ]
-        for served in table:  # a HEAD would have a file made that nobody gets, or begin what never ends
-            got = by_path[served.path].get("GET")
-            if got is not None and got.form in (AnswerForm.EVENTS, AnswerForm.DOWNLOAD):
-                served.methods = {*by_path[served.path]}
+        for served in table:  # no HEAD: a file would be made for nobody, and a stream never ends
+            served.methods = {*by_path[served.path]}
         table.append(HttpRoute("/schema", partial(self._serve_schema, remote), methods=["GET"]))
         handlers: dict[Any, Any] = {HTTPException: partial(self._serve_nothing, remote), Exception: _internal}
         application = Starlette(routes=table, exception_handlers=handlers)
@@ -120,7 +123,13 @@ class Api:
 
     async def _serve_nothing(self, remote: bool, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return self._turned_away(remote, request) or _http_problem(request, error)
+        status, path = HTTPStatus(error.status_code), request.url.path[:200]
+        detail = {
+            HTTPStatus.NOT_FOUND: f"there is nothing at {path}",
+            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible at {path}",
+        }.get(status, error.detail)
+        refused = problem(status, detail, "see /schema", ExitCode.USAGE)
+        return self._turned_away(remote, request) or _problem_response(refused, error.headers)
 
     def _turned_away(self, remote: bool, request: Request) -> Response | None:
         """The answer to who has no token, or asks too much, whatever they ask."""
@@ -134,7 +143,7 @@ class Api:
     async def _serve(
         self, methods: Mapping[str, Route[Any, Any]], remote: bool, request: Request
     ) -> Response:
-        route = methods["GET" if request.method == "HEAD" else request.method]
+        route = methods[request.method]
         principal = Principal(LOCAL, Role.ADMIN, LOCAL)
         told_to_wait = False
         try:
@@ -219,17 +228,17 @@ class Api:
             )
         use = KeyUse(call.principal.name, key, request_digest(route, asked))
         with self._remembered.in_use(use):
-            kept = await asyncio.wrap_future(self._remembered.take(use))
+            kept = await self._remembered.take(use)
             if kept is not None:
                 body = self._remembered.again(route, use, kept)
                 return Response(body, kept.status, media_type="application/json")
             try:
                 response = await self._run(route, asked, call)
             except Exception:
-                await asyncio.wrap_future(self._remembered.give_back(use))
+                await self._remembered.give_back(use)
                 raise
             body = b"" if route.secret else bytes(response.body)
-            await asyncio.wrap_future(self._remembered.keep(use, response.status_code, body))
+            await self._remembered.keep(use, response.status_code, body)
             return response
 
     async def _in_pool(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -275,10 +284,11 @@ class Api:
                     yield event(*item)
                     silent_s = 0.0
                 else:
-                    for pause_s in _pauses(item):
+                    while item > 0.0 and not self._ending.is_set():
+                        pause_s = min(item, _STILL_S)
                         await self._wait(pause_s)
-                        silent_s += pause_s
-                        if silent_s >= _STILL_S and not self._ending.is_set():
+                        item, silent_s = item - pause_s, silent_s + pause_s
+                        if silent_s >= _STILL_S:
                             yield b": still there\n\n"
                             silent_s = 0.0
                 item = await self._in_pool(next, items, _END)
@@ -293,13 +303,6 @@ class Api:
 
 _END: Final = object()
 _GONE: Final = (ClientDisconnect, TimeoutError)
-
-
-def _pauses(seconds: float) -> Iterator[float]:
-    """A wait in parts after which a stream may show that it is alive."""
-    while seconds > 0.0:
-        yield min(seconds, _STILL_S)
-        seconds -= _STILL_S
 
 
 def event(name: str, value: Any) -> bytes:
@@ -360,15 +363,6 @@ def _too_many(what: str) -> Refusal:
 
 def _source(request: Request) -> str:
     return request.client.host if request.client is not None else "?"
-
-
-def _http_problem(request: Request, error: HTTPException) -> Response:
-    status = HTTPStatus(error.status_code)
-    detail = {
-        HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:200]}",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible at {request.url.path[:200]}",
-    }.get(status, error.detail)
-    return _problem_response(problem(status, detail, "see /schema", ExitCode.USAGE), error.headers)
 
 
 async def _internal(request: Request, error: Exception) -> Response:

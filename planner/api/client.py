@@ -34,7 +34,7 @@ SOCKET_FILE: Final = "api.sock"
 TIMEOUT_S: Final = 60.0
 DEFAULT_PORT: Final = 7424
 _PATH_MAX: Final = 100  # of a local socket's name; the kernel's limit is 107
-_CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 20
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -225,7 +225,7 @@ class PlannerClient:
     def download(self, route: Route[Q, bytes], request: Q, file: Path) -> int:
         """Write the answer to a new file of mode 0600; returns its size. Raises as `call` and `new_file`."""
         with new_file(file) as write, self._answered(route, request, None, 600.0) as answer:
-            return sum(write(chunk) for chunk in iter(lambda: answer.read(_CHUNK), b""))
+            return sum(write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
 
     # -- HTTP -----------------------------------------------------------------------------------------------
 

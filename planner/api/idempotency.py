@@ -6,9 +6,9 @@ key back. Where nobody can tell the answer any more the repeat is refused with t
 amid the request, or the job that it began ended with the planner, or the answer held a secret.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from stageloom.planner.schema.job import JobInfo
 from stageloom.planner.store.access import KeptAnswer, give_key_back, keep_answer, take_key
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import InputError, NotFoundError, RefusedError
+from stageloom.shared.errors import InputError, NotFoundError, RefusedError, StageloomError
 from stageloom.shared.ids import Digest
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def request_digest(route: Route[Any, Any], request: Any) -> Digest:
 
 
 class Remembered:
-    """The keys in use, and those that the store has. Futures are done whether or not the store did it."""
+    """The keys in use, and those that the store has; for one event loop."""
 
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class Remembered:
 
     @contextmanager
     def in_use(self, use: KeyUse) -> Iterator[None]:
-        """While a request with this key is carried out, no other one is; for one thread.
+        """While a request with this key is carried out, no other one is.
 
         Raises:
             RefusedError: one is.
@@ -62,13 +62,13 @@ class Remembered:
         finally:
             self._in_use.discard(use[:2])
 
-    def take(self, use: KeyUse) -> "Future[KeptAnswer | None]":
+    async def take(self, use: KeyUse) -> KeptAnswer | None:
         """What the store has under this key; None if it is new, and taken by this request from now on.
 
-        Raises (from the future):
+        Raises:
             StorageError: the database cannot be written.
         """
-        return self._store.submit(take_key, *use)
+        return await asyncio.wrap_future(self._store.submit(take_key, *use))
 
     def again(self, route: Route[Any, Any], use: KeyUse, kept: KeptAnswer) -> bytes:
         """The answer that the request got under this key.
@@ -100,21 +100,16 @@ class Remembered:
                 ) from error
         return kept.body
 
-    def keep(self, use: KeyUse, status: int, body: bytes) -> "Future[None]":
-        """Keep an answer."""
-        return self._told(self._store.submit(keep_answer, use.who, use.key, status, body))
+    async def keep(self, use: KeyUse, status: int, body: bytes) -> None:
+        """Keep an answer; an empty one is told once."""
+        await self._note(keep_answer, use.who, use.key, status, body)
 
-    def give_back(self, use: KeyUse) -> "Future[None]":
+    async def give_back(self, use: KeyUse) -> None:
         """Nothing was done: the request may come again."""
-        return self._told(self._store.submit(give_key_back, use.who, use.key))
+        await self._note(give_key_back, use.who, use.key)
 
-    def _told(self, change: "Future[None]") -> "Future[None]":
-        done: Future[None] = Future()
-
-        def tell(changed: "Future[None]") -> None:
-            if error := changed.exception():
-                logger.warning("what became of an idempotency key cannot be kept: %s", error)
-            done.set_result(None)
-
-        change.add_done_callback(tell)
-        return done
+    async def _note(self, change: Callable[..., None], *arguments: Any) -> None:
+        try:
+            await asyncio.wrap_future(self._store.submit(change, *arguments))
+        except StageloomError as error:  # the request ended as it did all the same
+            logger.warning("what became of an idempotency key cannot be kept: %s", error)

@@ -35,7 +35,7 @@ class Job:
     def __init__(self, info: JobInfo, clock: Clock) -> None:
         self._clock = clock
         self._began_s = clock.monotonic_s()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._info = info
         self._version = 0
         self._cancel: Callable[[], object] | None = None
@@ -78,7 +78,7 @@ class Job:
 
     def when_cancelled(self, cancel: Callable[[], object]) -> None:
         """Call `cancel` once it should end; at once, if it should already."""
-        with self._changed:
+        with self._lock:
             self._cancel = cancel
             late = self._cancelled
         if late:
@@ -86,26 +86,20 @@ class Job:
 
     def cancel(self) -> None:
         """Have it end soon."""
-        with self._changed:
+        with self._lock:
             self._cancelled = True
             cancel = self._cancel
         if cancel is not None:
             cancel()
-
-    def wait(self, version: int, timeout_s: float) -> bool:
-        """Whether it changed after `version`, within the time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._version > version, timeout_s)
 
     def end(self, state: JobState, **said: Any) -> None:
         """It has ended so."""
         self._set(msgspec.structs.replace(self._info, state=state, ended_at_us=self._clock.wall_us(), **said))
 
     def _set(self, info: JobInfo) -> None:
-        with self._changed:
+        with self._lock:
             self._info = info
             self._version += 1
-            self._changed.notify_all()
 
 
 class Jobs:

@@ -1,33 +1,31 @@
 """The verbs that the store alone can answer, where no planner runs: handlers called in this process."""
 
-import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from stageloom.planner.api.access import Principal
-from stageloom.planner.api.client import new_file, result
+from stageloom.planner.api.access import LOCAL, Principal
+from stageloom.planner.api.client import CHUNK, new_file, result
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
-from stageloom.planner.api.jobs import Job, Jobs
+from stageloom.planner.api.jobs import Jobs
 from stageloom.planner.api.route import AnswerForm, Route
+from stageloom.planner.api.routes import JOB_CANCEL, JOB_EVENTS
 from stageloom.planner.config import PlannerConfig
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.base import Page, Request
-from stageloom.planner.schema.job import JobInfo, JobState
+from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, JobInfo
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.used_database import kept_url
 from stageloom.shared.clock import SystemClock
-from stageloom.shared.errors import UnavailableError
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 T = TypeVar("T")
-
-_CHUNK: Final = 1 << 20
 
 
 class StoreClient:
@@ -44,8 +42,7 @@ class StoreClient:
         config = PlannerConfig(data_dir=data_dir, database_url=kept_url(data_dir))
         self._store = ReadStore.open(data_dir)
         self._api = ApiContext(reader=self._store, clock=clock, jobs=Jobs(clock), config=config)
-        self._call = ApiCall(Principal("local", Role.ADMIN, "local"))
-        self._jobs: dict[str, Job] = {}
+        self._call = ApiCall(Principal(LOCAL, Role.ADMIN, LOCAL))
 
     def close(self) -> None:
         """Close the database."""
@@ -72,34 +69,27 @@ class StoreClient:
 
     def _handled(self, route: Route[Q, R], request: Q) -> R:
         if not route.offline:
-            raise UnavailableError(
-                f"no planner runs on {self._api.config.data_dir}",
-                remedy="start it with `stageloom up`, or name its --data-dir",
-            )
+            self._api.live  # noqa: B018  (there is none, which is the error)
         reply = handler_of(route)(self._api, request, self._call)
         done: R = reply.result() if isinstance(reply, Future) else reply
         return done
 
     def start(self, route: Route[Q, R], request: Q) -> JobInfo:
         """Begin a job. Raises as `call`."""
-        return self._api.jobs.start(route.name, "local", self._handled(route, request))  # type: ignore[arg-type]
+        return self._api.jobs.start(route.name, LOCAL, self._handled(route, request))  # type: ignore[arg-type]
 
     def follow(self, job: str) -> Iterator[JobInfo]:
         """The job at each change, and at last as it ended."""
-        followed = self._api.jobs.get(job)
-        version = -1
-        while True:
-            followed.wait(version, threading.TIMEOUT_MAX)
-            version, info = followed.version, followed.info
-            yield info
-            if info.state is not JobState.RUNNING:
-                return
+        for item in HANDLERS[JOB_EVENTS](self._api, JobEventsRequest(job=job), self._call):
+            if isinstance(item, float):
+                time.sleep(item)
+            else:
+                yield item[1]
 
     def cancel(self, job: str) -> JobInfo:
         """Have a job end."""
-        followed = self._api.jobs.get(job)
-        followed.cancel()
-        return followed.info
+        info: JobInfo = HANDLERS[JOB_CANCEL](self._api, JobCancelRequest(job=job), self._call)
+        return info
 
     def pages(self, route: Route[Q, Page[T]], request: Q) -> Iterator[T]:
         """All items of a list. Raises as `call`."""
@@ -120,6 +110,6 @@ class StoreClient:
             made = Path(str(self._handled(route, request)))  # what a download's handler returns
             try:
                 with made.open("rb") as source:
-                    return sum(write(chunk) for chunk in iter(lambda: source.read(_CHUNK), b""))
+                    return sum(write(chunk) for chunk in iter(lambda: source.read(CHUNK), b""))
             finally:
                 made.unlink()

@@ -141,6 +141,9 @@ class ApiServer:
         Raises:
             StateError: the certificate or its key cannot be used.
         """
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.ERROR
+        )  # below that, whoever connects fills the log
         self._path = path
         self._local, self._remote = local, remote
         self._listening = listening

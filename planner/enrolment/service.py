@@ -33,9 +33,7 @@ from stageloom.shared.private_file import read_private, write_private
 CERTIFICATE_FILE: Final = "enrolment.pem"
 
 _LIMIT_CHARS: Final = 8192
-
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
-
 _END: Final = "-----END CERTIFICATE-----"
 
 
@@ -93,9 +91,7 @@ def _new_certificate(host: str) -> str:
 
 
 PER_PEER_S: Final = 5.0
-
 BURST_PER_PEER: Final = 10
-
 PER_S: Final = 50.0
 """Of all peers together: each attempt takes the database's writer for a moment."""
 
@@ -154,11 +150,8 @@ def _refusal(correlation: int, code: RefusalCode, reason: str) -> bytes:
 
 log = logging.getLogger(__name__)
 
-
 _FIRST_AGAIN_S: Final = 0.2
-
 _STEADY_S: Final = 60.0  # a process that lived so long is started again without delay to speak of
-
 _END_S: Final = 5.0
 
 

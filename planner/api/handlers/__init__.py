@@ -9,18 +9,18 @@ from stageloom.planner.api.route import Route
 _MODULES: Final = {
     "access": ("service",),
     "device": ("devices",),
-    "explanation": ("explanations",),
+    "explanation": ("plans",),
     "job": ("service",),
     "model": ("models",),
     "plan": ("plans",),
     "policy": ("policies",),
-    "prediction": ("predictions", "simulations"),
+    "prediction": ("predictions",),
     "replan": ("devices", "service"),
     "scheduler": ("schedulers",),
     "service": ("service",),
     "telemetry": ("telemetry",),
     "training": ("trainings",),
-    "trial": ("explanations",),
+    "trial": ("plans",),
 }
 """By the module of `stageloom.planner.schema` that holds a request, who may answer it."""
 

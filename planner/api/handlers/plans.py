@@ -1,4 +1,4 @@
-"""Plans: searched, shown, pushed, and their history."""
+"""Plans: searched, shown, pushed, their history, why they are as they are, how those of a trial compare."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -22,7 +22,8 @@ from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.base import Page
 from stageloom.planner.schema.device import DeviceProfileRequest
-from stageloom.planner.schema.explanation import EvaluationVerdict
+from stageloom.planner.schema.explanation import EvaluationVerdict, PlanExplainRequest, PlanExplanation
+from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.plans import add_plan, plan_info, plan_infos
@@ -113,6 +114,24 @@ def plan_history(
         generation_history, request.device, before=position(request.after), limit=request.limit
     )
     return Page(items=tuple(entries), next=str(following) if following else "")
+
+
+@handles(routes.PLAN_EXPLAIN)
+def plan_explain(
+    api: ApiContext, request: PlanExplainRequest, call: ApiCall
+) -> "PlanExplanation | Future[PlanExplanation]":
+    from stageloom.planner.explain.plan import explain  # all of the search, which few requests need
+
+    return api.apart(explain, request.plan, request.device)
+
+
+@handles(routes.TRIAL_COMPARE)
+def trial_compare(
+    api: ApiContext, request: TrialCompareRequest, call: ApiCall
+) -> "TrialComparison | Future[TrialComparison]":
+    from stageloom.planner.replan.compare import trial_comparison
+
+    return api.apart(trial_comparison, request.device, request.generation)
 
 
 def position(after: str) -> int:

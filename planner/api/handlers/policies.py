@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, handles, then
+from stageloom.planner.api.handlers.plans import position
 from stageloom.planner.schema import policy as schema
 from stageloom.planner.schema.base import Page
 from stageloom.planner.store.policies import (
@@ -16,8 +17,6 @@ from stageloom.planner.store.policies import (
     policy_infos,
     store_policy,
 )
-from stageloom.shared.errors import InputError
-from stageloom.shared.messages.base import MOST
 
 if TYPE_CHECKING:
     from stageloom.planner.replan.policy_file import CheckedPolicy
@@ -25,19 +24,12 @@ if TYPE_CHECKING:
 
 @handles(routes.POLICY_LIST)
 def policy_list(api: ApiContext, request: schema.PolicyListRequest, call: ApiCall) -> Page[schema.PolicyInfo]:
-    infos = api.reader.read(policy_infos, after=_position(request.after), limit=request.limit + 1)
+    number, _, digest = request.after.partition(".")
+    after = PolicyPosition(position(number), digest) if request.after else None
+    infos = api.reader.read(policy_infos, after=after, limit=request.limit + 1)
     items = tuple(infos[: request.limit])
     following = f"{items[-1].trained_at_us}.{items[-1].digest}" if len(infos) > request.limit else ""
     return Page(items=items, next=following)
-
-
-def _position(after: str) -> PolicyPosition | None:
-    if not after:
-        return None
-    number, _, digest = after.partition(".")
-    if not (number.isascii() and number.isdecimal() and int(number) <= MOST):
-        raise InputError(f"a list cannot go on after {after[:64]!r}", remedy="use `next` of the page before")
-    return PolicyPosition(int(number), digest)
 
 
 @handles(routes.POLICY_IMPORT)

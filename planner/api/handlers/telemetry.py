@@ -7,6 +7,7 @@ import msgspec
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, handles
+from stageloom.planner.api.handlers.plans import position
 from stageloom.planner.schema.base import Page
 from stageloom.planner.schema.service import TelemetryBooks
 from stageloom.planner.schema.telemetry import DeviceBooksRequest, DeviceTelemetryRequest, TelemetryItem
@@ -15,8 +16,6 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.store.telemetry_history import TelemetryPosition, telemetry_history
 from stageloom.planner.telemetry import Gauge, TelemetryEntry, Width
-from stageloom.shared.errors import InputError
-from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import RowKind
 
 _ALL: Final = tuple(RowKind)
@@ -43,6 +42,7 @@ def telemetry_page(store: ReadStore, request: DeviceTelemetryRequest) -> Page[Te
     Raises:
         InputError: there is no such device, or `after` is no page's `next`.
     """
+    at, _, seen = request.after.partition(".")
     store.read(device_info, request.device)
     entries, following = store.read(
         telemetry_history,
@@ -50,20 +50,11 @@ def telemetry_page(store: ReadStore, request: DeviceTelemetryRequest) -> Page[Te
         request.kind or _ALL,
         by=None if request.by is None else Width[request.by.name],
         since_us=request.since_us,
-        after=_position(request.after),
+        after=TelemetryPosition(position(at), position(seen)) if request.after else None,
         limit=request.limit,
     )
     after = "" if following is None else f"{following.at_us}.{following.seen}"
     return Page(items=tuple(map(_item, entries)), next=after)
-
-
-def _position(after: str) -> TelemetryPosition | None:
-    if not after:
-        return None
-    numbers = [int(part) for part in after.split(".") if part.isascii() and part.isdecimal()]
-    if len(numbers) != 2 or max(numbers) > MOST:
-        raise InputError(f"a list cannot go on after {after[:64]!r}", remedy="use `next` of the page before")
-    return TelemetryPosition(*numbers)
 
 
 def _item(entry: TelemetryEntry) -> TelemetryItem:

@@ -199,6 +199,23 @@ def test_a_client_that_hangs_up_amid_its_body_is_no_error(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_nonsense_is_refused_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served(tmp_path) as rig:
+        for said in (b"nonsense\r\n\r\n", GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\n\r\n")):
+            with closing(connected(rig.path)) as connection:
+                connection.sendall(said)
+                assert connection.recv(1 << 16).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_what_a_killed_planner_was_sending_and_taking_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".upload-abcdefgh").mkdir()
+    (tmp_path / ".upload-abcdefgh" / "body").write_bytes(b"half")
+    (tmp_path / ".backup-ab_d3fgh.tar").write_bytes(b"keys")
+    with served(tmp_path):
+        assert not [*tmp_path.glob(".upload-*"), *tmp_path.glob(".backup-*")]
+
+
 # -- very many --------------------------------------------------------------------------------------------
 
 

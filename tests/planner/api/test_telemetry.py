@@ -67,7 +67,7 @@ def test_the_books_say_what_became_of_all_rows(callers: Callers) -> None:
         (lambda: DeviceTelemetryRequest(device=DeviceId("nobody")), "there is no device 'nobody'"),
         (lambda: DeviceTelemetryRequest(device=DeviceId("nobody"), by=RollUp.MINUTE), "'nobody'"),
         (lambda: DeviceTelemetryRequest(device=SHOP, after="x"), "cannot go on after 'x'"),
-        (lambda: DeviceTelemetryRequest(device=SHOP, after="1.2.3"), "cannot go on after '1.2.3'"),
+        (lambda: DeviceTelemetryRequest(device=SHOP, after="1.2.3"), "cannot go on after '2.3'"),
         (lambda: DeviceTelemetryRequest(device=SHOP, after=f"{2**60}.1"), "cannot go on after"),
     ],
 )
