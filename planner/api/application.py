@@ -57,6 +57,7 @@ class RequestLimits:
     upload_bytes: int = 8 << 30
     body_s: float = 20.0
     send_s: float = 60.0
+    at_once: int = 4  # requests of one token that are worked on; the others of it wait
     streams: int = 64  # of events, open at once, over the local socket
     streams_of_one: int = 16  # of one token: as many as jobs may run
 
@@ -87,6 +88,7 @@ class Api:
                 left.unlink(missing_ok=True)
         self._remembered = Remembered(context.store, context.jobs)
         self._streams: Counter[str] = Counter()
+        self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._limits.at_once))
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._schema = msgspec.json.encode(document(routes))
@@ -245,9 +247,11 @@ class Api:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     async def _run(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
-        reply = await self._in_pool(self._handlers[route], self._context, asked, call)
-        if isinstance(reply, Future):
-            reply = await asyncio.wrap_future(reply)
+        name = call.principal.name
+        async with contextlib.nullcontext() if name == LOCAL else self._turns[name]:
+            reply = await self._in_pool(self._handlers[route], self._context, asked, call)
+            if isinstance(reply, Future):
+                reply = await asyncio.wrap_future(reply)
         failpoint("planner.api.answer")
         if route.form is AnswerForm.JOB:
             info = self._context.jobs.start(route.name, call.principal.name, reply)

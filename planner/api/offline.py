@@ -80,7 +80,7 @@ class StoreClient:
 
     def follow(self, job: str) -> Iterator[JobInfo]:
         """The job at each change, and at last as it ended."""
-        for item in HANDLERS[JOB_EVENTS](self._api, JobEventsRequest(job=job), self._call):
+        for item in handler_of(JOB_EVENTS)(self._api, JobEventsRequest(job=job), self._call):
             if isinstance(item, float):
                 time.sleep(item)
             else:
@@ -88,7 +88,7 @@ class StoreClient:
 
     def cancel(self, job: str) -> JobInfo:
         """Have a job end."""
-        info: JobInfo = HANDLERS[JOB_CANCEL](self._api, JobCancelRequest(job=job), self._call)
+        info: JobInfo = handler_of(JOB_CANCEL)(self._api, JobCancelRequest(job=job), self._call)
         return info
 
     def pages(self, route: Route[Q, Page[T]], request: Q) -> Iterator[T]:

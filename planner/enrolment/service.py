@@ -31,7 +31,6 @@ from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.private_file import read_private, write_private
 
 CERTIFICATE_FILE: Final = "enrolment.pem"
-
 _LIMIT_CHARS: Final = 8192
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"

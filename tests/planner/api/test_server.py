@@ -15,10 +15,11 @@ import pytest
 from stageloom.planner.api.application import KEY_HEADER, RequestLimits
 from stageloom.planner.api.client import PlannerClient, is_running
 from stageloom.planner.api.route import unbind
-from stageloom.planner.api.routes import ACCESS_REVOKE
+from stageloom.planner.api.routes import ACCESS_REVOKE, STATUS
 from stageloom.planner.api.server import ServerLimits
 from stageloom.planner.schema.access import AccessRevokeRequest
 from stageloom.planner.schema.base import Done
+from stageloom.planner.schema.service import StatusRequest
 from stageloom.shared.errors import InputError, UnavailableError
 from tests.planner.api.http import LocalHttp, asked, connected, events, read_to_end
 from tests.planner.api.rig import FOLLOW, READ, UPLOAD, WRITE, Gate, TryRequest, served, unverified
@@ -299,6 +300,20 @@ def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
         assert answer.readline() == b"event: first\n"
         owner.call(ACCESS_REVOKE, AccessRevokeRequest(name="ci"))
         assert answer.read().count(b"event: more") < 6000
+
+
+def test_a_client_of_many_slow_requests_leaves_the_others_a_thread(tmp_path: Path) -> None:
+    gate = Gate()
+    with served(tmp_path, {READ: gate}, tls=True) as rig, contextlib.ExitStack() as held:
+        headers = {"authorization": f"Bearer {rig.token('greedy')}"}
+        connections = [held.enter_context(closing(rig.https())) for _ in range(12)]
+        for connection in connections:
+            connection.request("GET", PATH, headers=headers)
+        assert gate.taken.wait(20)
+        with rig.client(rig.token("other")) as other:
+            other.call(STATUS, StatusRequest())
+        gate.open.set()
+        assert [connection.getresponse().status for connection in connections] == [200] * 12
 
 
 def test_a_client_of_many_streams_leaves_the_others_theirs(tmp_path: Path) -> None:
