@@ -178,15 +178,9 @@ class Api:
             headers = {"www-authenticate": "Bearer"}
             if not tokens.may_fail(source, now_s):
                 headers |= {"retry-after": "1", "connection": "close"}
-            raise Refusal(
-                problem(
-                    HTTPStatus.UNAUTHORIZED,
-                    "no valid access token came with the request",
-                    "make one with `stageloom access create` where the planner runs",
-                    ExitCode.DENIED,
-                ),
-                headers,
-            )
+            cause = "no valid access token came with the request"
+            remedy = "make one with `stageloom access create` where the planner runs"
+            raise Refusal(problem(HTTPStatus.UNAUTHORIZED, cause, remedy, ExitCode.DENIED), headers)
         if not tokens.may_ask(principal, now_s):
             raise _too_many(f"requests of {principal.name}")
         return principal
@@ -194,14 +188,8 @@ class Api:
     def _permitted(self, route: Route[Any, Any], principal: Principal) -> None:
         if not principal.may(route.role):
             role = principal.role.value if principal.role is not None else "nobody"
-            raise Refusal(
-                problem(
-                    HTTPStatus.FORBIDDEN,
-                    f"{route.name} is for the role {route.role.value}, and {principal.name} is {role}",
-                    "use a token of that role",
-                    ExitCode.DENIED,
-                )
-            )
+            cause = f"{route.name} is for the role {route.role.value}, and {principal.name} is {role}"
+            raise Refusal(problem(HTTPStatus.FORBIDDEN, cause, "use a token of that role", ExitCode.DENIED))
 
     # -- what they ask --------------------------------------------------------------------------------------
 
@@ -385,9 +373,7 @@ async def _receive(request: Request, limits: RequestLimits) -> bytes:
                 if len(body) > limits.body_bytes:
                     raise _too_large(limits.body_bytes)
     except TimeoutError:
-        raise Refusal(
-            problem(HTTPStatus.REQUEST_TIMEOUT, "the body did not come in time", "send it again")
-        ) from None
+        raise _late("body") from None
     return bytes(body)
 
 
@@ -407,9 +393,7 @@ async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> 
                     raise _too_large(limits.upload_bytes)
                 file.write(chunk)
     except TimeoutError:
-        raise Refusal(
-            problem(HTTPStatus.REQUEST_TIMEOUT, "the file did not come in time", "send it again")
-        ) from None
+        raise _late("file") from None
     except OSError as error:
         raise StorageError(
             f"the upload cannot be written: {error}",
@@ -417,15 +401,13 @@ async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> 
         ) from error
 
 
+def _late(what: str) -> Refusal:
+    return Refusal(problem(HTTPStatus.REQUEST_TIMEOUT, f"the {what} did not come in time", "send it again"))
+
+
 def _too_large(limit: int) -> Refusal:
-    return Refusal(
-        problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body is larger than {limit} bytes",
-            "send less",
-            ExitCode.USAGE,
-        )
-    )
+    detail = f"the body is larger than {limit} bytes"
+    return Refusal(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, "send less", ExitCode.USAGE))
 
 
 def _in_time(application: ASGIApp, send_s: float) -> ASGIApp:

@@ -1,6 +1,6 @@
 """The OpenAPI document of the routes: schemas from the structs, so that it says what is checked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -113,13 +113,10 @@ def _responses(route: Route[Any, Any], refs: dict[str, Any]) -> dict[str, Any]:
         AnswerForm.EVENTS: ("text/event-stream", _EVENT),
     }.get(route.form, ("application/json", schema))
     responses = {status: {"description": about, "content": {media[0]: {"schema": media[1]}}}}
-    return responses | {str(code): _PROBLEM for code in _refusals(route)}
-
-
-def _refusals(route: Route[Any, Any]) -> Iterable[int]:
-    yield from (400, 401, 403, 404, 409, 422, 429, 503, 507)
+    refusals = [400, 401, 403, 404, 409, 422, 429, 503, 507]
     if route.has_body or route.form is AnswerForm.UPLOAD:
-        yield from (408, 413)
+        refusals += [408, 413]
+    return responses | {str(code): _PROBLEM for code in refusals}
 
 
 def _name(kind: Any) -> str:

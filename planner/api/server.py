@@ -15,15 +15,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+import h11
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from stageloom.shared.errors import StateError, UnavailableError
+from stageloom.planner.api.problem import MEDIA_TYPE, problem
+from stageloom.shared.errors import ExitCode, StateError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +50,16 @@ class ServerLimits:
     finish_s: float = 10.0
 
 
+_Maker = Callable[[Callable[[], None]], "_BoundedProtocol"]
+"""A protocol from what to call once its connection is lost."""
+
+
 class _Listener:
     """A listening socket, what serves its connections, and how many there are, by address."""
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        protocol: Callable[[Callable[[], None]], "_BoundedProtocol"],
-        most: int,
-        most_of_one: int,
-        *,
-        tls: bool,
-    ) -> None:
+    def __init__(self, listening: socket.socket, protocol: _Maker, tls: bool, most: int, of_one: int) -> None:
         self.listening, self.protocol, self.tls = listening, protocol, tls
-        self.most, self.most_of_one = most, most_of_one
+        self.most, self.most_of_one = most, of_one
         self.by_source: Counter[str] = Counter()
 
     def take(self, source: str) -> bool:
@@ -102,6 +102,18 @@ class _BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """As every other refusal is told. Amid an answer or after it, nothing more can be said."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        refused = problem(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "see /schema", ExitCode.USAGE)
+        headers = [("content-type", MEDIA_TYPE), ("connection", "close")]
+        body = h11.Data(data=msgspec.json.encode(refused))
+        for event in (h11.Response(status_code=400, headers=headers), body, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -227,7 +239,7 @@ class ApiServer:
             app_state={},
             _loop=self._loop,
         )
-        listener = _Listener(listening, protocol, most, most_of_one, tls=tls)
+        listener = _Listener(listening, protocol, tls, most, most_of_one)
         self._loop.add_reader(listening, self._accept, listener)
         self._listeners.append(listener)
 

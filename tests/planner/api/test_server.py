@@ -7,6 +7,7 @@ import stat
 import threading
 from concurrent.futures import Future
 from contextlib import closing
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +202,29 @@ def test_a_client_that_hangs_up_amid_its_body_is_no_error(
 
 
 def test_nonsense_is_refused_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    upgrade = GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\n\r\n")
     with served(tmp_path) as rig:
-        for said in (b"nonsense\r\n\r\n", GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\n\r\n")):
-            with closing(connected(rig.path)) as connection:
+        for said, status in (
+            (b"nonsense\r\n\r\n", 400),
+            (b"GET /v1/status HTTP/1.1\r\n\r\n", 400),
+            (upgrade, 200),
+        ):
+            with closing(connected(rig.path)) as connection, closing(HTTPResponse(connection)) as answer:
                 connection.sendall(said)
-                assert connection.recv(1 << 16).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
+                answer.begin()
+                assert answer.status == status
+                assert status == 200 or b"this is no HTTP request" in answer.read()
+        for path in (
+            "/v1/nowhere",
+            unbind(WRITE, ONE)[0],
+        ):  # after its answer; amid a body that is waited for
+            with closing(connected(rig.path)) as connection:
+                connection.sendall(post(0, path).replace(b"content-length: 0", b"transfer-encoding: chunked"))
+                if path == "/v1/nowhere":
+                    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+                connection.sendall(b"zzz\r\n")
+                read_to_end(connection)
+        assert asked(rig.path, "GET", PATH).status == 200
     assert [record.message for record in caplog.records if record.levelname != "INFO"] == []
 
 
