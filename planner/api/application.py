@@ -6,6 +6,7 @@ client does not read is given up after a minute.
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -39,6 +40,8 @@ from stageloom.planner.schema.job import ProblemDetails
 from stageloom.planner.store.access import note_request
 from stageloom.shared.errors import ExitCode, InputError, StorageError
 from stageloom.shared.failpoint import failpoint
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -164,7 +167,8 @@ class Api:
         denied = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         if (route.changes or route.secret or denied) and not told_to_wait:  # a flood fills no log
             target = getattr(request.state, "target", "/".join(request.path_params.values()))
-            self._context.store.submit(note_request, principal, route.name, target, response.status_code)
+            entry = (principal, route.name, target, response.status_code)
+            self._context.store.submit(note_request, *entry).add_done_callback(_noted)
         return response
 
     # -- who asks -------------------------------------------------------------------------------------------
@@ -331,6 +335,11 @@ class _RemovedFile(FileResponse):
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
+
+
+def _noted(entry: "Future[None]") -> None:
+    if error := entry.exception():
+        logger.warning("the audit log lacks an entry: %s", error)
 
 
 def _target(route: Route[Any, Any], asked: Any) -> str:

@@ -32,6 +32,21 @@ def api_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
         yield planner
 
 
+@pytest.fixture(scope="module")
+def remote_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
+    """One that serves other machines, too, and any number of their requests."""
+    config = PlannerConfig(
+        data_dir=tmp_path_factory.mktemp("remote") / "home",
+        listen="127.0.0.1:0",
+        api="127.0.0.1:0",
+        api_rate="100000/100000",
+        search="local",
+        search_workers=1,
+    )
+    with closing(Planner(config)) as planner:
+        yield planner
+
+
 @pytest.fixture
 def client(api_planner: Planner) -> Iterator[PlannerClient]:
     """A client over the local socket."""

@@ -65,15 +65,6 @@ def test_a_plan_is_explained_by_its_name_and_by_its_digest(
     assert again == said
 
 
-def test_the_command_explains_what_a_device_should_run(world: World, plans: tuple[Plan, Plan]) -> None:
-    said = json.loads(ok(world.home, "plan", "explain", NANO, "--json"))
-    assert (said["digest"], said["device"]) == (plans[1].digest, NANO)
-    text = ok(world.home, "plan", "explain", NANO)
-    assert "why: an operator decided that nano should run it" in text
-    by_name = ok(world.home, "plan", "explain", "greedy")
-    assert by_name.splitlines()[0] == text.splitlines()[0]
-
-
 def test_the_plans_of_a_trial_stand_side_by_side(
     callers: Callers, world: World, plans: tuple[Plan, Plan]
 ) -> None:

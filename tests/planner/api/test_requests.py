@@ -402,6 +402,16 @@ def test_a_flood_of_one_client_takes_no_entry_of_another_from_the_audit_log(
         ]
 
 
+def test_an_entry_that_cannot_be_kept_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full", remedy="make room")
+
+    with served(tmp_path) as rig, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("stageloom.planner.api.application.note_request", fail)
+        assert asked(rig.path, "POST", WRITE_PATH).status == 201
+    assert "the audit log lacks an entry: the disk is full" in caplog.text
+
+
 def test_an_address_is_that_of_the_connection_whatever_a_client_claims(tmp_path: Path) -> None:
     with served(tmp_path, tls=True) as rig, rig.client(rig.token("ci")) as client:
         claims = {

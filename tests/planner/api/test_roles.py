@@ -3,7 +3,6 @@
 import http.client
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.handlers import hold_tokens
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.route import Route
-from stageloom.planner.config import PlannerConfig
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, Role
 from stageloom.planner.schema.service import StatusRequest
 from stageloom.planner.service import Planner
@@ -27,22 +25,8 @@ from stageloom.shared.ids import Digest
 
 
 @pytest.fixture(scope="module")
-def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
-    config = PlannerConfig(
-        data_dir=tmp_path_factory.mktemp("roles") / "home",
-        listen="127.0.0.1:0",
-        api="127.0.0.1:0",
-        api_rate="1000/1000",
-        search="local",
-        search_workers=1,
-    )
-    with closing(Planner(config)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def tokens(planner: Planner) -> dict[str, str]:
-    with PlannerClient(data_dir=planner.config.data_dir) as client:
+def tokens(remote_planner: Planner) -> dict[str, str]:
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
         made = {
             role.value: client.call(
                 routes.ACCESS_CREATE, AccessCreateRequest(name=role.value, role=role)
@@ -52,11 +36,11 @@ def tokens(planner: Planner) -> dict[str, str]:
     return {**made, "nobody": "stl_" + "x" * 43, "": ""}
 
 
-def _status(planner: Planner, route: Route[Any, Any], token: str) -> int:
+def _status(remote_planner: Planner, route: Route[Any, Any], token: str) -> int:
     """How a request is answered whose path names nothing that exists and whose body is empty."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    port = int(planner.api_url.rpartition(":")[2])
+    port = int(remote_planner.api_url.rpartition(":")[2])
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
     path = route.path.replace("{", "").replace("}", "")
     bearer = token.partition(".")[0]
@@ -72,12 +56,12 @@ _ENDLESS = (routes.WATCH_EVENTS,)
 @pytest.mark.parametrize("route", [r for r in routes.ROUTES if r not in _ENDLESS], ids=lambda r: r.name)
 @pytest.mark.parametrize("role", list(Role))
 def test_a_role_may_do_what_its_routes_say_and_nothing_else(
-    planner: Planner,
+    remote_planner: Planner,
     tokens: dict[str, str],
     route: Route[Any, Any],
     role: Role,
 ) -> None:
-    status = _status(planner, route, tokens[role.value])
+    status = _status(remote_planner, route, tokens[role.value])
     if role.includes(route.role):
         assert status not in (401, 403) and status < 500
     else:
@@ -87,12 +71,12 @@ def test_a_role_may_do_what_its_routes_say_and_nothing_else(
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda r: r.name)
 @pytest.mark.parametrize("token", ["nobody", ""])
 def test_without_a_token_that_holds_nothing_is_answered(
-    planner: Planner,
+    remote_planner: Planner,
     tokens: dict[str, str],
     route: Route[Any, Any],
     token: str,
 ) -> None:
-    assert _status(planner, route, tokens[token]) == 401
+    assert _status(remote_planner, route, tokens[token]) == 401
 
 
 def test_a_viewer_may_read_what_shows_no_secret_and_change_nothing() -> None:
@@ -102,10 +86,10 @@ def test_a_viewer_may_read_what_shows_no_secret_and_change_nothing() -> None:
             assert route.method == "GET" and not route.secret
 
 
-def test_a_revoked_token_is_refused_at_once(planner: Planner) -> None:
-    with PlannerClient(data_dir=planner.config.data_dir) as local:
+def test_a_revoked_token_is_refused_at_once(remote_planner: Planner) -> None:
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as local:
         token = local.call(routes.ACCESS_CREATE, AccessCreateRequest(name="short", role=Role.VIEWER)).token
-        with PlannerClient(url=planner.api_url, token=token) as remote:
+        with PlannerClient(url=remote_planner.api_url, token=token) as remote:
             remote.call(routes.STATUS, StatusRequest())
             local.call(routes.ACCESS_REVOKE, AccessRevokeRequest(name="short"))
             with pytest.raises(ApiRefused) as refused:
@@ -139,21 +123,21 @@ def test_a_token_that_is_revoked_while_another_is_made_does_not_hold_again() -> 
 
 
 def test_a_client_accepts_no_certificate_but_the_one_that_its_token_names(
-    planner: Planner, tokens: dict[str, str], tmp_path: Path
+    remote_planner: Planner, tokens: dict[str, str], tmp_path: Path
 ) -> None:
     bearer, _, pinned = tokens["viewer"].partition(".")
     other = ("B" if pinned[0] == "A" else "A") + pinned[1:]
     with (
-        PlannerClient(url=planner.api_url, token=f"{bearer}.{other}") as client,
+        PlannerClient(url=remote_planner.api_url, token=f"{bearer}.{other}") as client,
         pytest.raises(UnavailableError, match="not the one that the token names"),
     ):
         client.call(routes.STATUS, StatusRequest())
 
 
-def test_a_flood_without_a_token_leaves_few_entries_in_the_audit_log(planner: Planner) -> None:
-    before = planner.store.read(audit_entries, limit=256)[0]
+def test_a_flood_without_a_token_leaves_few_entries_in_the_audit_log(remote_planner: Planner) -> None:
+    before = remote_planner.store.read(audit_entries, limit=256)[0]
     for _ in range(60):
-        assert _status(planner, routes.STATUS, "") == 401
-    planner.store.write(lambda session: None)  # what was noted before is committed
-    after = planner.store.read(audit_entries, limit=256)[0]
+        assert _status(remote_planner, routes.STATUS, "") == 401
+    remote_planner.store.write(lambda session: None)  # what was noted before is committed
+    after = remote_planner.store.read(audit_entries, limit=256)[0]
     assert len(after) - len(before) <= 30

@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
-from stageloom.planner.config import PlannerConfig
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.service import Planner
 
@@ -19,20 +16,6 @@ _ENDLESS = "watch.events"
 
 _NOT_ASKED = "positive_data_acceptance"
 """A name of the right form need not name anything, and fields may contradict each other."""
-
-
-@pytest.fixture(scope="module")
-def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
-    config = PlannerConfig(
-        data_dir=tmp_path_factory.mktemp("schema") / "home",
-        listen="127.0.0.1:0",
-        api="127.0.0.1:0",
-        api_rate="100000/100000",
-        search="local",
-        search_workers=1,
-    )
-    with closing(Planner(config)) as made:
-        yield made
 
 
 @pytest.mark.timeout(400)
@@ -52,13 +35,13 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
     ],
 )
 def test_schemathesis_finds_no_5xx_and_no_violation_of_the_schema(
-    planner: Planner, role: Role, effort: tuple[str, ...], tmp_path: Path
+    remote_planner: Planner, role: Role, effort: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with PlannerClient(data_dir=planner.config.data_dir) as client:
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
         name = f"{role.value}-{'-'.join(effort[3:])}-{effort[1].count(',')}"
         token = client.call(routes.ACCESS_CREATE, AccessCreateRequest(name=name, role=role)).token
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "run", f"{planner.api_url}/schema"),
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{remote_planner.api_url}/schema"),
         *("--header", f"Authorization: Bearer {token.partition('.')[0]}", "--tls-verify", "false"),
         *("--exclude-operation-id", _ENDLESS, "--checks", "all", "--exclude-checks", _NOT_ASKED),
         *effort,
