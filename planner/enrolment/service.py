@@ -91,8 +91,7 @@ def _new_certificate(host: str) -> str:
 
 PER_PEER_S: Final = 5.0
 BURST_PER_PEER: Final = 10
-PER_S: Final = 50.0
-"""Of all peers together: each attempt takes the database's writer for a moment."""
+PER_S: Final = 50.0  # of all peers together: each attempt takes the database's writer for a moment
 
 
 class EnrolmentDesk:

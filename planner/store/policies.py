@@ -5,7 +5,6 @@ A training runs beside the planner, in a process of its own, and keeps its polic
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.policy import PolicyInfo
 from stageloom.planner.store.desired import Push, push
-from stageloom.planner.store.replans import replan_settings, set_replan_settings
+from stageloom.planner.store.replans import change_replan_settings
 from stageloom.planner.store.rows import blank_of, known_device, message_of, shown
 from stageloom.planner.store.tables import CheckpointRow
 from stageloom.shared.digest import digest_bytes
@@ -193,8 +192,7 @@ def attach_policy(session: Session, device: DeviceId, policy: str) -> Desired:
     Raises:
         InputError: there is no such device or policy, or the device is revoked.
     """
-    settings = replan_settings(session, device)
     digest = named_policy(session, policy, known_device(session, device).device_class) if policy else ""
     desired = push(session, Push(device=device, plan=None, decided_by="operator", policy=digest))
-    set_replan_settings(session, device, replace(settings, attach=False))
+    change_replan_settings(session, device, {"attach": False})
     return desired

@@ -6,8 +6,8 @@ any order and more than once. An alarm waits for what is decided from it, so tha
 few columns: each statement takes the interpreter's lock twice, and other threads hold it.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -121,6 +121,14 @@ def set_replan_settings(session: Session, device: DeviceId, wanted: ReplanSettin
     """
     known_device(session, device)
     session.merge(ReplanSettingRow(device=device, **msgspec.to_builtins(wanted)))
+
+
+def change_replan_settings(session: Session, device: DeviceId, changes: Mapping[str, Any]) -> ReplanSettings:
+    """Change some of them in one transaction; returns all. Raises as `set_replan_settings`."""
+    settings = replace(replan_settings(session, device), **changes)
+    if changes:
+        set_replan_settings(session, device, settings)
+    return settings
 
 
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None:

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -32,7 +31,7 @@ from stageloom.planner.store.profiles import (
     request_profile,
     request_stage_profile,
 )
-from stageloom.planner.store.replans import replan_settings, set_replan_settings
+from stageloom.planner.store.replans import change_replan_settings, replan_settings
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.failpoint import failpoint
@@ -106,15 +105,11 @@ def replanning_show(api: ApiContext, request: ReplanningShowRequest, call: ApiCa
 
 @handles(routes.REPLANNING_CHANGE)
 def replanning_change(api: ApiContext, request: ReplanningChangeRequest, call: ApiCall) -> Replanning:
-    settings = api.store.read(replan_settings, request.device)
-    given = {name: getattr(request, name) for name in settings.fields()}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if changes:
-        if request.scheduler is not None:
-            find_scheduler(request.scheduler)
-        settings = replace(settings, **changes)
-        api.store.write(set_replan_settings, request.device, settings)
-    return Replanning(**settings.fields())
+    names = Replanning.__struct_fields__
+    changes = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if request.scheduler is not None:
+        find_scheduler(request.scheduler)
+    return Replanning(**api.store.write(change_replan_settings, request.device, changes).fields())
 
 
 @handles(routes.POLICY_ATTACH)

@@ -1,5 +1,6 @@
 """What handlers refuse before they do anything, and the lists that they page."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from stageloom.planner.schema.base import Request
 from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileRequest
 from stageloom.planner.schema.model import ModelListRequest
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanHistoryRequest
+from stageloom.planner.schema.replan import ReplanningChangeRequest, ReplanningShowRequest
 from stageloom.planner.schema.service import SettingsRequest
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
@@ -78,6 +80,18 @@ def test_a_list_goes_on_where_a_page_ends(api: ApiContext, tmp_path: Path) -> No
     assert ([info.device for info in devices.items], devices.next) == ([*names], "d")
     last = answer_of(api, routes.DEVICE_LIST, DeviceListRequest(limit=4, after="d"))
     assert ([info.device for info in last.items], last.next) == ([NANO], "")
+
+
+def test_two_who_change_how_a_device_is_replanned_at_once_both_do(api: ApiContext) -> None:
+    def change(**to: Any) -> None:
+        answer_of(api, routes.REPLANNING_CHANGE, ReplanningChangeRequest(device=NANO, **to))
+
+    for number in range(1, 30):
+        with ThreadPoolExecutor(2) as both:
+            both.submit(change, budget_s=float(number))
+            both.submit(change, members_max=number)
+        now = answer_of(api, routes.REPLANNING_SHOW, ReplanningShowRequest(device=NANO))
+        assert (now.budget_s, now.members_max) == (number, number)
 
 
 def test_settings_are_told_without_a_password(tmp_path: Path) -> None:
