@@ -38,7 +38,7 @@ from stageloom.planner.api.route import AnswerForm, Route, bind
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.job import ProblemDetails
 from stageloom.planner.store.access import note_request
-from stageloom.shared.errors import ExitCode, InputError, StorageError
+from stageloom.shared.errors import ExitCode, InputError, StageloomError, StorageError
 from stageloom.shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
@@ -167,9 +167,15 @@ class Api:
         denied = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         if (route.changes or route.secret or denied) and not told_to_wait:  # a flood fills no log
             target = getattr(request.state, "target", "/".join(request.path_params.values()))
-            entry = (principal, route.name, target, response.status_code)
-            self._context.store.submit(note_request, *entry).add_done_callback(_noted)
+            await self._note(principal, route.name, target, response.status_code)
         return response
+
+    async def _note(self, principal: Principal, verb: str, target: str, status: int) -> None:
+        """Write an entry of the audit log, before the client has its answer: what was answered is in it."""
+        noted = self._context.store.submit(note_request, principal, verb, target, status)
+        noted.add_done_callback(_noted)
+        with contextlib.suppress(StageloomError):
+            await asyncio.wrap_future(noted)
 
     # -- who asks -------------------------------------------------------------------------------------------
 
@@ -338,7 +344,7 @@ class _RemovedFile(FileResponse):
 
 
 def _noted(entry: "Future[None]") -> None:
-    if error := entry.exception():
+    if not entry.cancelled() and (error := entry.exception()):
         logger.warning("the audit log lacks an entry: %s", error)
 
 

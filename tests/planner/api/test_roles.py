@@ -13,7 +13,7 @@ import pytest
 from stageloom.planner.api import routes
 from stageloom.planner.api.access import Principal, Tokens
 from stageloom.planner.api.client import PlannerClient
-from stageloom.planner.api.handlers import hold_tokens
+from stageloom.planner.api.handlers.service import hold_tokens
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.route import Route
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, Role
