@@ -20,14 +20,13 @@ from stageloom.planner.dispatch import events as ev
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from stageloom.planner.dispatch.ports import DispatchStore
 from stageloom.planner.dispatch.sockets import (
-    NOBLOCK,
-    NOBLOCK_MORE,
     ZAP_DOMAIN,
     ZAP_ENDPOINT,
     Waker,
     bind_router,
     receive,
     require_files,
+    send,
     zap_reply,
 )
 from stageloom.planner.dispatch.workers import StoreWorkers
@@ -320,10 +319,8 @@ class DispatchServer:
 
     def _send(self, action: ev.Send, now_s: float) -> None:
         frame = self._frame(action.lane, action.message)
-        router = self._routers[action.lane]
         try:
-            router.send(action.route, NOBLOCK_MORE)  # whatever is wrong is known from here on
-            router.send(frame, NOBLOCK)
+            send(self._routers[action.lane], action.route, frame)
         except zmq.Again:
             # Its queue is full: it does not read. Whatever this was, the next comparison repairs it.
             self._core.counts["send_full"] += 1

@@ -124,9 +124,9 @@ HANDSHAKE_MS = 10_000
 
 _BACKLOG = 4096  # a whole fleet returns at once after a restart
 
-NOBLOCK = int(zmq.NOBLOCK)  # plain numbers: combining flags of an enum takes as long as a send
+_NOBLOCK = int(zmq.NOBLOCK)  # plain numbers: combining flags of an enum takes as long as a send
 
-NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 _SPARE_FILES = 128
 
@@ -181,13 +181,30 @@ def receive(router: "zmq.Socket[bytes]") -> "tuple[bytes, zmq.Frame | None]":
     Raises:
         zmq.Again: there is no message.
     """
-    route = router.recv(NOBLOCK)
-    frame = router.recv(NOBLOCK, copy=False)  # the parts of a message come together
+    route = router.recv(_NOBLOCK)
+    frame = router.recv(_NOBLOCK, copy=False)  # the parts of a message come together
     frames = 1
     while frame.more:
-        frame = router.recv(NOBLOCK, copy=False)
+        frame = router.recv(_NOBLOCK, copy=False)
         frames += 1
     return route, frame if frames == 1 else None
+
+
+def send(router: "zmq.Socket[bytes]", route: bytes, frame: bytes) -> None:
+    """Send a message of one frame.
+
+    Raises:
+        zmq.Again: the connection's queue is full.
+        zmq.ZMQError: EHOSTUNREACH, there is no such connection.
+    """
+    try:
+        router.send(route, _NOBLOCK_MORE)  # whatever is wrong is known from here on
+    except zmq.Again:
+        # Between two polls libzmq looks once a millisecond at what was taken from its queues: a device that
+        # asks and reads fast has a queue that only seems full. Reading the events makes it look.
+        router.getsockopt(zmq.EVENTS)
+        router.send(route, _NOBLOCK_MORE)
+    router.send(frame, _NOBLOCK)
 
 
 def require_files(devices: int) -> int:

@@ -19,7 +19,14 @@ from stageloom.edge_agent.link.connection import load_membership, make_dealer, n
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig
 from stageloom.planner.dispatch.server import new_keys as planner_keys
-from stageloom.planner.dispatch.sockets import ZAP_DOMAIN, bind_router, require_files, zap_reply
+from stageloom.planner.dispatch.sockets import (
+    ZAP_DOMAIN,
+    bind_router,
+    receive,
+    require_files,
+    send,
+    zap_reply,
+)
 from stageloom.shared.codec import PLAIN
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import SettingError, StateError, StorageError, UnavailableError
@@ -265,6 +272,20 @@ def test_an_oversized_frame_cuts_its_connection_and_nobody_elses() -> None:
             other.send(heartbeat())
             assert isinstance(other.reply(), control.HeartbeatAck)
             assert rig.count("malformed") == 0
+
+
+def test_a_queue_that_is_read_is_not_full_however_fast_answers_follow() -> None:
+    """Each answer has come before the next is sent, and nothing polls in between."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.SNDHWM, 2)
+        dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+        dealer.send(b"first")
+        assert router.poll(10_000)
+        route, _ = receive(router)
+        for number in range(500):
+            send(router, route, b"%d" % number)
+            assert dealer.recv() == b"%d" % number
 
 
 def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
