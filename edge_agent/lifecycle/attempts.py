@@ -241,7 +241,9 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
         return structs.replace(after, probation_boots=0, abandoned=0), rows
     rows = ()
     for attempt in state.attempts:
-        if attempt.state in (DeviceState.STAGED, DeviceState.TRIAL):
+        # What is proven, and so may be tried here at all, depends on the environment, too.
+        begun = attempt.state in UNDONE if attempt.local else attempt.state is DeviceState.STAGED
+        if begun or attempt.state is DeviceState.TRIAL:
             rows += _abandoned(attempt, reason, now_us)
             cause = TransitionCause.ENVIRONMENT if attempt.local else TransitionCause.TRIAL_ABANDONED
             after = after.advanced(attempt, cause, reason, record=None)

@@ -479,6 +479,22 @@ def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_u
 
 
 @pytest.mark.promise("autonomy-proven-runs-unproven")
+def test_a_plan_that_was_proven_in_the_environment_before_is_not_run_under_proven_autonomy() -> None:
+    """The power mode changes while the plan is checked, or loaded."""
+    for prepared in ([], [orders.PlanVerified(FIRST)]):
+        driver = away(Autonomy.PROVEN)
+        state = driver.disk
+        known = (*state.proven, Proven(LOCAL.ref.digest, state.environment))
+        driver.core.state = structs.replace(state, proven=known)
+        alarmed(driver, LOCAL)
+        for event in prepared:
+            driver.do(event)
+        assert orders.AbandonPlan(FIRST) in driver.do(ev.EnvironmentChanged("another power mode"))
+        late = driver.do(orders.PlanVerified(FIRST)) + driver.do(staged())
+        assert driver.core.state.local is None and "ActivatePlan" not in kinds(late)
+
+
+@pytest.mark.promise("autonomy-proven-runs-unproven")
 def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     driver = committed()
     driver.do(raised())
