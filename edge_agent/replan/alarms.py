@@ -44,7 +44,8 @@ class ArrivalRates:
     def add(self, at_s: float, queues: tuple[ModelQueue, ...]) -> None:
         """Take in one glance's counts; counts that fell are those of a new engine process."""
         counts = {queue.name: queue.arrived for queue in queues}
-        if self._seen and any(counts.get(name, n) < n for name, n in self._seen[-1][1].items()):
+        known = {name: count for _, seen in self._seen for name, count in seen.items()}
+        if any(count < known.get(name, 0) for name, count in counts.items()):
             self._seen.clear()
         self._seen.append((at_s, counts))
         while len(self._seen) > 2 and at_s - self._seen[1][0] >= _ARRIVALS_S:

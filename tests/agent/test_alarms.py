@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
-from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
+from stageloom.edge_agent.replan.alarms import Alarms, ArrivalRates, Fired, alarm_raised
 from stageloom.edge_agent.replan.policy import plain_plan
-from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import decode_plan
@@ -86,6 +86,16 @@ def test_arrivals_are_those_of_the_last_seconds_and_survive_a_restart_of_the_eng
     device.driver.now = before
     device.run(6.0, {"a": 10.0})
     assert device.alarms.loads(device.glance())[0].arrivals_per_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_model_that_a_new_engine_process_serves_later_than_another_counts_anew() -> None:
+    """The process before served `a`; the new one serves `b`, and a moment later `a` as well."""
+    rates = ArrivalRates()
+    for at_s, counts in ((0.0, {"a": 90}), (0.1, {"a": 100}), (1.0, {"b": 0}), (1.1, {"a": 2, "b": 1})):
+        rates.add(at_s, tuple(ModelQueue(name, count, 0, 0.0, 1, 0) for name, count in counts.items()))
+    assert rates.per_s("a") == 0.0
+    rates.add(1.2, (ModelQueue("a", 3, 0, 0.0, 1, 0),))
+    assert rates.per_s("a") == pytest.approx(10.0)
 
 
 def test_an_attempt_holds_the_alarm_until_it_has_ended_and_the_load_is_judged_anew() -> None:
