@@ -75,6 +75,8 @@ class Watch:
             possible += [seen.before, LinkState()] if seen.before == LinkState() else [seen.before]
             self._forget(seen, state)
         require(state in possible, "disk", f"a start finds {state}, written was {possible}")
+        if state.environment != seen.saved.environment:
+            seen.verdicts.clear()
         if problem:
             seen.before = state
         elif state != seen.saved:
