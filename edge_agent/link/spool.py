@@ -139,6 +139,7 @@ class _Segment:
     boot: int
     first: int
     sent: bool = False
+    torn: bool = False  # a power cut took rows behind its own, and the ledger does not say so yet
     sizes: list[int] = field(default_factory=list)  # bytes of each row, in order
     size_bytes: int = 0
     acked: int = 0  # rows at the front that are done with
@@ -372,8 +373,8 @@ class Spool:
             if size_bytes > most_bytes:
                 break
             count += 1
-        if not count:
-            return []
+        if not count or segment.torn:
+            return []  # one that is torn and `sent` would not be asked for what it lost at the next start
         if segment is self._segments[-1]:
             self._seal()
         path = self._folder / segment.name
@@ -469,6 +470,8 @@ class Spool:
             self._complain("the spool's ledger cannot be written: %s", error)
             return False
         self._unsaved_drops = self._complained = False
+        for segment in self._segments:
+            segment.torn = False
         return True
 
     def _complain(self, text: str, error: OSError) -> None:
@@ -512,7 +515,7 @@ class Spool:
                 end = min(later, default=account.produced)
                 if account.dropped_until(segment.end) < end:
                     account.drop(segment.end, end)
-                    self._unsaved_drops = True
+                    segment.torn = self._unsaved_drops = True
 
     def _read_ledger(self) -> tuple[dict[int, Account], tuple[str, ...]]:
         path = self._folder / _LEDGER

@@ -1,5 +1,6 @@
 """The telemetry spool on its own: books that balance, a bound that holds, crashes and full disks."""
 
+import errno
 import os
 from pathlib import Path
 from random import Random
@@ -220,7 +221,9 @@ def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_the
 
     1. Rows lie in the spool, and the ledger has counted them.
     2. A power cut takes the last two.
-    3. At the next start they count as dropped, and so they do at the start after that.
+    3. At the next start they count as dropped. The disk is full, so the ledger cannot say so, and nothing of
+       the segment leaves.
+    4. So they do at the starts after that, and what is left leaves.
     """
     spool = Spool(tmp_path, boot=1)
     spool.append([b"row"] * 4)
@@ -228,9 +231,15 @@ def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_the
     spool.close()
     (segment,) = tmp_path.glob("*.new")
     os.truncate(segment, segment.stat().st_size - 20)
-    for boot in (2, 3):
-        found = Spool(tmp_path, boot=boot)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for boot, write in ((2, full), (3, os.write), (4, os.write)):
+        found = Spool(tmp_path, boot=boot, write=write)
         assert found.masks()[1] == (0b1111, 0b1100, 0b0011)
+        batch = found.next_batch(1)
+        assert (batch.rows if batch is not None else ()) == (() if write is full else (b"row",) * 2)
         found.close()
 
 
