@@ -159,7 +159,6 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
-    from stageloom.edge_agent.cli.app import doctor_text
     from stageloom.edge_agent.machine.doctor import examine
 
     checks = examine(home or default_home())

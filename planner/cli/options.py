@@ -1,7 +1,6 @@
 """Options that several commands share, and the values that they take."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -25,13 +24,6 @@ Rates = Annotated[
         help="Tasks of a model that arrive a second. Repeatable. Default: what --device counted.",
     ),
 ]
-Last = Annotated[
-    float,
-    typer.Option(
-        "--last", min=1.0, max=1e9, metavar="S", help="Of --device's telemetry the newest S seconds count."
-    ),
-]
-LAST_S = 600.0
 MOST_ROWS = 1_000_000_000
 """Of what `--limit` takes; far above what is stored, and below what a database takes for a number."""
 TwinFile = Annotated[
@@ -46,30 +38,6 @@ TwinFile = Annotated[
 R = TypeVar("R")
 
 
-def read_request(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of a request in a TOML file.
-
-    Raises:
-        InputError: the file cannot be read, or names a field that the request does not have.
-    """
-    import tomllib
-
-    try:
-        with file.open("rb") as opened:
-            fields = tomllib.load(opened)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}", remedy="name a readable file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is no TOML: {error}", remedy="correct it") from error
-    unknown = sorted(set(fields) - set(kind.__struct_fields__))
-    if unknown:
-        raise InputError(
-            f"{file} has a field {unknown[0][:64]!r} that this command does not know",
-            remedy=f"choose among {', '.join(kind.__struct_fields__)}",
-        )
-    return fields
-
-
 def checked(made: R) -> R:
     """A message made from what a person typed, checked against its own bounds.
 
@@ -80,13 +48,17 @@ def checked(made: R) -> R:
     try:
         return msgspec.convert(plain, type(made))
     except msgspec.ValidationError as error:
-        reason, _, path = str(error).replace("`", "").partition(" - at $.")
-        value = _at(plain, path)
-        raise InputError(
-            f"{_option_of(path) if path else 'the input'} {_shown(value)} is not acceptable: "
-            f"{_plainly(reason)}",
-            remedy="see --help",
-        ) from error
+        raise refused(error, plain) from error
+
+
+def refused(error: msgspec.ValidationError, plain: Any) -> InputError:
+    """What is wrong with plain values, in terms of the options that gave them."""
+    reason, _, path = str(error).replace("`", "").partition(" - at $.")
+    return InputError(
+        f"{_option_of(path) if path else 'the input'} {_shown(_at(plain, path))} is not acceptable: "
+        f"{_plainly(reason)}",
+        remedy="see --help",
+    )
 
 
 def _option_of(path: str) -> str:
@@ -94,7 +66,7 @@ def _option_of(path: str) -> str:
     name = path.rpartition(".")[2].removesuffix("_s")
     if name in ("device", "plan", "model") or "." in path:
         return name
-    own = {"intra_op_threads": "--threads", "r": "-r", "s": "-s"}
+    own = {"combination": "--combine"}
     return own.get(name, "--" + name.replace("_", "-"))
 
 

@@ -1,6 +1,5 @@
 """`stageloom plan create`: search a plan, keep it, push it. Rare options are in a plan file."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,12 +9,12 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call
 from stageloom.planner.cli.jobs import run_job
-from stageloom.planner.cli.options import MODEL_KEYS, checked, model_options, parse_duration, read_request
+from stageloom.planner.cli.options import MODEL_KEYS, checked, model_options, parse_duration
 from stageloom.planner.cli.output import emit, progress, pushed_text
 from stageloom.planner.cli.output import show as show_result
+from stageloom.planner.cli.request_file import request_from
 from stageloom.planner.cli.settings import settings
 from stageloom.planner.schema.plan import (
-    ModelOptions,
     PlanCreateRequest,
     PlanPushRequest,
     PlanReply,
@@ -138,24 +137,24 @@ def create(
     wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the device measure what is unsure, so many
     seconds a plan), and of a tournament [[rates]] with model and per_s.
     """
-    fields: dict[str, Any] = {
+    for_all: dict[str, Any] = {"partition": partition} if partition is not None else {}
+    given = {
         "plan": name,
+        "models": tuple(model_options(text, **for_all) for text in models or ()) or None,
         "scheduler": scheduler,
         "policy": policy,
-        "device": DeviceId(device) if device is not None else None,
+        "device": device,
         "combination": combine,
         "lanes": lanes,
         "executor": executor,
         "budget_s": None if budget is None else parse_duration(budget, "--budget"),
     }
-    given = {key: value for key, value in fields.items() if value is not None}
-    for_all: dict[str, Any] = {"partition": partition} if partition is not None else {}
-    chosen = tuple(model_options(text, **for_all) for text in models or ())
-    checked(PlanCreateRequest(models=chosen or (ModelOptions(model="any", **for_all),), **given))
-    request = _filed(file, chosen, for_all) if file is not None else PlanCreateRequest(models=chosen)
-    if not request.models:
+    if file is None and not models:
         raise InputError("a plan needs models", remedy="name one with --model, or a plan file with --from")
-    request = msgspec.structs.replace(request, **given)
+    request = request_from(PlanCreateRequest, file, given)
+    if partition is not None and not models:
+        own = (msgspec.structs.replace(model, partition=partition) for model in request.models)
+        request = checked(msgspec.structs.replace(request, models=tuple(own)))
     if push_it and request.device is None:
         raise InputError("--push needs a device", remedy="name it with --device")
     reply = run_job(routes.PLAN_CREATE, request)
@@ -169,29 +168,6 @@ def create(
     show_result(document, lambda: _tell(reply, pushed))
     if reply.contest is not None and not settings.json:
         tell_tournament(reply.contest)
-
-
-def _filed(file: Path, chosen: Sequence[ModelOptions], for_all: Mapping[str, Any]) -> PlanCreateRequest:
-    """The request of a plan file; models that were chosen take the place of the file's, which get `for_all`.
-
-    Raises:
-        InputError: the file cannot be read, or a field of it cannot be used.
-    """
-    fields = read_request(file, PlanCreateRequest)
-    if chosen:
-        fields["models"] = msgspec.to_builtins(chosen)
-    elif "models" not in fields:
-        return PlanCreateRequest(models=())
-    try:
-        request = msgspec.convert(fields, PlanCreateRequest)
-        own = () if chosen else tuple(msgspec.structs.replace(model, **for_all) for model in request.models)
-        return msgspec.structs.replace(request, models=own or request.models)
-    except msgspec.ValidationError as error:
-        from stageloom.planner.api.route import plainly
-
-        raise InputError(
-            f"{file}: {plainly(str(error))}", remedy="see `stageloom plan create --help`"
-        ) from error
 
 
 def _push(plan: str, device: DeviceId) -> Pushed:

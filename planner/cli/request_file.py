@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from stageloom.planner.api.route import plainly
-from stageloom.planner.cli.options import checked, read_request
+from stageloom.planner.cli.options import refused
 from stageloom.planner.schema.base import Request
 from stageloom.shared.errors import InputError
 
@@ -31,7 +31,7 @@ def request_from(kind: type[Q], file: Path | None, given: Mapping[str, Any]) -> 
     Raises:
         InputError: the file cannot be read, or a field is unknown, missing, or out of bounds.
     """
-    table = {} if file is None else read_request(file, kind)
+    table = {} if file is None else _read(file, kind)
     said = {name: value for name, value in given.items() if value is not None}
     fields = {**table, **msgspec.to_builtins(said)}
     try:
@@ -40,8 +40,32 @@ def request_from(kind: type[Q], file: Path | None, given: Mapping[str, Any]) -> 
         told = plainly(str(error))
         at = told.partition(":")[0].partition("[")[0].partition(".")[0]
         if file is None or at in said:
-            return checked(kind(**{**table, **said}))  # tells it in terms of the options
+            raise refused(error, fields) from error
         raise InputError(f"{file}: {told}", remedy="correct the file") from error
+
+
+def _read(file: Path, kind: type[Request]) -> dict[str, Any]:
+    """The fields of a request in a TOML file.
+
+    Raises:
+        InputError: the file cannot be read, or names a field that the request does not have.
+    """
+    import tomllib
+
+    try:
+        with file.open("rb") as opened:
+            fields = tomllib.load(opened)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}", remedy="name a readable file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is no TOML: {error}", remedy="correct it") from error
+    unknown = sorted(set(fields) - set(kind.__struct_fields__))
+    if unknown:
+        raise InputError(
+            f"{file} has a field {unknown[0][:64]!r} that this command does not know",
+            remedy=f"choose among {', '.join(kind.__struct_fields__)}",
+        )
+    return fields
 
 
 def read_text(file: Path) -> str:

@@ -10,6 +10,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import Rates, TwinFile, parse_rates
 from stageloom.planner.cli.output import emit_table, progress, show
+from stageloom.planner.cli.prediction import figure
 from stageloom.planner.cli.request_file import From, request_from, twin_text
 from stageloom.planner.schema import prediction as schema
 from stageloom.planner.schema.plan import ArrivalRate
@@ -115,12 +116,12 @@ def _tell(made: schema.PredictionInfo) -> None:
         [
             (
                 model,
-                shown(found[model + _ARRIVALS]),
-                shown(found[f"{model}.throughput_per_s"]),
+                figure(found[model + _ARRIVALS]),
+                figure(found[f"{model}.throughput_per_s"]),
                 int(found[f"{model}.lost"]),
-                shown(found[f"{model}.p50_ms"]),
-                shown(found[f"{model}.p99_ms"]),
-                shown(found[f"{model}.queued_mean"]),
+                figure(found[f"{model}.p50_ms"]),
+                figure(found[f"{model}.p99_ms"]),
+                figure(found[f"{model}.queued_mean"]),
                 int(found[f"{model}.queued_max"]),
             )
             for model in models
@@ -132,8 +133,3 @@ def _tell(made: schema.PredictionInfo) -> None:
         f"{made.seconds:.0f} s simulated, {made.twin}, {made.arrivals}: "
         f"utilisation {100 * found['utilisation']:.0f} %, {found['throughput_per_s']:.1f} tasks/s{kept}"
     )
-
-
-def shown(value: float | None) -> str:
-    """A figure as tables have it; nothing where there is none."""
-    return "" if value is None else f"{value:.4g}"

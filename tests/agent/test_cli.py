@@ -52,7 +52,7 @@ from tests.agent.process import AgentProcess
 
 def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "stageloom.edge_agent.cli", *arguments],
+        [sys.executable, "-m", "stageloom.edge_agent", *arguments],
         capture_output=True,
         text=True,
         timeout=90,
