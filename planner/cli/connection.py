@@ -27,7 +27,8 @@ def connected(*, live: bool = True) -> Iterator[Caller]:
     """The planner that the options name. Without `live` its store will do, where no planner runs.
 
     Raises:
-        InputError: the options do not go together, or the token's file cannot be read.
+        InputError: there is no token for the planner elsewhere.
+        StorageError: the token's file cannot be read.
         StageloomError: as `PlannerClient` and `StoreClient`.
     """
     caller: Caller
@@ -53,7 +54,8 @@ def _token() -> str:
     try:
         return sys.stdin.readline() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{file}: {error}", remedy="name the file that holds the token") from error
+        reason = getattr(error, "strerror", "") or "it is no text"
+        raise StorageError(f"{file}: {reason}", remedy="name the file that holds the token") from error
 
 
 def call(route: Route[Q, R], request: Q, *, timeout_s: float = 60.0) -> R:

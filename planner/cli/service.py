@@ -240,7 +240,7 @@ def version() -> None:
     \b
     stageloom version
     """
-    emit(__version__)
+    show({"version": __version__}, lambda: emit(__version__))
 
 
 def _version(wanted: bool) -> None:
@@ -342,12 +342,14 @@ def install(
         user=user,
     )
     if dry_run:
-        emit(systemd.unit_text(service).rstrip("\n"))
+        unit = systemd.unit_text(service)
+        show({"service": _NAME, "unit": unit}, lambda: emit(unit))
         return
     systemd.install(service, progress)
     status = command_line([systemd.installed_program("stageloom"), "status", "--data-dir", str(data_dir)])
     progress(f"next: sudo systemctl enable --now {_NAME}")
     progress(f"then: sudo -u {user} {status}")
+    show({"service": _NAME, "installed": True}, lambda: None)
 
 
 @app.command()
@@ -359,7 +361,9 @@ def uninstall() -> None:
     """
     from stageloom.shared.systemd.install import uninstall as uninstall_unit
 
-    if uninstall_unit(_NAME, progress):
+    removed = uninstall_unit(_NAME, progress)
+    show({"service": _NAME, "removed": removed}, lambda: None)
+    if removed:
         progress("data and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")
 
 

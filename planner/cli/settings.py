@@ -6,7 +6,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,8 @@ EPILOG: Final = "\b\nWith every command, before or after it:\n" + "\n".join(
 )
 _OWN: Final = (("up",), ("install",), ("planner", "install"))
 """Commands with a --data-dir of their own, since they make it."""
+_HERE: Final = (*_OWN, *((*noun, verb) for noun in ((), ("planner",)) for verb in ("uninstall", "migrate")))
+"""Commands about this machine, which no planner elsewhere carries out."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ def take_options(words: Sequence[str]) -> list[str]:
     """A command line without the options that stand anywhere; they are in `settings` from now on.
 
     Raises:
-        InputError: one of them lacks its value.
+        InputError: one of them lacks its value, or they do not go together, or not with the command.
     """
     taken = Settings(
         planner=os.environ.get(PLANNER_VARIABLE, ""), token_file=os.environ.get(TOKEN_FILE_VARIABLE, "")
@@ -75,9 +77,20 @@ def take_options(words: Sequence[str]) -> list[str]:
             named.add(name)
         else:
             rest.append(word)
-    if taken.data_dir and any(tuple(rest[: len(own)]) == own for own in _OWN):
+    if taken.data_dir and _is_one_of(rest, _OWN):
         rest += ["--data-dir", taken.data_dir]
-    if taken.data_dir and "--planner" not in named:
+    if "--planner" in named and _is_one_of(rest, _HERE):
+        raise InputError(
+            f"`stageloom {' '.join(rest[:2])}` is about this machine, and --planner names another",
+            remedy="leave --planner out, or run it there",
+        )
+    if {"--data-dir", "--planner"} <= named:
+        raise InputError("--data-dir and --planner name two planners", remedy="leave one of them out")
+    if taken.data_dir:
         taken.planner = ""  # what is said here goes before the environment
     settings.__dict__.update(taken.__dict__)
     return rest
+
+
+def _is_one_of(words: Sequence[str], commands: Iterable[Sequence[str]]) -> bool:
+    return any(tuple(words[: len(command)]) == command for command in commands)

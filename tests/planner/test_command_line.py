@@ -1,5 +1,6 @@
 """What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -155,3 +156,11 @@ def test_old_words_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     commands = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line.split()}
     assert {"prediction", "replan"} <= commands
     assert not {"predictions", "replans", "backup", "trust-clock"} & commands
+
+
+@pytest.mark.parametrize("command", ["version", "planner install --dry-run"])
+def test_json_is_one_document_of_commands_about_this_machine_too(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.execute([*command.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
