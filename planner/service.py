@@ -63,6 +63,9 @@ _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 _ENROL_BACKLOG: Final = 128
 _API_BACKLOG: Final = 128
 API_CERTIFICATE_FILE: Final = "api.pem"
+API_NAME: Final = "stageloom-planner"
+"""What the certificate always holds for, beside the host that it was made on."""
+
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
 
@@ -231,14 +234,15 @@ class Planner:
 
     def _serve_api(self, path: Path, fleet: DispatchFleet, clock: Clock) -> None:
         config, address = self.config, self.config.api_address
-        listening, files, pinned = None, None, b""
+        listening, files = None, None
         self.api_url = ""
+        certificate, pinned = _api_certificate(config)  # tokens made now hold when `api` is set later, too
         if address is not None:
-            host = _advertised_host(config, address[0])
-            files, pinned = _api_certificate(config, host.strip("[]"))
+            files = certificate
             listening = listen(*address, backlog=_API_BACKLOG, guarded=False)
             self._undo.append(listening.close)
-            self.api_url = f"https://{host}:{listening.getsockname()[1]}"
+            name = _advertised_host(config, address[0])
+            self.api_url = f"https://{name}:{listening.getsockname()[1]}"
         readers = StoreReaders(config.data_dir, config.database_url)
         self._undo.append(readers.close)
         running = RunningPlanner(
@@ -405,13 +409,15 @@ def _retention(config: PlannerConfig) -> Retention:
     )
 
 
-def _api_certificate(config: PlannerConfig, host: str) -> tuple[tuple[Path, Path], bytes]:
+def _api_certificate(config: PlannerConfig) -> tuple[tuple[Path, Path], bytes]:
     """(files of certificate and key, SHA-256 that tokens pin or empty); our own is made at first use."""
     if config.api_certificate:
         certificate = Path(config.api_certificate)
         return (certificate, Path(config.api_key) if config.api_key else certificate), b""
     own = config.data_dir / API_CERTIFICATE_FILE
-    pinned = certificate_digest(own, host)
+    host, _ = config.api_address or config.listen_address
+    hosts = (API_NAME, _advertised_host(config, host))
+    pinned = certificate_digest(own, subject=API_NAME, hosts=hosts)
     return (own, own), pinned
 
 
@@ -436,7 +442,7 @@ def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
 
 
 def _advertised_host(config: PlannerConfig, host: str) -> str:
-    """Under which name others reach what listens on `host`."""
+    """What others call the machine that listens on `host`."""
     return config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
 
 

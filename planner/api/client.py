@@ -125,7 +125,7 @@ class _PinnedConnection(http.client.HTTPSConnection):
         shown = self.sock.getpeercert(binary_form=True) or b""
         if self._pinned and hashlib.sha256(shown).digest() != self._pinned:
             self.close()
-            raise ssl.SSLCertVerificationError("its certificate is not the one that the token names")
+            raise ssl.SSLCertVerificationError(0, "its certificate is not the one that the token names")
 
 
 class PlannerClient:
@@ -318,6 +318,11 @@ class PlannerClient:
                 remedy="start it with `stageloom up`, or name its --data-dir",
             )
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or error
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return UnavailableError(
+                f"the planner at {self.where} is not trusted: {reason}",
+                remedy="make a new token there with `stageloom access create`, if it is your planner",
+            )
         return UnavailableError(
             f"the planner at {self.where} cannot be asked: {reason}",
             remedy="check the address, the token's file, and that the planner runs with --api",

@@ -10,10 +10,10 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,23 +30,28 @@ from stageloom.shared.messages import enrol
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.private_file import read_private, write_private
 
+if TYPE_CHECKING:
+    from cryptography.x509 import GeneralName
+
 CERTIFICATE_FILE: Final = "enrolment.pem"
 _LIMIT_CHARS: Final = 8192
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
 
-def certificate_digest(path: Path, host: str = "") -> bytes:
+def certificate_digest(
+    path: Path, *, subject: str = "stageloom enrolment", hosts: Sequence[str] = ()
+) -> bytes:
     """SHA-256 of the certificate (DER) in `path`; certificate and key are made first if there is no file.
 
-    A new one names `host`, for clients that know a server by its name; ours know it by the digest.
+    `hosts`: names and addresses that it holds for, where clients look at these, too.
 
     Raises:
         StorageError: the file cannot be written or read, or others could have read it.
         StateError: it holds no certificate.
     """
     if not path.exists():
-        write_private(path, _new_certificate(host))
+        write_private(path, _new_certificate(subject, hosts))
     text = read_private(path, limit_chars=_LIMIT_CHARS, remedy="remove it: the planner makes a new one")
     begin, end = text.find(_BEGIN), text.find(_END)
     try:
@@ -58,7 +63,7 @@ def certificate_digest(path: Path, host: str = "") -> bytes:
     return hashlib.sha256(der).digest()
 
 
-def _new_certificate(host: str) -> str:
+def _new_certificate(subject: str, hosts: Sequence[str]) -> str:
     """A key (ECDSA, P-256) and its self-signed certificate in PEM."""
     # 10 MiB that only the first start needs.
     from cryptography import x509
@@ -66,7 +71,7 @@ def _new_certificate(host: str) -> str:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom planner")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -76,17 +81,23 @@ def _new_certificate(host: str) -> str:
         .not_valid_before(datetime.datetime(2000, 1, 1))
         .not_valid_after(datetime.datetime(9999, 12, 31))
     )
-    if host:
-        try:
-            alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-        except ValueError:
-            alternative = x509.DNSName(host)
-        builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+    if hosts:
+        names = x509.SubjectAlternativeName([*map(_general_name, hosts)])
+        builder = builder.add_extension(names, critical=False)
     certificate = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return (private + certificate.public_bytes(serialization.Encoding.PEM)).decode("ascii")
+
+
+def _general_name(host: str) -> "GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 PER_PEER_S: Final = 5.0

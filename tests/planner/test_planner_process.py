@@ -2,7 +2,10 @@
 
 import json
 import signal
+import socket
+import ssl
 import stat
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -252,6 +255,30 @@ def test_secrets_are_their_owners_alone(planner: PlannerProcess) -> None:
     for name in ("api.sock", "planner.keys"):
         assert stat.S_IMODE((planner.home / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(planner.home.stat().st_mode) == 0o700
+
+
+def test_an_access_token_holds_when_the_api_is_opened_later_and_on_a_restored_planner(
+    own_planner: PlannerProcess, tmp_path: Path
+) -> None:
+    token, saved = tmp_path / "token", tmp_path / "saved.tar"
+    ok(own_planner.home, "access", "create", "ci", "--output", str(token))
+    ok(own_planner.home, "planner", "backup", str(saved))
+    own_planner.stop()
+    restored = tmp_path / "restored"
+    with tarfile.open(saved) as archive:
+        archive.extractall(restored, filter="data")
+    planner = PlannerProcess(restored, "--api", "127.0.0.1:0")
+    try:
+        elsewhere = ["--planner", planner.ready["api"], "--token-file", str(token)]
+        assert stageloom(tmp_path / "nowhere", "status", *elsewhere).stdout.startswith("planner")
+        trusted = ssl.create_default_context()
+        trusted.load_verify_locations(restored / "api.pem")
+        port = int(planner.ready["api"].rpartition(":")[2])
+        for name in ("stageloom-planner", "127.0.0.1"):
+            with socket.create_connection(("127.0.0.1", port)) as bare:
+                trusted.wrap_socket(bare, server_hostname=name).close()
+    finally:
+        planner.stop()
 
 
 def test_an_address_in_use_is_one_line(planner: PlannerProcess, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.version import __version__
 
-KEY_FILES: Final = ("planner.keys", "api.pem")  # by which devices and clients know this planner
+KEY_FILES: Final = ("planner.keys", "api.pem")  # what devices and access tokens know the planner by
 WATCH_WINDOW_S: Final = 5.0
 _HOLDING: Final = threading.Lock()
 _LINE: Final = 512  # characters of a notice

@@ -171,7 +171,7 @@ def test_a_given_certificate_is_shown_and_the_next_connection_sees_its_renewal(t
 
 def given(certificate: Path, key: Path) -> bytes:
     """A certificate and its key as others make them; returns its digest."""
-    digest = certificate_digest(certificate, "localhost")
+    digest = certificate_digest(certificate, hosts=["localhost"])
     begin, end, rest = certificate.read_text().partition("-----END PRIVATE KEY-----\n")
     key.write_text(begin + end)
     certificate.unlink()
