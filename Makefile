@@ -34,7 +34,7 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
 	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor
 
-test-docs: setup docs ## The site, and the tutorial command by command
+test-docs: setup docs ## The site, the tutorial command by command, the examples
 	$(BIN)/python -m pytest -m full tests/docs
 
 test-api: setup ## The API before a stranger's judge, schemathesis, with a token of each role

@@ -154,6 +154,7 @@ class Client:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
+        """`submit`, and the result within `timeout_s`. Raises as `submit` and `TaskFuture`."""
         return self.submit(model, inputs, deadline_s=deadline_s, priority=priority).result(timeout_s)
 
     def _live(self) -> "_Session":
