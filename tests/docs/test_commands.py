@@ -16,26 +16,27 @@ from stageloom.planner.cli.settings import take_options
 _ROOT = Path(__file__).parents[2]
 _PAGES = sorted([_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "examples").rglob("*.md")])
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"`((?:stageloom|stageloom-agent) [^`\n]+)`")
+_INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
+_INLINE = re.compile(r"`([^`]+)`")
 _PROGRAMS: dict[str, Any] = {"stageloom": get_command(planner), "stageloom-agent": get_command(agent)}
+_NOUN = re.compile(rf"(?:{'|'.join(_PROGRAMS['stageloom'].commands)}) [a-z-]+ -")
+"""A command without its program, as prose has it: `plan create --push`."""
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """Command lines of ours in a page, as words."""
-    for block in _FENCE.findall(text):
-        joined = block.replace("\\\n", " ")
-        for line in joined.splitlines():
-            bare = line.strip().removeprefix("$ ").split(" #")[0]
-            for part in re.split(r"\s(?:\||&&|;)\s|\$\(|\)", bare):
-                words = _words(part)
-                start = next(
-                    (at for at, word in enumerate(words) if Path(word).name in _PROGRAMS and "=" not in word),
-                    None,
-                )
-                if start is not None and all(word in _BEFORE for word in words[:start]):
-                    yield [Path(words[start]).name, *words[start + 1 :]]
-    for line in _INLINE.findall(_FENCE.sub("", text)):
-        yield _words(line)
+    """Command lines of ours in a page, as words: of fences, of indented lines and in back-ticks."""
+    prose = _FENCE.sub("", text)
+    lines = [line for block in _FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    inline = [line.replace("\n", " ") for line in _INLINE.findall(_INDENTED.sub("", prose))]
+    lines += [f"stageloom {line}" for line in inline if _NOUN.match(line)]
+    for line in (*lines, *_INDENTED.findall(prose), *inline):
+        bare = line.strip().removeprefix("$ ").split(" #")[0]
+        for part in re.split(r"\s(?:\||&&|;)\s|\$\(|\)", bare):
+            words = _words(part)
+            ours = (at for at, word in enumerate(words) if Path(word).name in _PROGRAMS and "=" not in word)
+            start = next((at for at in ours if words[at - 1] != "-u"), None)  # an account has that name, too
+            if start is not None and all(word in _BEFORE for word in words[:start]) and words[start + 1 :]:
+                yield [Path(words[start]).name, *words[start + 1 :]]
 
 
 _BEFORE = ("sudo", "until", "do", "ssh", "planner", "shop-7", "-u", "stageloom-planner", "stageloom")
@@ -68,6 +69,7 @@ def fault(words: list[str]) -> str:
     return next((f"{path} has no option {option}" for option in given if option not in known), "")
 
 
+@pytest.mark.promise("pages-name-commands")
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_command_lines_in_the_documentation_exist(page: Path) -> None:
     faults = {" ".join(words): fault(words) for words in command_lines(page.read_text(encoding="utf-8"))}
@@ -79,3 +81,8 @@ def test_a_command_line_that_does_not_exist_is_found() -> None:
     assert fault(words) == "stageloom plan create has no option --lane"
     (words,) = command_lines("see `stageloom plan make X`")
     assert "no command 'make'" in fault(words)
+
+
+def test_commands_of_another_account_are_looked_at() -> None:
+    (words,) = command_lines("As `sudo -u stageloom /opt/bin/stageloom-agent status --home\n/x` says.")
+    assert words == ["stageloom-agent", "status", "--home", "/x"]
