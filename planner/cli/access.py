@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.client import new_file
 from stageloom.planner.cli.connection import call, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, progress, show, when
 from stageloom.planner.schema import access as schema
 from stageloom.planner.schema import job as jobs
-from stageloom.shared.private_file import write_private
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Tokens for the planner's API.")
 audit = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See what clients of the API changed.")
@@ -43,12 +43,15 @@ def create(
     stageloom access create ci --role operator --output ci.token
     stageloom device list --planner https://planner:7424 --token-file ci.token
     """
-    reply = call(routes.ACCESS_CREATE, checked(schema.AccessCreateRequest(name=name, role=role)))
+    request = checked(schema.AccessCreateRequest(name=name, role=role))
     if output is not None:
-        write_private(output, reply.token + "\n")
+        with new_file(output) as write:  # first: a token that nobody has could only be revoked
+            reply = call(routes.ACCESS_CREATE, request)
+            write(f"{reply.token}\n".encode())
         show({"name": reply.name, "role": reply.role, "file": str(output)}, lambda: None)
         progress(f"the token of {name} ({role.value}) is in {output}")
         return
+    reply = call(routes.ACCESS_CREATE, request)
     show(reply, lambda: emit(reply.token))
     progress(f"the token of {name} ({role.value}); it is not shown again")
 

@@ -64,7 +64,7 @@ def refused(error: msgspec.ValidationError, plain: Any) -> InputError:
 def _option_of(path: str) -> str:
     """What a person calls the field: `--budget` for `budget_s`, `replicas` for `models[0].replicas`."""
     name = path.rpartition(".")[2].removesuffix("_s")
-    if name in ("device", "plan", "model") or "." in path:
+    if name in ("device", "plan", "model", "policy", "job", "name") or "." in path:
         return name
     own = {"combination": "--combine"}
     return own.get(name, "--" + name.replace("_", "-"))
@@ -75,6 +75,8 @@ def _shown(value: Any) -> str:
 
 
 def _plainly(reason: str) -> str:
+    if "0-9a-f" in reason:
+        return "a digest has letters of 0 to 9 and a to f"
     if "regex" in reason:
         return "a name has 1 to 64 letters, digits, dots, dashes or underscores"
     plain = reason[:1].lower() + reason[1:]

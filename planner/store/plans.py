@@ -27,7 +27,9 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str) -> PlanInf
 def _kept(session: Session, name: str, plan: Plan, scheduler: str) -> PlanRow:
     row = session.get(PlanRow, name)
     if row is not None and row.digest != plan.digest:
-        raise InputError(f"plan {name!r} is {row.digest[:12]}", remedy="choose another --name")
+        raise InputError(
+            f"there is another plan {name!r} already, {row.digest[:12]}", remedy="choose another --name"
+        )
     if row is None:
         row = PlanRow(
             name=name, digest=plan.digest, wire=plan.wire, scheduler=scheduler, created_at_us=now_us(session)
