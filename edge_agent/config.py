@@ -28,6 +28,7 @@ _NO_SETTINGS = (HOME_VARIABLE, SOCKET_VARIABLE)
 _MAX_SETTINGS_BYTES = 1 << 20
 
 Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
+Variance = Annotated[float, Meta(gt=0.0, le=1e15)]
 
 
 class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,9 +60,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     alarms: bool = True  # watch the queues: tell the planner when they diverge, re-plan where it allows that
     alarm_interval_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1  # how often the queues are looked at
     alarm_measure: QueueMeasure = QueueMeasure.WORK  # queues count in seconds of work, or in tasks as in TOP
-    alarm_threshold: Annotated[float, Meta(gt=0.0, le=1e15)] | None = (
-        None  # of the variance; none: by deadlines
-    )
+    alarm_threshold: Variance | None = None  # none: by deadlines
     alarm_cooldown_s: Seconds = 10.0  # between two alarms
     local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
     policy: str = ""  # a checkpoint of `policy train maddpg` to re-plan with alone; empty: the planner's

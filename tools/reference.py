@@ -4,9 +4,10 @@
 document, settings and messages from their types; a docstring is written once, where the code is.
 """
 
+import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -125,6 +126,7 @@ def _api() -> Iterator[str]:
     for name, schema in sorted(made["components"]["schemas"].items()):
         yield f"\n## {name}\n"
         yield _paragraphs(schema.get("description", ""))
+        yield _type(schema) if "enum" in schema else ""
         yield from _schema_rows(schema.get("properties", {}))
 
 
@@ -134,16 +136,25 @@ def _paragraphs(text: str) -> str:
 
 def _fields(struct: type[msgspec.Struct]) -> Iterator[str]:
     _, components = msgspec.json.schema_components([struct], ref_template="{name}")
-    yield from _schema_rows(components[struct.__name__].get("properties", {}))
+    yield from _schema_rows(components[struct.__name__].get("properties", {}), _comments(struct))
 
 
-def _schema_rows(properties: dict[str, Any]) -> Iterator[str]:
+def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """What a comment behind each field says."""
+    return dict(re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(struct), re.MULTILINE))
+
+
+def _schema_rows(properties: dict[str, Any], about: Mapping[str, str] | None = None) -> Iterator[str]:
     if not properties:
         return
-    yield "\n| field | type | default |\n| --- | --- | --- |"
+    head = ("field", "type", "default", *(["what it is"] if about else []))
+    yield f"\n| {' | '.join(head)} |\n|{' --- |' * len(head)}"
     for name, schema in properties.items():
-        default = f"`{msgspec.json.encode(schema['default']).decode()}`" if "default" in schema else ""
-        yield f"| `{name}` | {_cell(_type(schema))} | {_cell(default)} |"
+        value = schema.get("default")
+        long = isinstance(value, dict) and value
+        default = f"`{msgspec.json.encode(value).decode()}`" if "default" in schema and not long else ""
+        told = f" {_cell(about.get(name, ''))} |" if about else ""
+        yield f"| `{name}` | {_cell(_type(schema))} | {_cell(default)} |{told}"
     yield ""
 
 
@@ -163,16 +174,22 @@ def _type(schema: dict[str, Any]) -> str:
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if low is not None or high is not None:
-        return f"{kind}, {'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'}"
+        return f"{kind}, {_bound(low)} to {_bound(high)}"
     return f"{kind}, up to {schema['maxLength']} characters" if "maxLength" in schema else kind
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # -- settings and messages --------------------------------------------------------------------------------
 
 
 def _settings() -> Iterator[str]:
-    from stageloom.edge_agent.config import AgentConfig
+    from stageloom.edge_agent.config import AgentConfig, ModelFile
     from stageloom.planner.config import SETTINGS, PlannerConfig
+    from stageloom.shared.engine.interval_guard import GuardConfig
+    from stageloom.shared.engine.trial import TrialConfig
 
     plain = PlannerConfig()
     yield "# Settings\n"
@@ -187,6 +204,10 @@ def _settings() -> Iterator[str]:
     yield "\n## The agent\n"
     yield "Table `[agent]` of `agent.toml` in its state directory; `STAGELOOM_AGENT_NAME`."
     yield from _fields(AgentConfig)
+    for name, part in (("models", ModelFile), ("trial", TrialConfig), ("guard", GuardConfig)):
+        yield f"\n### {name}\n"
+        yield _paragraphs(part.__doc__ or "")
+        yield from _fields(part)
 
 
 def _messages() -> Iterator[str]:

@@ -60,7 +60,11 @@ def show(
         str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
     ],
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print a plan file, with which `plan create` makes it again.")
+        bool,
+        typer.Option(
+            "--toml",
+            help="Print a plan file of its rules, for `plan create --from`, which searches anew.",
+        ),
     ] = False,
 ) -> None:
     """Print a plan as text. Its rules, and the stage string of every combined block.
