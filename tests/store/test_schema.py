@@ -19,6 +19,7 @@ from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.planner.telemetry import Balance
 from stageloom.shared.errors import InputError, SettingError, StorageError
+from tests.architecture.sources import ROOT
 from tests.store.helpers import NANO, enrol, finish, start
 
 
@@ -155,6 +156,11 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path, database_url:
     for open_it in (Store, ReadStore.open):
         with pytest.raises(StorageError, match=f"9999, newer than {schema.HEAD}.*; upgrade stageloom"):
             open_it(tmp_path, database_url)
+
+
+def test_the_page_of_the_store_has_every_table() -> None:
+    page = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
+    assert [name for name in Table.metadata.tables if f"`{name}`" not in page] == []
 
 
 def test_a_reader_does_not_migrate(tmp_path: Path) -> None:
