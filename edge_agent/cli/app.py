@@ -259,11 +259,6 @@ config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See the 
 app.add_typer(config, name="config")
 
 
-@config.callback()
-def config_group() -> None:
-    """See the agent's settings."""
-
-
 @config.command("show")
 def show_config(
     home: Home = None,

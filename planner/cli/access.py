@@ -84,11 +84,6 @@ def revoke(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     progress(f"the token of {name} is refused from now on")
 
 
-@audit.callback()
-def audit_group() -> None:
-    """See what clients of the API changed."""
-
-
 @audit.command("list")
 def list_audit(
     limit: Annotated[

@@ -22,11 +22,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def group() -> None:
-    """List learned policies, take them over, give them to devices."""
-
-
 @app.command("list")
 def list_policies() -> None:
     """List the policies that are kept, newest first. Works while the planner is down, too.

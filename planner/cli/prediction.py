@@ -19,11 +19,6 @@ app = typer.Typer(
 _SHOWN: Final = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
 
 
-@app.callback()
-def group() -> None:
-    """Predict plans, and see what was measured since."""
-
-
 @app.command("list")
 def list_predictions(
     device: Annotated[

@@ -15,11 +15,6 @@ from stageloom.shared.ids import DeviceId
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at re-plans of devices.")
 
 
-@app.callback()
-def group() -> None:
-    """Look at re-plans of devices."""
-
-
 @app.command("list")
 def list_replans(
     device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,

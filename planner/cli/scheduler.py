@@ -18,11 +18,6 @@ from stageloom.shared.errors import InputError
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List schedulers, and compare them.")
 
 
-@app.callback()
-def group() -> None:
-    """List schedulers, and compare them."""
-
-
 @app.command("list")
 def list_schedulers() -> None:
     """List what --scheduler and --policy take, and what each does.

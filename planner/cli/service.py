@@ -176,6 +176,8 @@ def watch(
                 reply = look()
                 emit_table(_COLUMNS, _rows(reply), empty="no device is enrolled")
                 tell_troubles(reply.devices)
+                if reply.cut:
+                    progress(_CUT)
 
 
 @app.command()
@@ -229,11 +231,6 @@ def show_config() -> None:
     show(reply, lambda: emit_table(columns, rows, empty="there is no setting"))
 
 
-@config.callback()
-def config_group() -> None:
-    """See the planner's settings."""
-
-
 def version() -> None:
     """Print the version.
 
@@ -257,6 +254,7 @@ def _options(
     """Options before a command; the help text is the app's."""
 
 
+_CUT = "these are not all devices and models; name a device, or see `stageloom device list`"
 _COLUMNS = ["device", "online", "state", "generation", "model", "tasks/s", "p50 ms", "p99 ms", "queued"]
 
 
@@ -296,7 +294,8 @@ def _live(look: Callable[[], schema.WatchReply], count: int, interval_s: float) 
     with Live(auto_refresh=False) as live:
         for _ in _looks(count, interval_s):
             reply = look()
-            live.update(rich_table(_COLUMNS, _rows(reply), books_line(reply.telemetry)), refresh=True)
+            title = books_line(reply.telemetry) + (f"\n{_CUT}" if reply.cut else "")
+            live.update(rich_table(_COLUMNS, _rows(reply), title), refresh=True)
 
 
 _NAME = "stageloom-planner"

@@ -27,11 +27,6 @@ Output = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give equal policies. Default: 0.")]
 
 
-@app.callback()
-def train() -> None:
-    """Train the learned policies."""
-
-
 @app.command()
 def gpg(
     model: Annotated[

@@ -1,10 +1,10 @@
 """The planner itself, and devices as they run."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
-from stageloom.planner.schema.base import Reply, Request
+from stageloom.planner.schema.base import PAGE_MAX, Reply, Request
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.shared.messages.base import (
     Count,
@@ -18,6 +18,9 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
+
+MAX_RATES: Final = 1024
+"""Models of devices in one look."""
 
 
 class ModelRate(Reply, frozen=True, kw_only=True):
@@ -50,10 +53,13 @@ class WatchRequest(Request, frozen=True, kw_only=True):
 
 
 class WatchReply(Reply, frozen=True, kw_only=True):
+    """Devices by name. `cut`: there are more of them, or more rates, than one reply holds."""
+
     at_us: MicroSeconds
-    devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
-    rates: Annotated[tuple[ModelRate, ...], Meta(max_length=1024)]
+    devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=PAGE_MAX)]
+    rates: Annotated[tuple[ModelRate, ...], Meta(max_length=MAX_RATES)]
     telemetry: TelemetryBooks
+    cut: bool = False
 
 
 class StatusRequest(Request, frozen=True, kw_only=True):

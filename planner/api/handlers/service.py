@@ -16,7 +16,7 @@ from stageloom.planner.api.handlers.devices import now
 from stageloom.planner.api.handlers.plans import position
 from stageloom.planner.config import SETTINGS, PlannerConfig
 from stageloom.planner.schema import access, job, service
-from stageloom.planner.schema.base import Done, Page
+from stageloom.planner.schema.base import PAGE_MAX, Done, Page
 from stageloom.planner.schema.job import JobInfo, JobState
 from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest
 from stageloom.planner.store.access import (
@@ -95,13 +95,13 @@ def watch_events(
 
 def _watched(api: ApiContext, device: DeviceId | None) -> service.WatchReply:
     if device is None:
-        infos = now(api, api.store.read(device_infos, limit=256))
+        infos = now(api, api.store.read(device_infos, limit=PAGE_MAX + 1))
     else:
         infos = now(api, [api.store.read(device_info, device)])
     window_us = round(WATCH_WINDOW_S * 1e6)
     unread: dict[DeviceId, str] = {}
     rates: list[service.ModelRate] = []
-    for info in infos:
+    for info in infos[:PAGE_MAX]:
         if info.online:
             rows, unread[info.device] = api.store.read(newest_telemetry, info.device, RATE_KINDS, window_us)
             rates += model_rates(info.device, rows)
@@ -109,10 +109,11 @@ def _watched(api: ApiContext, device: DeviceId | None) -> service.WatchReply:
         at_us=api.clock.wall_us(),
         devices=tuple(
             msgspec.structs.replace(info, unshown=info.unshown or unread.get(info.device, ""))
-            for info in infos
+            for info in infos[:PAGE_MAX]
         ),
-        rates=tuple(rates[:1024]),
+        rates=tuple(rates[: service.MAX_RATES]),
         telemetry=_books(api, device),
+        cut=len(infos) > PAGE_MAX or len(rates) > service.MAX_RATES,
     )
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiContext
+from stageloom.planner.api.handlers import service
 from stageloom.planner.schema.base import Request
 from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileRequest
 from stageloom.planner.schema.model import ModelListRequest
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanHistoryRequest
 from stageloom.planner.schema.replan import ReplanningChangeRequest, ReplanningShowRequest
-from stageloom.planner.schema.service import SettingsRequest
+from stageloom.planner.schema.service import SettingsRequest, WatchRequest
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, NotFoundError
@@ -102,3 +103,14 @@ def test_settings_are_told_without_a_password(tmp_path: Path) -> None:
     told = {one.name: one for one in answer_of(api, routes.SETTINGS, SettingsRequest()).settings}
     assert told["database_url"].value == "postgresql+psycopg://planner:***@db/planner"
     assert not told["database_url"].default and told["listen"].default
+
+
+def test_a_look_at_more_devices_than_it_holds_says_so(
+    api: ApiContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        enrol(api.store, DeviceId(f"camera-{number}"), number + 2)
+    assert not answer_of(api, routes.WATCH, WatchRequest()).cut
+    monkeypatch.setattr(service, "PAGE_MAX", 2)
+    look = answer_of(api, routes.WATCH, WatchRequest())
+    assert ([info.device for info in look.devices], look.cut) == (["camera-0", "camera-1"], True)
