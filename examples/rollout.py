@@ -25,7 +25,7 @@ from stageloom.planner.schema.plan import (
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
 
-ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
+ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back", "superseded")
 POLL_S: Final = 1.0
 
 
@@ -40,7 +40,7 @@ def outcome(client: PlannerClient, pushed: Pushed, patience_s: float) -> History
     """The generation of a push, once it has ended.
 
     Raises:
-        TimeoutError: it has not, for so long: the device is offline, or something newer was pushed to it.
+        TimeoutError: it has not, for so long: it may be offline.
     """
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s:

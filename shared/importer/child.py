@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> int:
         outcome = {"exhausted": True}
     except OSError as error:
         return _storage_code(error)
+    except ModuleNotFoundError as error:
+        outcome = {"missing": error.name}
     except Exception as error:  # the top of this process: whatever a hostile file provokes is reported
         outcome = {"crashed": " ".join(f"{type(error).__name__}: {error}".split())}
     try:

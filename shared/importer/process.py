@@ -186,6 +186,8 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
         if speaks_of_memory(cause):
             raise _out_of_memory(path, limits, cause)
         raise ModelError(cause, remedy=remedy)
+    if "missing" in outcome:
+        raise ModuleNotFoundError(f"No module named {outcome['missing']!r}", name=outcome["missing"])
     if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
         raise _out_of_memory(path, limits)
     if "crashed" in outcome:

@@ -58,7 +58,7 @@ def test_no_example_goes_untried() -> None:
     found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")}
     assert found - {"__init__.py"} == EXAMPLES
     page = (ROOT / "docs" / "examples.md").read_text()
-    assert set(re.findall(r'--8<-- "examples/(.*)"', page)) == EXAMPLES
+    assert set(re.findall(r"^--8<--\nexamples/(.*)\n--8<--$", page, re.MULTILINE)) == EXAMPLES
 
 
 def test_an_application_counts_how_its_tasks_end(device: Device) -> None:
