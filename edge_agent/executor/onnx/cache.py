@@ -45,6 +45,7 @@ class SessionKey:
     merge: bool = False  # the operators as one convolution
     stream: int | None = None  # on a device the stream that it belongs to; None on the processor
     tf32: bool = False
+    copy: int = 0  # of several equal sessions, where one serves one caller at a time
 
 
 class ValuesSession(Protocol):
@@ -129,7 +130,7 @@ class SessionCache(SharedTable[SessionKey, SessionT]):
                 parsed[digest] = ModelParts(artifacts[digest])
             return parsed[digest]
 
-        for key in sorted(keys, key=attrgetter("artifact", "batch", "ops", "stream")):
+        for key in sorted(keys, key=attrgetter("artifact", "batch", "ops", "stream", "copy")):
             new = self.get(key) is None
             session = self.ensure(key, holder, partial(parts, key.artifact))
             if new and made is not None:

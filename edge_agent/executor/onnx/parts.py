@@ -10,6 +10,8 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,6 +30,7 @@ from stageloom.shared.merge import MergedConvolution, merged
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
 _TENSOR_NAME = 8
+_TENSOR_RAW_DATA = 9
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
@@ -38,8 +41,9 @@ class ModelParts:
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         with artifact.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._model = memoryview(mapped)[artifact.onnx_offset :]
+            # Private, not read-only: who takes views of it may insist on memory that could be written to.
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._model = memoryview(self._mapped)[artifact.onnx_offset :]
         self._source: ModelSource | None = None
         self._weights: dict[str, memoryview] = {}
 
@@ -68,6 +72,39 @@ class ModelParts:
             head = _head(_GRAPH_INITIALIZER, len(weight))
             _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
             _write(fd, weight)
+
+    def nodes(self, ops: Sequence[int]) -> list[onnx.NodeProto]:
+        """The nodes of some operators."""
+        nodes = self._parsed.model.graph.node
+        return [nodes[index] for op in ops for index in self.artifact.graph.operators[op].nodes]
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A copy of a weight; None where the model computes what has that name.
+
+        Raises:
+            ModelError: the artifact's ONNX part is broken.
+        """
+        _ = self._parsed
+        return _array(self._weights, name) if name in self._weights else None
+
+    def weight(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray | None:
+        """A weight of the artifact as a view of the mapped file, where it lies there as an array would.
+
+        The view keeps the file mapped and is not to be written to. None for a weight that is not in the file,
+        or that is not this array.
+        """
+        _ = self._parsed
+        encoded = self._weights.get(name)
+        if encoded is None:
+            return None
+        raw = next((value for number, _, value in _fields(encoded) if number == _TENSOR_RAW_DATA), None)
+        if raw is None or len(raw) != dtype.itemsize * prod(shape):
+            return None
+        return np.frombuffer(raw, dtype).reshape(shape)
+
+    def release_pages(self) -> None:
+        """Give pages of the mapped file back that were read; they are read again when they are needed."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def _reads_and_makes_all(self) -> bool:

@@ -12,7 +12,7 @@ from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.ids import TensorId
+from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.launch_list import Item
 
 Atom = tuple[int, ...]
@@ -37,8 +37,10 @@ class SessionProgram:
 class CombinedPrograms:
     """The atoms of one combined block."""
 
-    def __init__(self, bound: BoundPlan, combined: int) -> None:
+    def __init__(self, bound: BoundPlan, combined: int, *, one_caller: bool = False) -> None:
+        """`one_caller`: a session runs in one lane at a time; replicas in several lanes want copies of it."""
         self._bound = bound
+        self._copies = copies_of(bound) if one_caller else {}
         self._combined = bound.combined[combined]
         self._threads = bound.executor_of(combined).intra_op_threads
         self._lowered = partial(bound.launches, combined)
@@ -89,7 +91,8 @@ class CombinedPrograms:
             position += len(atom)
 
     def _key(self, item: Item, ops: Atom, bucket: int) -> SessionKey:
-        model = self._bound.models[self._combined.members[item.member].model]
+        member = self._combined.members[item.member]
+        model = self._bound.models[member.model]
         graph = self._combined.graph
         return SessionKey(
             artifact=model.plan.artifact,
@@ -97,6 +100,7 @@ class CombinedPrograms:
             batch=bucket,
             intra_op_threads=self._threads,
             merge=item.merge,
+            copy=self._copies.get((member.model, member.replica), 0),
         )
 
     def _dead(self, items: tuple[Item, ...]) -> tuple[tuple[TensorId, ...], ...]:
@@ -119,3 +123,19 @@ class CombinedPrograms:
             for op in item.ops
             for tensor in (*operators[graph.model_op(op)].inputs, *operators[graph.model_op(op)].outputs)
         }
+
+
+def copies_of(bound: BoundPlan) -> dict[tuple[int, int], int]:
+    """Per replica of a model the copy of its artifact's sessions that it runs.
+
+    An artifact has as many copies as it has replicas, but no more than there are lanes. Replicas that share
+    one take turns.
+    """
+    replicas: dict[Digest, int] = {}
+    copies = {}
+    for index, model in enumerate(bound.models):
+        for replica in range(model.plan.replicas):
+            number = replicas.get(model.plan.artifact, 0)
+            copies[index, replica] = number % bound.plan.lanes
+            replicas[model.plan.artifact] = number + 1
+    return copies

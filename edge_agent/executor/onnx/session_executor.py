@@ -38,6 +38,7 @@ from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Member
 
@@ -56,10 +57,11 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
     passes_slots: ClassVar[bool] = True
+    one_caller: ClassVar[bool] = False  # a session runs in one lane at a time
 
     def __init__(self) -> None:
         super().__init__()
-        self._cache: SessionCache[ValuesSession] = SessionCache(self._open)
+        self._cache: SessionCache[ValuesSession] = SessionCache(self._open, self._weigh)
 
     @abstractmethod
     def _open(self, key: SessionKey, source: ModelParts) -> ValuesSession:
@@ -68,6 +70,11 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         Raises:
             ExecutorError: the backend cannot build it.
         """
+
+    @staticmethod
+    def _weigh(key: SessionKey, graph: Graph) -> int:
+        """Bytes that a session keeps for as long as it is there."""
+        return weight_bytes(key, graph)
 
     # Plans and programs
 
@@ -78,7 +85,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
-        weights = _session_bytes(bound, self.name)
+        weights = self._session_bytes(bound)
         missing = sum(size for key, size in weights.items() if alone or self._cache.get(key) is None)
         present = 0 if alone else self._held_activation_bytes
         return missing + max(0, _activation_bytes(bound, self.name) - present)
@@ -88,9 +95,26 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         """Weights of every session that is kept or that a loaded plan may want, and the most activations."""
         weights: dict[SessionKey, int] = {}
         for loaded in list(self._plans.values()):
-            weights |= _session_bytes(loaded.bound, self.name)
+            weights |= self._session_bytes(loaded.bound)
         weights |= self._cache.idle()
         return sum(weights.values()) + self._held_activation_bytes
+
+    def _session_bytes(self, bound: BoundPlan) -> dict[SessionKey, int]:
+        """Every session that the plan may want, with the bytes that it keeps."""
+        graphs = {model.plan.artifact: model.graph for model in bound.models}
+        return {
+            key: self._weigh(key, graphs[key.artifact])
+            for index, programs in self._programs_of(bound).items()
+            for bucket_of in _every_bucket(bound, bound.combined[index].members)
+            for key in programs.keys(bucket_of)
+        }
+
+    def _programs_of(self, bound: BoundPlan) -> dict[int, CombinedPrograms]:
+        """By combined block that this executor runs."""
+        return {
+            index: CombinedPrograms(bound, index, one_caller=self.one_caller)
+            for index in bound.run_by(self.name)
+        }
 
     @property
     def _held_activation_bytes(self) -> int:
@@ -105,7 +129,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         """
         require_precision(bound, self.name, self.precisions, "use fp32, which keeps the model's own types")
         require_artifacts(bound, artifacts)
-        combined = {index: CombinedPrograms(bound, index) for index in bound.run_by(self.name)}
+        combined = self._programs_of(bound)
         singles = {
             session
             for index, programs in combined.items()
@@ -211,17 +235,6 @@ def _run_rows(session: ValuesSession, values: Values) -> None:
         session.run(rows[-1])
     for tensor in rows[0].keys() - set(known):
         values[tensor] = np.concatenate([made[tensor] for made in rows])
-
-
-def _session_bytes(bound: BoundPlan, executor: str) -> dict[SessionKey, int]:
-    """Every session that the plan may want of an executor, with the bytes of its weights."""
-    graphs = {model.plan.artifact: model.graph for model in bound.models}
-    return {
-        key: weight_bytes(key, graphs[key.artifact])
-        for index in bound.run_by(executor)
-        for bucket_of in _every_bucket(bound, bound.combined[index].members)
-        for key in CombinedPrograms(bound, index).keys(bucket_of)
-    }
 
 
 def _activation_bytes(bound: BoundPlan, executor: str) -> int:
