@@ -27,7 +27,7 @@ Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready),
 """
 
 SERVICE_NAME = "stageloom-agent"
-_EXECUTORS = "onnx, onnx_cuda, torch_cuda, torch_cpu or null"
+_EXECUTORS = "onnx, openvino, onnx_cuda, torch_cuda, torch_cpu or null"
 
 # typer carries its own copy of click, whose usage errors have no public name.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

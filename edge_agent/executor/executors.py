@@ -33,6 +33,11 @@ _WHERE = {
         "OnnxCudaExecutor",
         "pip install 'stageloom[edge,onnx-gpu]'",
     ),
+    "openvino": (
+        "stageloom.edge_agent.executor.openvino.executor",
+        "OpenvinoExecutor",
+        "pip install 'stageloom[edge,openvino]'",
+    ),
     "torch_cpu": (
         "stageloom.edge_agent.executor.torch.cpu",
         "TorchCpuExecutor",

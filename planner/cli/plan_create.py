@@ -27,7 +27,7 @@ from stageloom.shared.ids import DeviceId
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.search.rivals import policies
 
-EXECUTORS: Final = ("onnx", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
+EXECUTORS: Final = ("onnx", "openvino", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
 
 
 def _executor(name: str | None) -> str | None:

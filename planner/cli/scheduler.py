@@ -90,7 +90,7 @@ def compare(
     \b
     Fields for --from alone:
       members_max   blocks per combined block at most; 2
-      executor      onnx, onnx_cuda, torch_cuda, torch_cpu or null; onnx
+      executor      onnx, openvino, onnx_cuda, torch_cuda, torch_cpu or null; onnx
       r             operators per group at most
       s             groups per stage at most
     """

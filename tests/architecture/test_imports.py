@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.sources import ROOT, below, modules
 
-CHOSEN_LATER = ("onnx", "onnxruntime", "torch")  # backends load when an executor is chosen
+CHOSEN_LATER = ("onnx", "onnxruntime", "openvino", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
 HTTP = ("starlette", "uvicorn")
 PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", *HTTP, "stageloom.planner", "stageloom.migrations")
@@ -26,7 +26,7 @@ AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the bac
     m
     for m in AGENT
     if m not in WITH_TORCH
-    and not m.startswith("stageloom.edge_agent.executor.onnx")
+    and not m.startswith(("stageloom.edge_agent.executor.onnx", "stageloom.edge_agent.executor.openvino"))
     and not below(m, "stageloom.edge_agent.verify")
 ]
 AGENT_CLI = [

@@ -1,0 +1,175 @@
+"""`openvino`: OpenVINO's kernels on the processor.
+
+With one thread a session has none of its own: a lane's thread computes, wherever that is pinned. float32 is
+computed as float32 on every processor, float16 in float32. What OpenVINO would compute in fewer bits than the
+model says is refused.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from stageloom.edge_agent.executor.base import one_line
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders, weight_bytes
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
+from stageloom.edge_agent.executor.openvino.misread import misread
+from stageloom.edge_agent.executor.openvino.model import openvino, read_model
+from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
+from stageloom.shared.errors import ExecutorError, ModelError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
+
+REMEDY: Final = "use the executor onnx for this model"
+
+ELEMENT_TYPES: Final = frozenset(
+    {"float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool"}
+)
+"""What tensors that cross sessions may hold. OpenVINO computes float64 in float32, uint32 and uint64 in
+int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` checks inputs."""
+
+_SESSION_BYTES: Final = 768 << 10
+"""What a compiled model takes beside weights and tensors; 0.7 MiB were seen."""
+
+_OWN_TENSORS: Final = 2
+"""How many of its largest tensors a compiled model keeps for what passes between its operators."""
+
+_SUMMARY = re.compile(r"^-- (.+)$", re.MULTILINE)
+_WHERE_RAISED = re.compile(r"Exception from \S+:|Check '[^']*' failed at \S+:")
+
+
+class OpenvinoExecutor(SessionExecutor):
+    """Sessions of OpenVINO."""
+
+    name = "openvino"
+    one_caller = True
+
+    def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:
+        return open_session(key, source)
+
+    @staticmethod
+    def _weigh(key: SessionKey, graph: Graph) -> int:
+        return session_bytes(key, graph)
+
+
+def session_bytes(key: SessionKey, graph: Graph) -> int:
+    """What a session keeps: weights in its kernels' layout, its own tensors, and its operators' descriptions.
+
+    Kernels that were stacked for a merge are in no file, and are kept as they were read, too.
+    """
+    weights = weight_bytes(key, graph)
+    made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
+    own = _OWN_TENSORS * key.batch * max(made, default=0) if len(key.ops) > 1 else 0
+    return _SESSION_BYTES + own + weights * (2 if key.merge else 1)
+
+
+def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
+    """Make a session.
+
+    Raises:
+        ExecutorError: OpenVINO does not have an operator, or would compute one differently.
+    """
+    graph = source.artifact.graph
+    inputs, outputs = borders(graph, key.ops)
+    for tensor in (*inputs, *outputs):
+        if graph.tensors[tensor].dtype not in ELEMENT_TYPES:
+            what = f"{graph.tensors[tensor].name!r} of model {graph.name!r} is {graph.tensors[tensor].dtype}"
+            raise ExecutorError(f"{what}, in which openvino does not compute", remedy=REMEDY)
+    try:
+        if kind := misread(source.nodes(key.ops), source):
+            what = f"openvino computes {kind} of model {graph.name!r} differently than ONNX says"
+            raise ExecutorError(what, remedy=REMEDY)
+        model = read_model(_core(), source, key)
+        _refuse_strings(model, graph)
+        compiled = _core().compile_model(model, "CPU", _properties(key.intra_op_threads))
+        session = OpenvinoSession(
+            compiled.create_infer_request(),
+            _ports(compiled.inputs, inputs, graph, key.batch),
+            _ports(compiled.outputs, outputs, graph, key.batch),
+        )
+    except ModelError as error:
+        raise ExecutorError(str(error)) from error
+    except ExecutorError:
+        raise
+    except Exception as error:  # OpenVINO's exceptions share no base class
+        raise ExecutorError(
+            f"openvino cannot load {len(key.ops)} operators of model {graph.name!r}: {reason(error)}",
+            remedy=REMEDY,
+        ) from error
+    finally:
+        source.release_pages()
+    return session
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of OpenVINO says, without the places in its sources."""
+    if found := _SUMMARY.findall(str(error).partition("Summary:")[2]):
+        return "; ".join(found)[:300]
+    return one_line(error.with_traceback(None)) if not str(error) else _WHERE_RAISED.sub("", one_line(error))
+
+
+@cache
+def _core() -> Any:
+    """Of the process: it holds the plugin."""
+    return openvino.Core()
+
+
+def _properties(threads: int) -> Mapping[str, Any]:
+    """How a model is compiled: exactly, and with no thread but the caller's and those that were asked for.
+
+    Without a stream a compiled model runs on the caller's thread and has no other. With one it would have two
+    idle threads of its own: 200 for a plan of a hundred sessions.
+    """
+    return {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 0 if threads == 1 else 1,
+        "ENABLE_CPU_PINNING": False,  # it would pin every session's threads to the same cores
+        "INFERENCE_PRECISION_HINT": "f32",
+        "EXECUTION_MODE_HINT": "ACCURACY",
+    }
+
+
+def _refuse_strings(model: Any, graph: Graph) -> None:
+    """Raises:
+    ExecutorError: an operator makes strings, for which the processor's plugin has no kernels.
+    """
+    for node in model.get_ops():
+        if any(port.get_element_type() == openvino.Type.string for port in node.outputs()):
+            raise ExecutorError(
+                f"openvino has no kernels for strings, as in model {graph.name!r}", remedy=REMEDY
+            )
+
+
+def _ports(found: Sequence[Any], tensors: Sequence[TensorId], graph: Graph, batch: int) -> tuple[Port, ...]:
+    """The tensors' places in a compiled model. An input that nothing reads has none there.
+
+    Raises:
+        ExecutorError: there is a tensor that the graph does not know, or one is not what the graph says.
+    """
+    places = {name: (index, port) for index, port in enumerate(found) for name in _names(port)}
+    ports = []
+    for tensor in tensors:
+        described = graph.tensors[tensor]
+        if described.name not in places:
+            continue
+        index, port = places[described.name]
+        dtype, shape = np.dtype(described.dtype), tuple(described.batched(batch))
+        fixed = bool(port.partial_shape.is_static)
+        if port.element_type.to_dtype() != dtype or (fixed and tuple(port.shape) != shape):
+            made = f"{port.element_type.to_dtype()} {port.partial_shape}"
+            raise ExecutorError(
+                f"openvino has {described.name!r} as {made}, not {dtype} {list(shape)}", remedy=REMEDY
+            )
+        ports.append(Port(index, tensor, described.name, dtype, shape, fixed))
+    if {port.index for port in ports} != set(range(len(found))):
+        raise ExecutorError(f"openvino names the tensors of model {graph.name!r} differently", remedy=REMEDY)
+    return tuple(ports)
+
+
+def _names(port: Any) -> set[str]:
+    """What a tensor is called: a port may have lost its names, and a result has another than its tensor."""
+    node: str = port.get_node().friendly_name
+    return {*port.names, node.removesuffix("/sink_port_0")}

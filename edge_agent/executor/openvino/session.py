@@ -1,0 +1,81 @@
+"""One sub-model on OpenVINO's processor plugin, run on the calling thread."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from stageloom.edge_agent.executor.onnx.cache import Values
+from stageloom.edge_agent.executor.openvino.model import openvino
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TensorId
+
+_INT32: Final = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output of a compiled model, by its place there."""
+
+    index: int
+    tensor: TensorId
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fixed: bool = True  # OpenVINO knows the shape before it runs
+
+
+@dataclass(frozen=True, slots=True)
+class OpenvinoSession:
+    """A compiled model with its one request: callers take turns, as the compiled model has one graph."""
+
+    request: Any
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def run(self, values: Values) -> None:
+        """Read inputs from `values` and put outputs there; arrays pass by reference both ways.
+
+        Raises:
+            ExecutorError: an input holds what 32 bits do not, or an output has another shape than the graph.
+        """
+        # A request keeps addresses and no references: these are held until it has ended.
+        feeds = [_readable(values[port.tensor], port) for port in self.inputs]
+        made = [np.empty(port.shape, port.dtype) if port.fixed else None for port in self.outputs]
+        with self._turn:
+            for port, array in zip(self.inputs, feeds, strict=True):
+                self.request.set_input_tensor(port.index, openvino.Tensor(array, shared_memory=True))
+            for port, out in zip(self.outputs, made, strict=True):
+                if out is not None:
+                    self.request.set_output_tensor(port.index, openvino.Tensor(out, shared_memory=True))
+            self.request.infer({}, share_outputs=True)
+            for port, out in zip(self.outputs, made, strict=True):
+                values[port.tensor] = self._copied(port) if out is None else out
+
+    def _copied(self, port: Port) -> np.ndarray:
+        array: np.ndarray = self.request.get_output_tensor(port.index).data
+        if array.shape != port.shape:
+            raise ExecutorError(
+                f"openvino makes {port.name!r} as {list(array.shape)}, the model as {list(port.shape)}",
+                remedy="use the executor onnx for this model",
+            )
+        return array.copy()
+
+
+def _readable(array: np.ndarray, port: Port) -> np.ndarray:
+    """The array as OpenVINO takes it without a copy: in C order, aligned and writeable; nothing writes to it.
+
+    Raises:
+        ExecutorError: it holds an integer beyond 32 bits, with which OpenVINO would compute something else.
+    """
+    if array.shape != port.shape or array.dtype != port.dtype:
+        wanted = f"{port.dtype} {list(port.shape)}"
+        raise ExecutorError(f"{port.name!r} is {array.dtype} {list(array.shape)}, not {wanted}")
+    if port.dtype == np.int64 and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+        raise ExecutorError(
+            f"{port.name!r} holds integers beyond 32 bits, in which openvino computes",
+            remedy="use the executor onnx for this model",
+        )
+    return array if array.flags.carray else array.copy(order="C")

@@ -1,0 +1,149 @@
+"""Plans on `openvino`: copies for replicas, what is stated and held, operators' times, strangers' models."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.onnx.program import copies_of
+from stageloom.edge_agent.executor.openvino.executor import OpenvinoExecutor
+from stageloom.edge_agent.verify.check import verify_artifact
+from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import InstanceId, PlanKey
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.plan import ExecutorOptions, Member, Plan
+from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
+from tests.executor.drive import KEY, halves, load, run
+from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.openvino.small import artifact_from, one_node
+from tests.importer.classes import CLASSES
+from tests.importer.test_classes import HALF_TOLERANCE, _imported
+
+
+@pytest.fixture
+def openvino() -> Iterator[OpenvinoExecutor]:
+    """A new one."""
+    made = OpenvinoExecutor()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def model() -> Artifact:
+    return artifact_of("squeezenet")
+
+
+def replicated(model: Artifact, replicas: int, lanes: int) -> Plan:
+    """Two blocks, each combined block with one member."""
+    cut = halves(model)
+    groups = [[Member(0, replica, block)] for replica in range(replicas) for block in (0, 1)]
+    return plan_of([model], [cut], groups, replicas=replicas, lanes=lanes)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "lanes", "copies"), [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 2), (3, 2, 2), (2, 4, 2)]
+)
+def test_replicas_in_several_lanes_have_sessions_of_their_own(
+    replicas: int, lanes: int, copies: int, openvino: OpenvinoExecutor, model: Artifact
+) -> None:
+    """As a session serves one caller at a time: with one session two lanes would be as fast as one."""
+    plan = replicated(model, replicas, lanes)
+    bound = bound_of(plan, [model])
+    assert sorted(set(copies_of(bound).values())) == list(range(copies))
+    stated = openvino.stated_bytes(bound)
+    load(openvino, plan, [model])
+    assert openvino.sessions == 2 * copies
+    assert openvino.held_bytes == stated and openvino.stated_bytes(bound) == 0
+    openvino.unload(KEY)
+    assert openvino.sessions == 0
+
+
+def test_models_of_one_artifact_count_together(model: Artifact) -> None:
+    groups = [[Member(index, 0, 0)] for index in (0, 1)]
+    bound = bound_of(plan_of([model, model], [(), ()], groups, lanes=2), [model])
+    assert copies_of(bound) == {(0, 0): 0, (1, 0): 1}
+
+
+def test_a_plan_with_more_replicas_reuses_the_sessions_there_are(
+    openvino: OpenvinoExecutor, model: Artifact
+) -> None:
+    load(openvino, replicated(model, 1, 2), [model])
+    alone = openvino.stated_bytes(bound_of(replicated(model, 2, 2), [model]), alone=True)
+    assert 0 < openvino.stated_bytes(bound_of(replicated(model, 2, 2), [model])) < alone
+    load(openvino, replicated(model, 2, 2), [model], PlanKey(2))
+    assert openvino.sessions == 4
+
+
+def test_every_replica_computes_what_the_model_does(openvino: OpenvinoExecutor, model: Artifact) -> None:
+    bound = load(openvino, replicated(model, 2, 2), [model])
+    steps = StepMaker(KEY, bound)
+    inputs = random_inputs(model.graph, 1)
+    made = []
+    for replica in (0, 1):
+        one = InstanceId(replica + 1)
+        run(openvino, steps.step(2 * replica, {0: (one, 1)}, lane=replica), {one: [inputs]})
+        (row,) = run(openvino, steps.step(2 * replica + 1, {0: (one, 1)}, lane=replica), {})[one]
+        made.append(row["logits"])
+    wanted = reference(model, inputs, ["logits"])["logits"]
+    assert difference(made[0], wanted) < 1e-4 and np.array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "int8"])
+def test_a_precision_that_it_does_not_know_is_refused(
+    precision: str, openvino: OpenvinoExecutor, model: Artifact
+) -> None:
+    options = ExecutorOptions(name="openvino", precision=precision)
+    with pytest.raises(ExecutorError, match=f"openvino executor does not know the precision '{precision}'"):
+        load(openvino, replace(replicated(model, 1, 1), executor=options), [model])
+    assert openvino.sessions == 0
+
+
+@pytest.mark.promise("openvino-refuses-at-load")
+def test_a_model_that_it_cannot_run_is_refused_when_its_plan_is_loaded(
+    openvino: OpenvinoExecutor, tmp_path: Path
+) -> None:
+    model = artifact_from(one_node("Relu", {"x": ("float64", (1, 3))}, ("float64", (1, 3))), tmp_path)
+    with pytest.raises(ExecutorError, match="is float64, in which openvino does not compute") as raised:
+        load(openvino, plan_of([model], [()], [[Member(0, 0, 0)]]), [model])
+    assert raised.value.remedy == "use the executor onnx for this model"
+    assert openvino.sessions == 0 and openvino.held_bytes == 0
+
+
+def test_operators_are_timed(openvino: OpenvinoExecutor, model: Artifact) -> None:
+    times = openvino.time_operators(model, TimingRequest(repeats=2), lambda: True)
+    assert {time.runs for time in times} == {2} and min(time.median_us for time in times) > 0
+
+
+REFUSED = {
+    "branch_that_never_runs": "doesn't support If operation with dynamic rank",
+    "float64": "is float64",
+    "int8_qoperator": "computes QLinearAdd",
+    "short_time_fourier": "Conversion is failed for: STFT",
+    "strings": "No conversion rule found for operations: ai.onnx.ml.LabelEncoder",
+    "trees": "No conversion rule found for operations: ai.onnx.ml.",
+}
+
+
+@pytest.mark.promise("openvino-refuses-at-load")
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_model_of_every_class_agrees_or_is_refused_when_it_is_loaded(
+    name: str, openvino: OpenvinoExecutor, tmp_path: Path
+) -> None:
+    sample = CLASSES[name]()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    _, model = _imported(path, sample, tmp_path)
+    ranges = {name: ValueRange(*ends) for name, ends in sample.ranges.items()}
+    if name in REFUSED:
+        with pytest.raises(ExecutorError) as raised:
+            verify_artifact(model, "greedy", openvino, ranges=ranges, repeats=2)
+        assert REFUSED[name] in raised.value.cause and raised.value.remedy.startswith("use the executor onnx")
+        return
+    report = verify_artifact(model, "greedy", openvino, ranges=ranges, repeats=2)
+    assert not report.failed_tasks, report.reason
+    assert report.stable
+    assert report.difference <= (HALF_TOLERANCE if name == "float16" else 1e-5)

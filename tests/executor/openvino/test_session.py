@@ -1,0 +1,304 @@
+"""One model in OpenVINO: on which thread it runs, what it takes, and what it refuses."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.executor.onnx.cache import Values
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.openvino.executor import ELEMENT_TYPES, _core, open_session, reason
+from stageloom.edge_agent.executor.openvino.misread import misread
+from stageloom.edge_agent.executor.openvino.model import read_model, share_weights
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.importer.values import DTYPES
+from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.openvino.small import artifact_from, both, one_node, opened, whole
+
+SHAPE = (1, 2, 3)
+
+
+def native_threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def values_of(artifact: Artifact, seed: int = 1) -> Values:
+    inputs = random_inputs(artifact.graph, seed)
+    return {t: inputs[artifact.graph.tensors[t].name] for t in artifact.graph.inputs}
+
+
+@pytest.mark.promise("openvino-computes-on-the-lane")
+def test_it_computes_on_the_calling_thread_and_starts_none() -> None:
+    """So who pins a lane's thread pins the computation."""
+    model = artifact_of("squeezenet", width=1.0)
+    opened(model)  # whatever the plugin keeps for the process
+    spent: list[tuple[float, float]] = []
+    started: list[set[str]] = []
+
+    def lane() -> None:
+        before = native_threads()
+        session = opened(model)
+        values = values_of(model)
+        session.run(values)
+        process_s, thread_s = time.process_time(), time.thread_time()
+        for _ in range(10):
+            session.run(values)
+        spent.append((time.process_time() - process_s, time.thread_time() - thread_s))
+        started.append(native_threads() - before)
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    thread.join()
+    ((process_s, thread_s),) = spent
+    assert thread_s > 0.9 * process_s, "other threads computed"
+    assert started == [set()], "a session has threads of its own"
+
+
+def test_more_threads_are_openvinos_own() -> None:
+    model = artifact_of("squeezenet")
+    key = whole(model)
+    values = values_of(model)
+    wide = type(key)(key.artifact, key.ops, key.batch, 2)
+    open_session(wide, ModelParts(model)).run(values)
+    wanted = reference(model, random_inputs(model.graph, 1), ["logits"])["logits"]
+    assert difference(values[model.graph.outputs[0]], wanted) < 1e-4
+
+
+def test_results_are_the_callers_own_and_inputs_stay_as_they_are() -> None:
+    model = artifact_of("squeezenet")
+    session, (output,) = opened(model), model.graph.outputs
+    first, second = values_of(model, 1), values_of(model, 2)
+    given = {tensor: array.copy() for tensor, array in first.items()}
+    session.run(first)
+    kept = first[output].copy()
+    session.run(second)
+    assert np.array_equal(first[output], kept) and not np.array_equal(second[output], kept)
+    assert all(np.array_equal(first[tensor], array) for tensor, array in given.items())
+
+
+@pytest.mark.promise("openvino-computes-on-the-lane")
+def test_callers_take_turns_and_bits_are_equal_on_every_thread() -> None:
+    model = artifact_of("googlenet")
+    session, (output,) = opened(model), model.graph.outputs
+    made: dict[tuple[int, int], bytes] = {}
+
+    def lane(number: int) -> None:
+        for repeat in range(8):
+            values = values_of(model, repeat % 2)
+            session.run(values)
+            made[number, repeat] = values[output].tobytes()
+
+    threads = [threading.Thread(target=lane, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {made[number, 0] for number in range(3)} == {made[0, repeat] for repeat in (0, 2, 4, 6)}
+    assert len(set(made.values())) == 2
+
+
+def layouts() -> dict[str, np.ndarray]:
+    """The same numbers, as arrays of every kind."""
+    plain = np.arange(6, dtype=np.float32).reshape(SHAPE) - 2.5
+    wide = np.zeros((1, 2, 6), np.float32)
+    wide[:, :, ::2] = plain
+    odd = np.zeros(25, np.uint8)
+    odd[1:] = np.frombuffer(plain.tobytes(), np.uint8)
+    locked = plain.copy()
+    locked.flags.writeable = False
+    return {
+        "plain": plain,
+        "strided": wide[:, :, ::2],
+        "column order": np.asfortranarray(plain),
+        "read-only": locked,
+        "unaligned": odd[1:].view(np.float32).reshape(SHAPE),
+        "broadcast": np.broadcast_to(np.float32(1.5), SHAPE),
+        "reversed": plain[:, ::-1],
+    }
+
+
+@pytest.mark.parametrize("kind", layouts())
+def test_arrays_of_every_layout_are_read(kind: str, tmp_path: Path) -> None:
+    array = layouts()[kind]
+    model = artifact_from(one_node("Relu", {"x": ("float32", SHAPE)}, ("float32", SHAPE)), tmp_path)
+    (found,), (wanted,) = both(model, {"x": array})
+    assert np.array_equal(found, wanted) and np.array_equal(wanted, np.maximum(array, 0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 2, 1, 2, 1)])
+@pytest.mark.parametrize("dtype", sorted(set(DTYPES.values()) - {"bfloat16"}))  # numpy has none
+def test_every_element_type_passes_unchanged_or_is_refused(
+    dtype: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    array = np.asarray(np.random.default_rng(1).integers(0, 2, shape) * 100, dtype)
+    model = artifact_from(one_node("Identity", {"x": (dtype, shape)}, (dtype, shape)), tmp_path)
+    if dtype in ELEMENT_TYPES:
+        (found,), _ = both(model, {"x": array})
+        assert found.dtype == array.dtype and found.shape == shape and np.array_equal(found, array)
+        return
+    with pytest.raises(ExecutorError, match=rf"is {dtype}, in which openvino does not compute; use .* onnx"):
+        opened(model)
+
+
+def test_types_that_it_computes_with_fewer_bits_are_not_among_those_it_takes() -> None:
+    assert set(DTYPES.values()) - ELEMENT_TYPES == {"float64", "bfloat16", "uint32", "uint64"}
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**40 + 1])
+def test_an_integer_beyond_32_bits_fails_the_step_and_is_not_cut_off(number: int, tmp_path: Path) -> None:
+    model = artifact_from(one_node("Neg", {"x": ("int64", (3,))}, ("int64", (3,))), tmp_path)
+    (found,), (wanted,) = both(model, {"x": np.array([1, 2**31 - 1, 1 - 2**31])})
+    assert found.dtype == np.int64 and np.array_equal(found, wanted)
+    with pytest.raises(ExecutorError, match="'x' holds integers beyond 32 bits"):
+        opened(model).run({model.graph.inputs[0]: np.array([1, 2, number])})
+
+
+def test_an_array_of_another_shape_or_type_is_refused_by_name(tmp_path: Path) -> None:
+    model = artifact_from(one_node("Relu", {"x": ("float32", SHAPE)}, ("float32", SHAPE)), tmp_path)
+    (x,) = model.graph.inputs
+    for wrong in (np.zeros((1, 2, 4), np.float32), np.zeros(SHAPE, np.float64)):
+        with pytest.raises(ExecutorError, match=r"'x' is .*, not float32 \[1, 2, 3\]"):
+            opened(model).run({x: wrong})
+
+
+QUANTISED = {
+    "xs": np.float32(0.03),
+    "xz": np.uint8(128),
+    "z": np.full((1, 8), 250, np.uint8),
+    "zs": np.float32(0.03),
+    "zz": np.uint8(128),
+    "ys": np.float32(0.03),
+    "yz": np.uint8(128),
+}
+MISREAD: dict[str, tuple[Any, ...]] = {
+    "QLinearAdd": ("QLinearAdd", {"x": ("uint8", (1, 8))}, ("uint8", (1, 8)), QUANTISED),
+    "Resize": (
+        "Resize",
+        {"x": ("float32", (1, 1, 8, 8))},
+        ("float32", (1, 1, 4, 4)),
+        {"scales": np.array([1, 1, 0.5, 0.5], np.float32)},
+    ),
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "QLinearAdd": {
+        "domain": "com.microsoft",
+        "reads": ["x", "xs", "xz", "z", "zs", "zz", "ys", "yz"],
+    },
+    "Resize": {"opset": 18, "reads": ["x", "", "scales"], "mode": "linear", "antialias": 1},
+}
+
+
+@pytest.mark.parametrize("kind", MISREAD)
+def test_what_it_would_compute_differently_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without the refusal it does: once it does not any more, the entry can go."""
+    model = artifact_from(one_node(*MISREAD[kind], **GIVEN[kind]), tmp_path)
+    with pytest.raises(ExecutorError, match=f"openvino computes {kind} of model .* differently"):
+        opened(model)
+    monkeypatch.setattr("stageloom.edge_agent.executor.openvino.executor.misread", lambda *given: "")
+    (tensor,) = model.graph.inputs
+    described = model.graph.tensors[tensor]
+    array = np.asarray(np.random.default_rng(2).integers(200, 255, described.shape), described.dtype)
+    (found,), (wanted,) = both(model, {"x": array})
+    assert difference(found.astype(float), wanted.astype(float)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "given", "outputs"),
+    [
+        ("LSTM", 3, {"layout": 1}, 1),
+        ("LSTM", 8, {}, 1),
+        ("GRU", 3, {"layout": 1}, 1),
+        ("Resize", 1, {"exclude_outside": 1}, 1),
+        ("Resize", 1, {"keep_aspect_ratio_policy": "not_larger"}, 1),
+        ("Attention", 3, {"left_window_size": 2}, 1),
+        ("Attention", 3, {}, 4),
+        ("DFT", 1, {}, 1),
+        ("RoiAlign", 3, {"mode": "max"}, 1),
+        ("SpaceToDepth", 1, {"mode": "CRD"}, 1),
+    ],
+)
+def test_attributes_that_it_does_not_look_at_are_known(
+    kind: str, count: int, given: dict[str, Any], outputs: int
+) -> None:
+    from onnx import helper
+
+    names = [f"i{place}" for place in range(count)]
+    plain = helper.make_node(kind, names[:3], ["y"])
+    node = helper.make_node(kind, names, [f"o{place}" for place in range(outputs)], **given)
+    source = ModelParts(artifact_of("squeezenet"))
+    assert misread([plain, node], source) == kind
+    assert kind == "DFT" or misread([plain], source) == ""
+    body = helper.make_graph([node], "body", [], [])
+    inside = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    assert misread([inside], source) == kind
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("factor", [2.0, 0.6])
+def test_corners_are_aligned_where_the_scale_gives_whole_pixels(
+    mode: str, factor: float, tmp_path: Path
+) -> None:
+    side = int(8 * factor)
+    model = artifact_from(
+        one_node(
+            "Resize",
+            {"x": ("float32", (1, 2, 8, 8))},
+            ("float32", (1, 2, side, side)),
+            {"scales": np.array([1, 1, factor, factor], np.float32)},
+            reads=["x", "", "scales"],
+            mode=mode,
+            coordinate_transformation_mode="align_corners",
+        ),
+        tmp_path,
+    )
+    if factor != int(factor):
+        with pytest.raises(ExecutorError, match="computes Resize"):
+            opened(model)
+        return
+    x = np.random.default_rng(1).standard_normal((1, 2, 8, 8)).astype(np.float32)
+    (found,), (wanted,) = both(model, {"x": x})
+    assert difference(found, wanted) < 1e-5
+
+
+def test_an_operator_that_it_does_not_have_is_named_in_one_line() -> None:
+    error = RuntimeError(
+        "Exception from src/core.cpp:10:\nCheck 'false' failed at src/report.cpp:11:\nFrontEnd API failed\n"
+        "Summary:\n-- No conversion rule found for operations: my.dom.Foo\nTo go on, refer\n"
+    )
+    assert reason(error) == "No conversion rule found for operations: my.dom.Foo"
+    other = RuntimeError("Exception from src/x.cpp:1:\nCheck 'a' failed at src/y.cpp:2:\nit is odd")
+    assert reason(other).split() == ["RuntimeError:", "it", "is", "odd"]
+
+
+@pytest.mark.promise("openvino-weights-once")
+def test_weights_are_views_of_the_artifact_and_are_in_memory_once() -> None:
+    model = artifact_of("googlenet", width=1.0)
+    weights = sum(operator.weight_bytes for operator in model.graph.operators)
+    source = ModelParts(model)
+    read = read_model(_core(), source, whole(model))
+    large = [
+        node
+        for node in read.get_ops()
+        if node.get_type_name() == "Constant" and node.get_byte_size() >= 1 << 14
+    ]
+    assert sum(node.get_byte_size() for node in large) > 0.95 * weights
+    for node in large:
+        view = source.weight(node.friendly_name, node.data.dtype, tuple(node.data.shape))
+        assert view is not None and node.data.ctypes.data == view.ctypes.data
+    assert share_weights(read, source) > 0.95 * weights, "again the same"
+
+
+def test_a_weight_that_the_file_does_not_hold_as_an_array_has_no_view() -> None:
+    source = ModelParts(artifact_of("squeezenet"))
+    assert source.weight("no such", np.dtype(np.float32), (1,)) is None
+    assert source.array("no such") is None
+    name = next(iter(source._weights))
+    array = source.array(name)
+    assert array is not None and source.weight(name, array.dtype, (*array.shape, 2)) is None
