@@ -12,7 +12,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.telemetry import RowData, Utilisation
 
 _GPU_INFORMATION = "driver/nvidia/gpus"
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "torch")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch")
 _LONGEST, _DIGEST = 128, 12
 _DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 

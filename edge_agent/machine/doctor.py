@@ -128,6 +128,7 @@ def examine(home: Path) -> list[Check]:
         _packages,
         lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
+        lambda: openvino_check(installed(("openvino",))),
         lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
         lambda: torch_check(torch_facts(), gpu_names()),
         lambda: home_check(home),
@@ -186,6 +187,17 @@ def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
         "gpu",
         f"{', '.join(names)}, but nothing installed here uses it",
         "pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
+    )
+
+
+def openvino_check(versions: dict[str, str]) -> Check:
+    """What the executor openvino would find."""
+    if versions:
+        return _ok("openvino", f"openvino {versions['openvino']}: openvino can run, without its telemetry")
+    return _ok(
+        "openvino",
+        "not installed: plans for openvino cannot run",
+        "pip install 'stageloom[edge,openvino]' if they should",
     )
 
 

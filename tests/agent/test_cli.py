@@ -33,6 +33,7 @@ from stageloom.edge_agent.machine.doctor import (
     gpu_check,
     home_check,
     key_check,
+    openvino_check,
     runtime_check,
     settings_check,
 )
@@ -269,6 +270,12 @@ def test_both_onnxruntimes_at_once_fail_the_doctor() -> None:
     assert both.result == "fail"
     assert "uninstall both" in both.remedy
     assert runtime_check({"onnxruntime": "1.20"}).result == "ok"
+
+
+def test_doctor_tells_of_openvino_and_how_to_install_it() -> None:
+    there, absent = openvino_check({"openvino": "2026.4.1"}), openvino_check({})
+    assert (there.result, absent.result) == ("ok", "ok")
+    assert "openvino 2026.4.1" in there.detail and "[edge,openvino]" in absent.remedy
 
 
 def test_gpu_that_nothing_uses_is_a_warning_and_no_gpu_is_none() -> None:
