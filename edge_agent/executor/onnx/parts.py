@@ -23,12 +23,13 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.nodes import captured_names
 from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
-from stageloom.shared.importer.values import ELEMENT_TYPES
+from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
+_TENSOR_DATA_TYPE = 2
 _TENSOR_NAME = 8
 _TENSOR_RAW_DATA = 9
 
@@ -77,6 +78,20 @@ class ModelParts:
         """The nodes of some operators."""
         nodes = self._parsed.model.graph.node
         return [nodes[index] for op in ops for index in self.artifact.graph.operators[op].nodes]
+
+    def dtype(self, name: str) -> str:
+        """The element type of a weight or of a tensor that crosses operators; empty for any other."""
+        if name in self._dtypes:
+            return self._dtypes[name]
+        _ = self._parsed
+        for number, whole, _ in _fields(self._weights.get(name, memoryview(b""))):
+            if number == _TENSOR_DATA_TYPE:
+                return DTYPES.get(_varint(whole, 1)[0], "")
+        return ""
+
+    @cached_property
+    def _dtypes(self) -> dict[str, str]:
+        return {tensor.name: tensor.dtype for tensor in self.artifact.graph.tensors}
 
     def array(self, name: str) -> np.ndarray | None:
         """A copy of a weight; None where the model computes what has that name.

@@ -7,6 +7,7 @@ model says is refused.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -31,8 +32,8 @@ ELEMENT_TYPES: Final = frozenset(
 """What tensors that cross sessions may hold. OpenVINO computes float64 in float32, uint32 and uint64 in
 int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` checks inputs."""
 
-_SESSION_BYTES: Final = 768 << 10
-"""What a compiled model takes beside weights and tensors; 0.7 MiB were seen."""
+_SESSION_BYTES: Final = 1 << 20
+"""What a compiled model takes beside weights and tensors: its operators' kernels and descriptions."""
 
 _OWN_TENSORS: Final = 2
 """How many of its largest tensors a compiled model keeps for what passes between its operators."""
@@ -58,12 +59,15 @@ class OpenvinoExecutor(SessionExecutor):
 def session_bytes(key: SessionKey, graph: Graph) -> int:
     """What a session keeps: weights in its kernels' layout, its own tensors, and its operators' descriptions.
 
-    Kernels that were stacked for a merge are in no file, and are kept as they were read, too.
+    What it reads and makes it may keep again in the layout of its kernels. Kernels that were stacked for a
+    merge are in no file, and are kept as they were read, too.
     """
-    weights = weight_bytes(key, graph)
-    made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
-    own = _OWN_TENSORS * key.batch * max(made, default=0) if len(key.ops) > 1 else 0
-    return _SESSION_BYTES + own + weights * (2 if key.merge else 1)
+    inputs, outputs = borders(graph, key.ops)
+    own = sum(graph.tensors[tensor].nbytes for tensor in (*inputs, *outputs))
+    if len(key.ops) > 1:
+        made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
+        own += _OWN_TENSORS * max(made, default=0)
+    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (2 if key.merge else 1)
 
 
 def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
@@ -80,16 +84,16 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
             raise ExecutorError(f"{what}, in which openvino does not compute", remedy=REMEDY)
     try:
         if kind := misread(source.nodes(key.ops), source):
-            what = f"openvino computes {kind} of model {graph.name!r} differently than ONNX says"
+            what = f"openvino computes {kind} of model {graph.name!r} differently than onnxruntime"
             raise ExecutorError(what, remedy=REMEDY)
         model = read_model(_core(), source, key)
         _refuse_strings(model, graph)
         compiled = _core().compile_model(model, "CPU", _properties(key.intra_op_threads))
-        session = OpenvinoSession(
-            compiled.create_infer_request(),
-            _ports(compiled.inputs, inputs, graph, key.batch),
-            _ports(compiled.outputs, outputs, graph, key.batch),
-        )
+        reads = _ports(compiled.inputs, inputs, graph, key.batch)
+        makes = _handed_on(_ports(compiled.outputs, outputs, graph, key.batch), model, reads)
+        session = OpenvinoSession(compiled.create_infer_request(), reads, makes)
+        if len(session.outputs) < len(outputs):
+            raise ExecutorError(f"openvino leaves out an output of model {graph.name!r}", remedy=REMEDY)
     except ModelError as error:
         raise ExecutorError(str(error)) from error
     except ExecutorError:
@@ -149,27 +153,59 @@ def _ports(found: Sequence[Any], tensors: Sequence[TensorId], graph: Graph, batc
     Raises:
         ExecutorError: there is a tensor that the graph does not know, or one is not what the graph says.
     """
-    places = {name: (index, port) for index, port in enumerate(found) for name in _names(port)}
-    ports = []
-    for tensor in tensors:
-        described = graph.tensors[tensor]
-        if described.name not in places:
-            continue
-        index, port = places[described.name]
-        dtype, shape = np.dtype(described.dtype), tuple(described.batched(batch))
-        fixed = bool(port.partial_shape.is_static)
-        if port.element_type.to_dtype() != dtype or (fixed and tuple(port.shape) != shape):
-            made = f"{port.element_type.to_dtype()} {port.partial_shape}"
-            raise ExecutorError(
-                f"openvino has {described.name!r} as {made}, not {dtype} {list(shape)}", remedy=REMEDY
-            )
-        ports.append(Port(index, tensor, described.name, dtype, shape, fixed))
-    if {port.index for port in ports} != set(range(len(found))):
+    return tuple(
+        _port(index, found[index], tensor, graph, batch)
+        for tensor, index in _places(found, tensors, graph).items()
+    )
+
+
+def _handed_on(makes: Sequence[Port], model: Any, reads: Sequence[Port]) -> tuple[Port, ...]:
+    """The outputs, with those marked that are inputs.
+
+    OpenVINO may take both for one tensor, and what is set as the output for the input.
+    """
+    inputs = {model.inputs[port.index].get_node().friendly_name: port.tensor for port in reads}
+    marked = []
+    for port in makes:
+        maker = model.outputs[port.index].get_node().input_value(0).get_node()
+        is_input = maker.get_type_name() == "Parameter"
+        marked.append(replace(port, handed_on=inputs[maker.friendly_name] if is_input else None))
+    return tuple(marked)
+
+
+def _places(found: Sequence[Any], tensors: Sequence[TensorId], graph: Graph) -> dict[TensorId, int]:
+    """Which port is which tensor, by name.
+
+    An operator that hands its input on, as Dropout does, gives it its output's name: what is left over is
+    that input, where it is one.
+
+    Raises:
+        ExecutorError: a port is left over.
+    """
+    names = {name: index for index, port in enumerate(found) for name in _names(port)}
+    places = {t: names[graph.tensors[t].name] for t in tensors if graph.tensors[t].name in names}
+    ports = [index for index in range(len(found)) if index not in places.values()]
+    nameless = [tensor for tensor in tensors if tensor not in places]
+    if len(ports) == len(nameless) == 1:
+        places[nameless[0]] = ports[0]
+    elif ports:
         raise ExecutorError(f"openvino names the tensors of model {graph.name!r} differently", remedy=REMEDY)
-    return tuple(ports)
+    return places
 
 
 def _names(port: Any) -> set[str]:
     """What a tensor is called: a port may have lost its names, and a result has another than its tensor."""
     node: str = port.get_node().friendly_name
     return {*port.names, node.removesuffix("/sink_port_0")}
+
+
+def _port(index: int, port: Any, tensor: TensorId, graph: Graph, batch: int) -> Port:
+    described = graph.tensors[tensor]
+    dtype, shape = np.dtype(described.dtype), tuple(described.batched(batch))
+    fixed = bool(port.partial_shape.is_static)
+    if port.element_type.to_dtype() != dtype or (fixed and tuple(port.shape) != shape):
+        made = f"{port.element_type.to_dtype()} {port.partial_shape}"
+        raise ExecutorError(
+            f"openvino has {described.name!r} as {made}, not {dtype} {list(shape)}", remedy=REMEDY
+        )
+    return Port(index, tensor, described.name, dtype, shape, fixed)

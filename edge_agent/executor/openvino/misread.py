@@ -1,7 +1,9 @@
-"""Operators that OpenVINO 2026.4 loads and computes differently than ONNX says, and so are refused.
+"""Operators that OpenVINO 2026.4 loads and computes differently than onnxruntime, and so are refused.
 
-Found by the node tests of the onnx package and the importer's classes of files: most have an attribute that
-its reader of ONNX files does not look at. What it cannot load it says itself.
+Found by the node tests of the onnx package, by the importer's classes of files and by comparison with
+onnxruntime (`tests/executor/openvino/test_operators.py`). Most have an attribute that OpenVINO's reader of
+ONNX files does not look at, or integers of few bits, which wrap around in one and saturate in the other. Of
+onnxruntime's own operators only those are taken that were compared. What OpenVINO cannot load it says itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +17,8 @@ from stageloom.edge_agent.executor.onnx.parts import ModelParts
 Attributes: TypeAlias = Mapping[str, Any]
 Misread: TypeAlias = Callable[[onnx.NodeProto, Attributes, ModelParts], bool]
 
+_ONNX: Final = ("", "ai.onnx")
+_ONNXRUNTIME: Final = "com.microsoft"
 _PEEPHOLES: Final = 7  # the place of an LSTM's input P
 
 
@@ -39,34 +43,58 @@ def _resize(node: onnx.NodeProto, given: Attributes, source: ModelParts) -> bool
         return True
     if given.get("coordinate_transformation_mode") != b"align_corners":
         return False
-    scales = source.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-    return scales is not None and any(scale != int(scale) for scale in scales.tolist())
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    scales = source.array(node.input[2])
+    return scales is None or any(scale != int(scale) for scale in scales.tolist())
 
 
 def _always(node: onnx.NodeProto, given: Attributes, source: ModelParts) -> bool:
     return True
 
 
-_MISREAD: Final[Mapping[tuple[str, str], Misread]] = {
-    ("", "RNN"): _batch_first,
-    ("", "GRU"): _batch_first,
-    ("", "LSTM"): _lstm,
-    ("", "Attention"): _attention,
-    ("", "Resize"): _resize,
-    ("", "DFT"): _always,
-    ("", "RoiAlign"): lambda node, given, source: given.get("mode") == b"max",
-    ("", "SpaceToDepth"): lambda node, given, source: given.get("mode", b"DCR") != b"DCR",
-    # Its sum is taken in the inputs' own 8 bits, and wraps around.
-    ("com.microsoft", "QLinearAdd"): _always,
-    ("com.microsoft", "QLinearMul"): _always,
+def _small_integers(node: onnx.NodeProto, given: Attributes, source: ModelParts) -> bool:
+    """Sums and products of few bits, which wrap around in ONNX."""
+    return any(source.dtype(name) in _SMALL_INTEGERS for name in (*node.input, *node.output) if name)
+
+
+_SMALL_INTEGERS: Final = ("int8", "uint8", "int16", "uint16")
+
+_MISREAD: Final[Mapping[str, Misread]] = {
+    "Add": _small_integers,
+    "Attention": _attention,
+    "DFT": _always,
+    "GRU": _batch_first,
+    "LSTM": _lstm,
+    "Mul": _small_integers,
+    "RNN": _batch_first,
+    "Resize": _resize,
+    "RoiAlign": lambda node, given, source: given.get("mode") == b"max",
+    "SpaceToDepth": lambda node, given, source: given.get("mode", b"DCR") != b"DCR",
+    "Sub": _small_integers,
 }
+"""Of ONNX's own operators."""
+
+COMPARED: Final = frozenset(
+    {
+        "Attention", "BiasGelu", "DequantizeLinear", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
+        "GatherND", "Gelu", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "Pad",
+        "QLinearSigmoid", "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "Trilu",
+    }
+)  # fmt: skip
+"""Operators of onnxruntime that OpenVINO computes as onnxruntime does."""
 
 
 def misread(nodes: Iterable[onnx.NodeProto], source: ModelParts) -> str:
     """The type of the first node that would be computed differently; empty where there is none."""
     for node in _everywhere(nodes):
-        found = _MISREAD.get((node.domain.removeprefix("ai.onnx"), node.op_type))
-        if found is not None and found(node, _attributes(node), source):
+        if node.domain == _ONNXRUNTIME:
+            differs = node.op_type not in COMPARED
+        else:
+            found = _MISREAD.get(node.op_type)
+            differs = found is not None and node.domain in _ONNX and found(node, _attributes(node), source)
+        if differs:
             return str(node.op_type)
     return ""
 

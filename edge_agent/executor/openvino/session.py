@@ -24,6 +24,7 @@ class Port:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fixed: bool = True  # OpenVINO knows the shape before it runs
+    handed_on: TensorId | None = None  # the input that this output is
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,21 @@ class OpenvinoSession:
         """
         # A request keeps addresses and no references: these are held until it has ended.
         feeds = [_readable(values[port.tensor], port) for port in self.inputs]
-        made = [np.empty(port.shape, port.dtype) if port.fixed else None for port in self.outputs]
+        outputs = [port for port in self.outputs if port.handed_on is None]
+        made = [np.empty(port.shape, port.dtype) if port.fixed else None for port in outputs]
         with self._turn:
             for port, array in zip(self.inputs, feeds, strict=True):
                 self.request.set_input_tensor(port.index, openvino.Tensor(array, shared_memory=True))
-            for port, out in zip(self.outputs, made, strict=True):
+            for port, out in zip(outputs, made, strict=True):
                 if out is not None:
                     self.request.set_output_tensor(port.index, openvino.Tensor(out, shared_memory=True))
             self.request.infer({}, share_outputs=True)
-            for port, out in zip(self.outputs, made, strict=True):
+            for port, out in zip(outputs, made, strict=True):
                 values[port.tensor] = self._copied(port) if out is None else out
+
+        for port in self.outputs:
+            if port.handed_on is not None:
+                values[port.tensor] = values[port.handed_on].copy()
 
     def _copied(self, port: Port) -> np.ndarray:
         array: np.ndarray = self.request.get_output_tensor(port.index).data

@@ -36,7 +36,7 @@ def artifact_from(model: onnx.ModelProto, folder: Path) -> Artifact:
 def one_node(
     kind: str,
     inputs: Mapping[str, tuple[str, Shape]],
-    output: tuple[str, Shape],
+    output: tuple[str, Shape] | None = None,
     weights: Mapping[str, Any] | None = None,
     *,
     reads: Sequence[str] = (),
@@ -51,7 +51,7 @@ def one_node(
     return model_of(
         [node],
         [info(name, shape, code_of(dtype)) for name, (dtype, shape) in inputs.items()],
-        [info("y", output[1], code_of(output[0]))],
+        [info("y", output[1], code_of(output[0])) if output else onnx.ValueInfoProto(name="y")],
         weights,
         opset=opset,
         extra_domains=[domain] if domain else [],

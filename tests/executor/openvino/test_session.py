@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from stageloom.edge_agent.executor.onnx.cache import Values
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.openvino.executor import ELEMENT_TYPES, _core, open_session, reason
-from stageloom.edge_agent.executor.openvino.misread import misread
 from stageloom.edge_agent.executor.openvino.model import read_model, share_weights
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
@@ -164,107 +162,6 @@ def test_an_array_of_another_shape_or_type_is_refused_by_name(tmp_path: Path) ->
     for wrong in (np.zeros((1, 2, 4), np.float32), np.zeros(SHAPE, np.float64)):
         with pytest.raises(ExecutorError, match=r"'x' is .*, not float32 \[1, 2, 3\]"):
             opened(model).run({x: wrong})
-
-
-QUANTISED = {
-    "xs": np.float32(0.03),
-    "xz": np.uint8(128),
-    "z": np.full((1, 8), 250, np.uint8),
-    "zs": np.float32(0.03),
-    "zz": np.uint8(128),
-    "ys": np.float32(0.03),
-    "yz": np.uint8(128),
-}
-MISREAD: dict[str, tuple[Any, ...]] = {
-    "QLinearAdd": ("QLinearAdd", {"x": ("uint8", (1, 8))}, ("uint8", (1, 8)), QUANTISED),
-    "Resize": (
-        "Resize",
-        {"x": ("float32", (1, 1, 8, 8))},
-        ("float32", (1, 1, 4, 4)),
-        {"scales": np.array([1, 1, 0.5, 0.5], np.float32)},
-    ),
-}
-GIVEN: dict[str, dict[str, Any]] = {
-    "QLinearAdd": {
-        "domain": "com.microsoft",
-        "reads": ["x", "xs", "xz", "z", "zs", "zz", "ys", "yz"],
-    },
-    "Resize": {"opset": 18, "reads": ["x", "", "scales"], "mode": "linear", "antialias": 1},
-}
-
-
-@pytest.mark.parametrize("kind", MISREAD)
-def test_what_it_would_compute_differently_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And without the refusal it does: once it does not any more, the entry can go."""
-    model = artifact_from(one_node(*MISREAD[kind], **GIVEN[kind]), tmp_path)
-    with pytest.raises(ExecutorError, match=f"openvino computes {kind} of model .* differently"):
-        opened(model)
-    monkeypatch.setattr("stageloom.edge_agent.executor.openvino.executor.misread", lambda *given: "")
-    (tensor,) = model.graph.inputs
-    described = model.graph.tensors[tensor]
-    array = np.asarray(np.random.default_rng(2).integers(200, 255, described.shape), described.dtype)
-    (found,), (wanted,) = both(model, {"x": array})
-    assert difference(found.astype(float), wanted.astype(float)) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "given", "outputs"),
-    [
-        ("LSTM", 3, {"layout": 1}, 1),
-        ("LSTM", 8, {}, 1),
-        ("GRU", 3, {"layout": 1}, 1),
-        ("Resize", 1, {"exclude_outside": 1}, 1),
-        ("Resize", 1, {"keep_aspect_ratio_policy": "not_larger"}, 1),
-        ("Attention", 3, {"left_window_size": 2}, 1),
-        ("Attention", 3, {}, 4),
-        ("DFT", 1, {}, 1),
-        ("RoiAlign", 3, {"mode": "max"}, 1),
-        ("SpaceToDepth", 1, {"mode": "CRD"}, 1),
-    ],
-)
-def test_attributes_that_it_does_not_look_at_are_known(
-    kind: str, count: int, given: dict[str, Any], outputs: int
-) -> None:
-    from onnx import helper
-
-    names = [f"i{place}" for place in range(count)]
-    plain = helper.make_node(kind, names[:3], ["y"])
-    node = helper.make_node(kind, names, [f"o{place}" for place in range(outputs)], **given)
-    source = ModelParts(artifact_of("squeezenet"))
-    assert misread([plain, node], source) == kind
-    assert kind == "DFT" or misread([plain], source) == ""
-    body = helper.make_graph([node], "body", [], [])
-    inside = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-    assert misread([inside], source) == kind
-
-
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
-@pytest.mark.parametrize("factor", [2.0, 0.6])
-def test_corners_are_aligned_where_the_scale_gives_whole_pixels(
-    mode: str, factor: float, tmp_path: Path
-) -> None:
-    side = int(8 * factor)
-    model = artifact_from(
-        one_node(
-            "Resize",
-            {"x": ("float32", (1, 2, 8, 8))},
-            ("float32", (1, 2, side, side)),
-            {"scales": np.array([1, 1, factor, factor], np.float32)},
-            reads=["x", "", "scales"],
-            mode=mode,
-            coordinate_transformation_mode="align_corners",
-        ),
-        tmp_path,
-    )
-    if factor != int(factor):
-        with pytest.raises(ExecutorError, match="computes Resize"):
-            opened(model)
-        return
-    x = np.random.default_rng(1).standard_normal((1, 2, 8, 8)).astype(np.float32)
-    (found,), (wanted,) = both(model, {"x": x})
-    assert difference(found, wanted) < 1e-5
 
 
 def test_an_operator_that_it_does_not_have_is_named_in_one_line() -> None:
