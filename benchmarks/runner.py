@@ -156,6 +156,11 @@ def rss_mib() -> float:
     return _kib("/proc/self/status", "VmRSS:") / 1024
 
 
+def anonymous_mib() -> float:
+    """Memory of this process that no file holds."""
+    return _kib("/proc/self/status", "RssAnon:") / 1024
+
+
 def _kib(file: str, key: str) -> int:
     lines = Path(file).read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
