@@ -1,5 +1,6 @@
-"""An agent that was configured with torch_cpu, as real processes."""
+"""An agent that was configured with another executor than onnx, as real processes."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ from tests.agent.process import AgentProcess
 
 
 @pytest.mark.full
-def test_an_agent_serves_a_model_file_on_torch_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("executor", "package"), [("torch_cpu", "torch"), ("openvino", "openvino")])
+def test_an_agent_serves_a_model_file_on_it(executor: str, package: str, tmp_path: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     file = write_tiny(tmp_path / "net.onnx")
     models = (ModelFile(path=str(file), name="net"),)
     rng = np.random.default_rng(7)
     session = onnxruntime.InferenceSession(str(file))
-    with AgentProcess(tmp_path / "home", models=models, executor="torch_cpu") as agent:
+    with AgentProcess(tmp_path / "home", models=models, executor=executor) as agent:
         status = agent.until_ready()
         assert status.plan is not None
         with Client(agent.socket) as client:
