@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
+from stageloom.shared.bitmask import mask_of
 from stageloom.shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
@@ -81,6 +82,13 @@ class BoundPlan:
     def executor_of(self, combined: int) -> ExecutorOptions:
         """What runs a combined block."""
         return self.plan.executors[self.combined[combined].plan.executor]
+
+    def lanes_of(self, combined: int) -> int:
+        """The lanes that may run a combined block, as a mask."""
+        plan, resources = self.plan, self.combined[combined].plan.resources
+        if not resources:
+            return (1 << plan.lanes) - 1
+        return mask_of(lane for lane, own in enumerate(plan.lane_resources) if own in resources)
 
     def run_by(self, name: str) -> tuple[int, ...]:
         """The combined blocks that executors of this name run, ascending."""
@@ -190,6 +198,13 @@ def _check_resources(plan: Plan) -> None:
         if block.executor >= len(plan.executors):
             raise PlanError(
                 f"combined block {index} names executor {block.executor} of a plan with {len(plan.executors)}"
+            )
+        if list(block.resources) != sorted(set(block.resources)):
+            raise PlanError(f"the resources of combined block {index} are not ascending")
+        if unlaned := set(block.resources) - set(plan.lane_resources):
+            raise PlanError(
+                f"combined block {index} names resource {min(unlaned)}, which has no lane",
+                remedy="name resources of the plan that have lanes",
             )
     if not plan.resources and not plan.lane_resources:
         return

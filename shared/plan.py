@@ -96,11 +96,12 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class CombinedBlock:
-    """Blocks that are scheduled together, how, and by which of the plan's executors they are run."""
+    """Blocks that are scheduled together, how, by which of the plan's executors, and on which resources."""
 
     members: tuple[Member, ...]
     schedule: Schedule
     executor: int = 0
+    resources: tuple[int, ...] = ()  # ascending; empty: on any
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
@@ -159,7 +160,7 @@ class Plan:
     def version(self) -> int:
         """The oldest plan format that can express it: plans of version 1 keep their digests."""
         named = self.further_executors or self.resources or self.lane_resources
-        return PLAN_VERSION if named or any(block.executor for block in self.combined) else 1
+        return PLAN_VERSION if named or any(b.executor or b.resources for b in self.combined) else 1
 
     @cached_property
     def wire(self) -> bytes:
@@ -186,7 +187,11 @@ def _to_lists(plan: Plan) -> list[Any]:
         plan.version,
         [_model_to_list(model) for model in plan.models],
         [
-            [[part for m in c.members for part in m], c.tokens, *([] if first else [c.executor])]
+            [
+                [part for m in c.members for part in m],
+                c.tokens,
+                *([] if first else [c.executor, list(c.resources)]),
+            ]
             for c in plan.combined
         ],
         [
@@ -326,9 +331,9 @@ def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
 
 
 def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
-    flat, tokens, *executor = row
-    if len(executor) > 1:
-        raise PlanError("a combined block has more parts than members, schedule and executor")
+    flat, tokens, executor, resources = row if len(row) != 2 else (*row, 0, ())
+    if len(resources) > MAX_LANES:
+        raise PlanError("a combined block names too many resources")
     if len(flat) % 3:
         raise PlanError("the members of a combined block are not triples")
     members = tuple(
@@ -337,8 +342,12 @@ def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
     )
     if unknown := [m for m in members if m.model >= num_models]:
         raise PlanError(f"a combined block names model {unknown[0].model} of a plan with {num_models}")
-    number = _bounded("executor", executor[0], 0, MAX_EXECUTORS) if executor else 0
-    return CombinedBlock(members, from_tokens(tokens), number)
+    return CombinedBlock(
+        members,
+        from_tokens(tokens),
+        _bounded("executor", executor, 0, MAX_EXECUTORS),
+        tuple(_bounded("resource", one, 0, MAX_LANES) for one in resources),
+    )
 
 
 def _bounded(name: str, value: Any, low: int, high: int) -> int:
@@ -389,5 +398,7 @@ def plan_text(plan: Plan) -> str:
     for block in plan.combined:
         members = " ".join(f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in block.members)
         run_by = f" executor={block.executor}" if len(plan.executors) > 1 else ""
+        if block.resources:
+            run_by += f" on={','.join(map(str, block.resources))}"
         lines.append(f"combined {members}{run_by}  {to_string(block.schedule)}")
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
+from stageloom.shared.bitmask import mask_of
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import (
@@ -87,9 +88,9 @@ class Watch:
         """An instance goes no further."""
         self._standing[self._replica_of[instance]].pop(instance, None)
 
-    def could_begin(self, now: float) -> bool:
-        """Whether some combined block could begin in an idle lane."""
-        found = False
+    def could_begin(self, now: float) -> int:
+        """The lanes in which some combined block could begin if they are idle, as a mask."""
+        found = 0
         plan = self._bound.plan
         for index, combined in enumerate(self._bound.combined):
             able = 0 if self._in_flight[index] else self._able(combined.members)
@@ -98,7 +99,8 @@ class Watch:
                 continue
             since_s = self._since_s.setdefault(index, now)
             timed_out = plan.wait is Wait.TIMEOUT and now > since_s + plan.wait_timeout_us * 1e-6
-            found |= plan.wait is Wait.NONE or timed_out or able == len(combined.members)
+            if plan.wait is Wait.NONE or timed_out or able == len(combined.members):
+                found |= self._bound.lanes_of(index)
         return found
 
     def _able(self, members: Iterable[Member]) -> int:
@@ -255,14 +257,15 @@ class VirtualDevice:
         """Count what the lanes do until `now`."""
         passed_s = now - self._now
         if passed_s > 0.0:
-            idle = sum(
-                not pending and running is None
-                for pending, running in zip(self._pending, self._running, strict=True)
+            idle = mask_of(
+                lane
+                for lane, (pending, running) in enumerate(zip(self._pending, self._running, strict=True))
+                if not pending and running is None
             )
             self._busy_s += passed_s * sum(running is not None for running in self._running)
             # A plan with a time-out is watched all the time: what counts is since when a member could move.
-            if (idle or self._times_out) and self._watch.could_begin(self._now):
-                self._could_idle_s += passed_s * idle
+            if idle or self._times_out:
+                self._could_idle_s += passed_s * (self._watch.could_begin(self._now) & idle).bit_count()
         self._now = now
 
     def _arrive(self) -> list[Action]:

@@ -19,6 +19,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TypeAlias
 
+from stageloom.shared.bitmask import bits
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState
 from stageloom.shared.plan import StepChoice
 
@@ -33,6 +34,9 @@ Rank: TypeAlias = tuple[float, float, int, int, CombinedState]
 
 class Rivals:
     """The combined blocks of one plan that could begin in any idle lane, or behind the steps of a busy one.
+
+    Those that may run in the same lanes are rivals; a plan whose blocks are bound to resources has several
+    such lines for a lane.
 
     A choice in such a lane takes one of them or passes over all of them, so that one count of turns says how
     often each was passed over.
@@ -101,18 +105,22 @@ class Chooser:
         while len(self._idle) < plan.lanes:
             self._idle.append([])
             self._busy.append([])
-        anywhere = Rivals(plan)
-        # With one lane only it makes no difference what is in it.
-        behind = [Rivals(plan) for _ in range(plan.lanes)] if plan.lanes > 1 else [anywhere]
-        plan.rivals = [*behind, anywhere]
-        for lane in range(plan.lanes):
-            self._idle[lane].append(anywhere)
-            self._busy[lane].append(behind[lane])
+        for lanes in dict.fromkeys(combined.lanes for combined in plan.combined):
+            anywhere = Rivals(plan)
+            # With one lane only it makes no difference what is in it.
+            behind = [Rivals(plan) for _ in range(plan.lanes)] if plan.lanes > 1 else [anywhere]
+            plan.rivals[lanes] = [*behind, anywhere]
+            for lane in bits(lanes):
+                self._idle[lane].append(anywhere)
+                self._busy[lane].append(behind[lane])
+        for combined in plan.combined:
+            combined.stands = plan.rivals[combined.lanes]
 
     def remove(self, plan: PlanState) -> None:
         """It is released: none of its combined blocks can run."""
+        gone = [rivals for stands in plan.rivals.values() for rivals in stands]
         for lane in (*self._idle, *self._busy):
-            lane[:] = [rivals for rivals in lane if rivals not in plan.rivals]
+            lane[:] = [rivals for rivals in lane if rivals not in gone]
 
     def admit(self, combined: CombinedState, stand: int) -> None:
         """It can run in lane `stand`, behind what is in flight there, or in any idle lane (`NO_LANE`).
@@ -121,7 +129,7 @@ class Chooser:
         """
         plan = combined.plan
         oldest = (combined.size == 1 and combined.slots[0].instance) or combined.oldest()
-        rivals, before = plan.rivals[stand], combined.rivals
+        rivals, before = combined.stands[stand], combined.rivals
         if before is not rivals:
             if before is not None:
                 self._change(combined, before, rivals)
@@ -235,13 +243,13 @@ class Chooser:
         return min(fits, key=_urgency)
 
     @staticmethod
-    def earliest_deadline_s(plan: PlanState) -> float | None:
-        """The earliest deadline of what could begin in an idle lane, None without such.
+    def earliest_deadline_s(plan: PlanState, idle: int) -> float | None:
+        """The earliest deadline of what could begin in one of these idle lanes, None without such.
 
         The plan must rank by deadline.
         """
-        rank = plan.rivals[NO_LANE].first()
-        return None if rank is None else rank[1]
+        firsts = (stands[NO_LANE].first() for lanes, stands in plan.rivals.items() if lanes & idle)
+        return min((rank[1] for rank in firsts if rank is not None), default=None)
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance, ProgramStatus
 from stageloom.shared.engine.registry import TaskRegistry
 from stageloom.shared.engine.scheduler import StepScheduler
-from stageloom.shared.engine.slots import PlanState, Track
+from stageloom.shared.engine.slots import ModelState, PlanState, Track
 from stageloom.shared.engine.stats import (
     EngineStats,
     QueueSnapshot,
@@ -382,16 +382,20 @@ class EngineCore:
             # A shared task that was launched has made room in buffers that were looked at before.
             self._launch_s = min(map(self._due_s, launchers))
 
-    def _due_s(self, launcher: Launcher, *, early: bool = False) -> float:
-        """From when on it may launch; infinity with nothing to launch, or no replica to launch into."""
+    def _due_s(self, launcher: Launcher, *, early: bool = False, lanes: int = -1) -> float:
+        """From when on it may launch; infinity with nothing to launch, or no replica to launch into.
+
+        `lanes`: those in which a replica is to begin, as a mask.
+        """
         target = launcher.target
-        if (
-            not launcher.queue.launchable
-            or target is None
-            or not target.next_track(self._scheduler.in_flight)
-        ):
+        if not launcher.queue.launchable or target is None or not self._next_track(target, lanes):
             return _NEVER
         return launcher.due_s(early=early)
+
+    def _next_track(self, target: ModelState, lanes: int) -> Track | None:
+        if lanes == -1 and target.apart and self._active is not None:
+            lanes = self._scheduler.open_lanes(self._active)
+        return target.next_track(self._scheduler.in_flight, lanes)
 
     def _launch_early(self, now: float) -> bool:
         """With an idle lane, launch the one task or batch that is nearest to its turn."""
@@ -417,27 +421,27 @@ class EngineCore:
         """
         active.vacated = False
         self._launch_s = _NEVER
-        while self._scheduler.has_room(active):
+        while lanes := self._scheduler.open_lanes(active):
             idle = 0 in self._scheduler.lanes[: active.lanes]
             first: Launcher | None = None
             earliest: tuple[float, int] = (_NEVER, 0)
             for launcher in self._registry.launchers.values():
-                due_s = self._due_s(launcher, early=idle)
+                due_s = self._due_s(launcher, early=idle, lanes=lanes)
                 if due_s > now:
                     self._launch_s = min(self._launch_s, due_s)
                     continue
                 task = launcher.queue.first()
                 if first is None or (task.deadline_s, task.seq) < earliest:
                     first, earliest = launcher, (task.deadline_s, task.seq)
-            launched_s = self._scheduler.chooser.earliest_deadline_s(active)
+            launched_s = self._scheduler.chooser.earliest_deadline_s(active, lanes)
             if first is None or (launched_s is not None and launched_s <= earliest[0]):
                 return
-            self._launch_one(first, now)
+            self._launch_one(first, now, lanes)
             self._scheduler.refresh(now)
 
-    def _launch_one(self, launcher: Launcher, now: float) -> None:
+    def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         target = launcher.target
-        track = None if target is None else target.next_track(self._scheduler.in_flight)
+        track = None if target is None else self._next_track(target, lanes)
         assert track is not None
         rows = launcher.take(now)
         instance = Instance(InstanceId(self._next_instance), track, rows, now)

@@ -5,6 +5,7 @@ Whatever changes a slot touches combined blocks; `refresh` works out their moves
 
 from operator import attrgetter
 
+from stageloom.shared.bitmask import mask_of
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.records import Instance, ProgramState, ProgramStatus, StepRecord
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
@@ -148,10 +149,10 @@ class StepScheduler:
 
     # Issuing
 
-    def has_room(self, plan: PlanState) -> bool:
-        """Whether a lane of the plan could begin a step now, or in a plan of one lane be handed the next."""
+    def open_lanes(self, plan: PlanState) -> int:
+        """The plan's lanes that could begin a step now, as a mask; its only one, that could take the next."""
         limit = plan.run_ahead if plan.lanes == 1 else 1
-        return any(load < limit for load in self.lanes[: plan.lanes])
+        return mask_of(lane for lane in range(plan.lanes) if self.lanes[lane] < limit)
 
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""

@@ -240,9 +240,14 @@ class Track:
             return self.blocks
         return newest.passed
 
-    def may_begin(self, in_flight: InFlight) -> bool:
-        """Whether an instance that is launched into the free slot 0 could run its first block in any lane."""
+    def may_begin(self, in_flight: InFlight, lanes: int) -> bool:
+        """Whether an instance that is launched into the free slot 0 could run its first block in a lane.
+
+        `lanes`: those that come into question, as a mask.
+        """
         first = self.slots[0]
+        if not first.home.lanes & lanes:
+            return False
         ahead = first.ahead
         if ahead is not None and ahead.holder is not None:
             return False
@@ -255,7 +260,7 @@ class Track:
 class ModelState:
     """One model of a loaded plan."""
 
-    __slots__ = ("_at_once", "_in_order", "bound", "free_tracks", "index", "name", "tracks")
+    __slots__ = ("_at_once", "_in_order", "apart", "bound", "free_tracks", "index", "name", "tracks")
 
     def __init__(self, plan: "PlanState", index: int, bound: BoundModel) -> None:
         self.name = bound.plan.name
@@ -263,11 +268,18 @@ class ModelState:
         self.bound = bound
         self.tracks = [Track(plan, self, replica) for replica in range(bound.plan.replicas)]
         self.free_tracks = (1 << bound.plan.replicas) - 1  # replicas whose slot 0 is free
+        first_lanes = {
+            plan.bound.lanes_of(plan.bound.home[Member(index, replica, 0)][0])
+            for replica in range(bound.plan.replicas)
+        }
+        self.apart = len(first_lanes) > 1  # replicas begin in different lanes: which are idle matters
         self._in_order = plan.lanes == 1 and not plan.by_deadline
         self._at_once = (bound.plan.replicas == 1 or plan.wait is not Wait.NONE) and not plan.by_deadline
 
-    def next_track(self, in_flight: InFlight) -> Track | None:
+    def next_track(self, in_flight: InFlight, lanes: int = -1) -> Track | None:
         """The replica that the next launch goes into; None where none is free, or a better one may be soon.
+
+        `lanes`: those in which its first block is to begin, as a mask.
 
         In one lane: the first one whose slot 0 is free. In several: one whose first block could begin, and of
         those the one whose newest instance is furthest ahead, as blocks that follow each other never overlap
@@ -282,7 +294,7 @@ class ModelState:
             return self.tracks[(free & -free).bit_length() - 1]
         found: Track | None = None
         for track in self.tracks:
-            if free >> track.replica & 1 and track.may_begin(in_flight):
+            if free >> track.replica & 1 and track.may_begin(in_flight, lanes):
                 if found is None or track.room > found.room:
                     found = track
         if found is None and self._at_once:
@@ -302,6 +314,7 @@ class CombinedState:
         "in_flight",
         "index",
         "lane",
+        "lanes",
         "last_choice",
         "late_s",
         "most_skips",
@@ -321,6 +334,7 @@ class CombinedState:
         "since_turn",
         "size",
         "slots",
+        "stands",
         "stride",
         "total_skips",
     )
@@ -344,9 +358,11 @@ class CombinedState:
         self.at_one: dict[
             int, ProgramState
         ] = {}  # those that `program` found, by mask, where every batch is one
+        self.lanes = plan.bound.lanes_of(index)  # in which it may run, as a mask
         self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
         self.since_s = math.inf  # when a member first could move, while others are waited for
+        self.stands: list[Rivals] = []  # the lines it may stand in, by lane, the last one of no lane
         self.rivals: Rivals | None = None  # those it stands in line with; None while it cannot run
         self.rank: Rank | None = None  # its place in that line
         self.since_turn = 0  # the rivals' turns when it had been passed over 0 times
@@ -423,7 +439,7 @@ class CombinedState:
         several lanes wait until those end.
         """
         ready, one_lane = self.ready, self.plan.lanes == 1
-        own_lanes = (1 << self.plan.lanes) - 1  # an instance from another plan may come after steps elsewhere
+        own_lanes = self.lanes  # an instance may come after steps elsewhere, of another plan too
         free = moves & self.empty
         behind: dict[int, int] = {}
         for slot in self.order:
@@ -518,7 +534,7 @@ class PlanState:
             CombinedState(self, index, tuple(self._slot(member) for member in combined.members))
             for index, combined in enumerate(bound.combined)
         ]
-        self.rivals: list[Rivals] = []  # by lane, the last one of no lane; filled by the chooser
+        self.rivals: dict[int, list[Rivals]] = {}  # by the lanes of combined blocks; filled by the chooser
         self.population = 0  # instances that still have a block to be issued
         self.programs = 0  # asked for so far
         self.preparing = 0  # asked for on demand and not there yet

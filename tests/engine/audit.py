@@ -43,7 +43,7 @@ class SpyChooser(Chooser):
             c
             for plan in self.plans
             for c in runnable(plan)
-            if load < plan.run_ahead and lane < plan.lanes
+            if load < plan.run_ahead and c.lanes >> lane & 1
             if plan.lanes == 1 or stands(c) == (lane if load else NO_LANE)
         ]
         for c in could:
@@ -83,7 +83,7 @@ def runnable(plan: PlanState) -> list[CombinedState]:
 
 def stands(combined: CombinedState) -> int:
     """The lane behind whose steps it could begin, or `NO_LANE`: in any idle one; of one lane both are 0."""
-    found = combined.plan.rivals.index(combined.rivals)  # type: ignore[arg-type]
+    found = combined.stands.index(combined.rivals)  # type: ignore[arg-type]
     return NO_LANE if found == combined.plan.lanes else found
 
 
@@ -109,14 +109,14 @@ class SpyCore(EngineCore):
         self.launches: list[tuple[float, str, int]] = []  # when, model, tasks
         self._allowed_s: dict[str, float] = {}
 
-    def _launch_one(self, launcher: Launcher, now: float) -> None:
+    def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         assert launcher.target is not None
         plan = launcher.target.bound.plan
         if now < self._allowed_s.get(launcher.name, now):
             assert plan.work_conserving, "a strict model was launched before its interval was over"
             assert 0 in self._scheduler.lanes, "launched early without an idle lane"
         before = launcher.launched
-        super()._launch_one(launcher, now)
+        super()._launch_one(launcher, now, lanes)
         taken = launcher.launched - before
         assert 1 <= taken <= plan.batch
         self.launches.append((now, launcher.name, taken))
@@ -169,6 +169,7 @@ class SpyCore(EngineCore):
         """With several lanes no step waits for another lane, and in a busy one it waits for a step there."""
         in_flight = self._scheduler.in_flight
         plan = self._plans[step.program.plan]
+        assert plan.bound.lanes_of(step.program.combined) >> step.lane & 1, "a block runs where it may not"
         after = {in_flight[one].lane for one in step.after if one in in_flight}
         assert after <= {step.lane}, "a lane waits for another one"
         before = [one for one, record in in_flight.items() if record.lane == step.lane and one < step.id]
@@ -208,6 +209,8 @@ class SpyCore(EngineCore):
                 if made | overwritten == {lane} and (made or alone):
                     own |= 1 << position
             mask = _slow_moves(combined, free | own)
+            if not combined.lanes >> lane & 1:
+                continue
             if mask & own and (not combined.in_flight or combined.lane == lane):
                 found.append((lane, mask))
         return found
@@ -247,7 +250,7 @@ class SpyCore(EngineCore):
         assert all(len(lanes) == 1 for lanes in lanes_of.values()), "a combined block is in two lanes"
         for combined in (c for plan in self.plans for c in runnable(plan)):
             plan, stand = combined.plan, stands(combined)
-            for lane in range(plan.lanes) if stand == NO_LANE else [stand]:
+            for lane in bits(combined.lanes) if stand == NO_LANE else [stand]:
                 limit = 1 if stand == NO_LANE else plan.run_ahead
                 assert loads[lane] >= limit, "a lane was left without work"
 

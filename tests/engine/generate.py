@@ -1,7 +1,7 @@
 """Small random graphs and plans over them, from a seeded generator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from stageloom.shared.blocks import combine, split
@@ -15,6 +15,7 @@ from stageloom.shared.plan import (
     Plan,
     QueuePlan,
     QueueRule,
+    Resource,
     StepChoice,
     Wait,
 )
@@ -112,6 +113,23 @@ def plan_of(
     return bind(Plan(models=tuple(models), combined=tuple(combined), **rules), graphs)  # type: ignore[arg-type]
 
 
+def on_resources(random: Random, bound: BoundPlan) -> BoundPlan:
+    """The plan with its lanes on two resources or three, and some of its blocks bound to some of them."""
+    plan = bound.plan
+    owners = [random.randrange(3) for _ in range(plan.lanes)]
+    used = sorted(set(owners))
+    combined = [
+        replace(one, resources=tuple(sorted(random.sample(used, random.randint(1, len(used))))))
+        if random.random() < 0.6
+        else one
+        for one in plan.combined
+    ]
+    changed = replace(
+        plan, combined=tuple(combined), resources=(Resource(),) * 3, lane_resources=tuple(owners)
+    )
+    return bind(changed, {model.plan.artifact: model.graph for model in bound.models})
+
+
 @dataclass(frozen=True)
 class Library:
     """The models that a scenario's plans choose from."""
@@ -172,7 +190,7 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         for depth in range(max(model.num_blocks for model in models)):
             level = [member for member in members if member.block == depth]
             groups.extend(random_groups(random, level))
-    return plan_of(
+    bound = plan_of(
         models,
         groups,
         library.graphs,
@@ -183,3 +201,4 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         wait_timeout_us=random.choice([0, 500, 4_000]),
         max_skips=random.randint(1, 4),
     )
+    return on_resources(random, bound) if random.random() < 0.3 else bound

@@ -9,7 +9,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.graph import Graph
 from stageloom.shared.plan import ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait
-from tests.engine.generate import digest, graph_of, members_of, plan_of, random_groups
+from tests.engine.generate import digest, graph_of, members_of, on_resources, plan_of, random_groups
 
 _LOADS = (0.05, 0.2, 1.0)  # tasks/s; a block takes about a second
 
@@ -37,7 +37,7 @@ def random_plan(random: Random) -> BoundPlan:
             for depth in depths
             for group in random_groups(random, [member for member in members if member.block == depth])
         ]
-    return plan_of(
+    bound = plan_of(
         models,
         groups,
         {model.artifact: graph for model, graph in zip(models, graphs, strict=True)},
@@ -48,6 +48,7 @@ def random_plan(random: Random) -> BoundPlan:
         wait_timeout_us=random.choice([0, 500_000, 2_000_000]) if wait is Wait.TIMEOUT else 0,
         max_skips=random.randint(1, 8),
     )
+    return on_resources(random, bound) if random.random() < 0.3 else bound
 
 
 def _random_graph(random: Random, index: int) -> Graph:

@@ -175,7 +175,10 @@ def test_no_lane_idles_while_something_could_begin_in_chains(case: Chains) -> No
 
 def require_no_idling(seed: int, completions: int) -> None:
     random = random_use(seed, completions)
-    assert random.use.could_idle <= (0.001 if random.plan.run_ahead == 1 else 0.02)
+    # Of two idle lanes one may take a block that the other could have run, and leave it only blocks that are
+    # bound elsewhere.
+    tight = random.plan.run_ahead == 1 and not random.plan.resources
+    assert random.use.could_idle <= (0.001 if tight else 0.02)
     assert random.use.beyond_bound <= 0
 
 

@@ -1,6 +1,7 @@
 """Driving an executor by hand, one step after another."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.shared.artifact import Artifact
@@ -13,7 +14,8 @@ KEY = PlanKey(1)
 
 
 def load(executor: Executor, plan: Plan, artifacts: Sequence[Artifact], key: PlanKey = KEY) -> BoundPlan:
-    """Bind a plan and load it."""
+    """Bind a plan, all of it for this executor, and load it."""
+    plan = replace(plan, executor=replace(plan.executor, name=executor.name))
     bound = bound_of(plan, artifacts)
     executor.load(key, bound, {artifact.digest: artifact for artifact in artifacts})
     return bound

@@ -130,7 +130,7 @@ def sort_by_lane(w: World, home: Records) -> int:
             lane = 0
             while not lanes >> lane & 1:
                 lane += 1
-            if lane < home.lanes:
+            if home.own >> lane & 1:
                 w.behind[lane] |= member.bit
     return free
 
@@ -180,16 +180,6 @@ def loosen(w: World, index: int) -> None:
             held = w.slots[w.members[i].slot].held
             if held != NOBODY and not w.instances[held].live:
                 vacate(w, held)
-
-
-@jit
-def has_room(w: World, plan: Records) -> bool:
-    """Whether a lane of the plan could begin a step now, or in a plan of one lane be handed the next."""
-    limit = plan.run_ahead if plan.lanes == 1 else 1
-    for lane in range(plan.lanes):
-        if w.lanes[lane].load < limit:
-            return True
-    return False
 
 
 @jit

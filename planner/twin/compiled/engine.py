@@ -10,7 +10,6 @@ At one instant steps end first, then tasks arrive, then time-outs pass, then the
 from collections.abc import Sequence
 
 from stageloom.planner.twin.compiled.board import (
-    has_room,
     issue_next,
     refresh,
     retire,
@@ -18,6 +17,7 @@ from stageloom.planner.twin.compiled.board import (
 )
 from stageloom.planner.twin.compiled.jit import jit, jit_entry
 from stageloom.planner.twin.compiled.layout import (
+    ANY_LANE,
     COMPLETED,
     DONE,
     ENDS_FULL,
@@ -40,7 +40,7 @@ from stageloom.planner.twin.compiled.ledger import (
     ready_s,
     submit,
 )
-from stageloom.planner.twin.compiled.slots import forget, touch
+from stageloom.planner.twin.compiled.slots import forget, open_lanes, touch
 
 
 @jit
@@ -307,13 +307,16 @@ def next_launch_s(w: World, now: float) -> float:
     """When the spacing of the next launch is over; infinity where something else has to happen first."""
     launch_s = NEVER
     by_deadline = idle = False
+    lanes = ANY_LANE
     if w.clock[0].active != NOBODY:
         plan = w.plans[w.clock[0].active]
         by_deadline, idle = plan.by_deadline != 0, lane_idle(w)
-        if by_deadline and not has_room(w, plan):
-            return NEVER
+        if by_deadline:
+            lanes = open_lanes(w, plan)
+            if not lanes:
+                return NEVER
     for model in range(w.clock[0].num_models):
-        due_s = ready_s(w, model, by_deadline and idle)
+        due_s = ready_s(w, model, by_deadline and idle, lanes)
         if due_s > now or not by_deadline:  # else one of an earlier deadline goes before it
             launch_s = min(launch_s, due_s)
     return launch_s

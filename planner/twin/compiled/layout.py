@@ -18,6 +18,7 @@ Records: TypeAlias = Any
 
 # Numbers of numpy's, as numba compiles a function anew for every plain number that it is called with.
 NOBODY: Final[Any] = np.int64(-1)
+ANY_LANE: Final[Any] = np.int64(-1)  # as a mask of lanes
 MAX_BITS: Final = 62  # members of a combined block, replicas of a model, steps in flight, loaded plans
 NEVER: Final = np.inf
 
@@ -61,7 +62,8 @@ PLAN: Final = _record(
 )
 TARGET: Final = _record(
     f8="interval_s delay_s",
-    i8="""plan first_track replicas free batch work_conserving max_tasks drop_oldest in_order at_once""",
+    i8="""plan first_track replicas free batch work_conserving max_tasks drop_oldest in_order at_once
+        apart""",
 )
 TRACK: Final = _record(i8="plan model target replica first_slot blocks newest newest_id")
 SLOT: Final = _record(
@@ -70,8 +72,8 @@ SLOT: Final = _record(
 )
 COMBINED: Final = _record(
     f8="since_s urgent_s rank passes stride",
-    i8="""plan index lanes run_ahead max_skips num_members full first_member first_pair num_pairs first_time
-        ready empty next_free moves lane in_flight touched timed runnable stand waits_for
+    i8="""plan index lanes own run_ahead max_skips num_members full first_member first_pair num_pairs
+        first_time ready empty next_free moves lane in_flight touched timed runnable stand waits_for
         tie skips overdue_seq last_choice""",
 )
 LINK: Final = _record(i8="block")  # of a list of slots, by the block

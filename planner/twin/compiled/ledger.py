@@ -3,10 +3,19 @@
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from stageloom.planner.twin.compiled.board import bury, has_room, loosen, refresh
+from stageloom.planner.twin.compiled.board import bury, loosen, refresh
 from stageloom.planner.twin.compiled.jit import jit
-from stageloom.planner.twin.compiled.layout import COMPLETED, EXPIRED, NEVER, NOBODY, REFUSED, Records, World
-from stageloom.planner.twin.compiled.slots import enter, next_track, occupy, touch
+from stageloom.planner.twin.compiled.layout import (
+    ANY_LANE,
+    COMPLETED,
+    EXPIRED,
+    NEVER,
+    NOBODY,
+    REFUSED,
+    Records,
+    World,
+)
+from stageloom.planner.twin.compiled.slots import enter, next_track, occupy, open_lanes, touch
 
 
 @jit
@@ -74,15 +83,18 @@ def launch(w: World, now: float) -> None:
         launch_by_deadline(w, now)
         return
     for model in range(w.clock[0].num_models):
-        while ready_s(w, model, False) <= now:
-            launch_one(w, model, now)
+        while ready_s(w, model, False, ANY_LANE) <= now:
+            launch_one(w, model, now, ANY_LANE)
 
 
 @jit
-def ready_s(w: World, model: int, early: bool) -> float:
-    """From when on a model may launch; infinity with nothing to launch, or no replica to launch into."""
+def ready_s(w: World, model: int, early: bool, lanes: int) -> float:
+    """From when on a model may launch; infinity with nothing to launch, or no replica to launch into.
+
+    `lanes`: those in which a replica is to begin, as a mask.
+    """
     launcher = w.models[model]
-    if not launcher.queued or next_track(w, w.targets[launcher.target]) == NOBODY:
+    if not launcher.queued or next_track(w, w.targets[launcher.target], lanes) == NOBODY:
         return NEVER
     return due_s(w, model, early)
 
@@ -100,11 +112,14 @@ def lane_idle(w: World) -> bool:
 def launch_by_deadline(w: World, now: float) -> None:
     """While a lane has room, launch the task of the earliest deadline, if none launched goes before it."""
     plan = w.plans[w.clock[0].active]
-    while has_room(w, plan):
+    while True:
+        lanes = open_lanes(w, plan)
+        if not lanes:
+            return
         idle = lane_idle(w)
         first, earliest_s, earliest_task = NOBODY, NEVER, 0
         for model in range(w.clock[0].num_models):
-            if ready_s(w, model, idle) > now:
+            if ready_s(w, model, idle, lanes) > now:
                 continue
             launcher = w.models[model]
             row = w.queues[model, launcher.head]
@@ -117,9 +132,9 @@ def launch_by_deadline(w: World, now: float) -> None:
         for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
             home = w.combined[c]
             stands = home.lanes == 1 or home.stand == NOBODY
-            if home.runnable and stands and home.rank <= earliest_s:
+            if home.runnable and stands and home.own & lanes and home.rank <= earliest_s:
                 return
-        launch_one(w, first, now)
+        launch_one(w, first, now, lanes)
         refresh(w, now)
 
 
@@ -131,23 +146,23 @@ def launch_early(w: World, now: float) -> bool:
     nearest = NOBODY
     for model in range(w.clock[0].num_models):
         launcher = w.models[model]
-        if ready_s(w, model, True) > now:
+        if ready_s(w, model, True, ANY_LANE) > now:
             continue
         if nearest == NOBODY or launcher.next_s < w.models[nearest].next_s:
             nearest = model
     if nearest == NOBODY:
         return False
-    launch_one(w, nearest, now)
+    launch_one(w, nearest, now, ANY_LANE)
     return True
 
 
 @jit
-def launch_one(w: World, model: int, now: float) -> None:
-    """Take the tasks of one launch out of the queue, into slot 0 of a replica."""
+def launch_one(w: World, model: int, now: float, lanes: int) -> None:
+    """Take the tasks of one launch out of the queue, into slot 0 of a replica that may begin in `lanes`."""
     clock = w.clock[0]
     launcher = w.models[model]
     target = w.targets[launcher.target]
-    at_track = next_track(w, target)
+    at_track = next_track(w, target, lanes)
     index = 0
     while w.instances[index].used:
         index += 1

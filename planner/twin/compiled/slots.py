@@ -7,6 +7,7 @@ logical time, and which combined block runs next in a lane.
 
 from stageloom.planner.twin.compiled.jit import jit
 from stageloom.planner.twin.compiled.layout import (
+    ANY_LANE,
     BY_DEADLINE,
     NEVER,
     NOBODY,
@@ -161,9 +162,22 @@ def room(w: World, track: Records, index: int) -> int:
 
 
 @jit
-def may_begin(w: World, track: Records) -> bool:
-    """Whether an instance that is launched into the free slot 0 could run its first block in any lane."""
+def open_lanes(w: World, plan: Records) -> int:
+    """The plan's lanes that could begin a step now, as a mask; its only one, that could take the next."""
+    limit = plan.run_ahead if plan.lanes == 1 else 1
+    lanes = 0
+    for lane in range(plan.lanes):
+        if w.lanes[lane].load < limit:
+            lanes |= 1 << lane
+    return lanes
+
+
+@jit
+def may_begin(w: World, track: Records, lanes: int) -> bool:
+    """Whether an instance that is launched into the free slot 0 could run its first block in such a lane."""
     first = w.slots[track.first_slot]
+    if not w.combined[first.home].own & lanes:
+        return False
     if track.blocks > 1 and w.slots[track.first_slot + 1].holder != NOBODY:
         return False
     made, overwritten = steps_before(w, track, 0)
@@ -173,12 +187,14 @@ def may_begin(w: World, track: Records) -> bool:
 
 
 @jit
-def next_track(w: World, target: Records) -> int:
+def next_track(w: World, target: Records, lanes: int) -> int:
     """The track that the next launch goes into, or `NOBODY`; see
     `stageloom.shared.engine.slots.ModelState`."""
     free = target.free
     if not free:
         return NOBODY
+    if lanes == ANY_LANE and target.apart:
+        lanes = open_lanes(w, w.plans[w.clock[0].active])
     first = 0
     while not free >> first & 1:
         first += 1
@@ -188,7 +204,7 @@ def next_track(w: World, target: Records) -> int:
     for replica in range(target.replicas):
         index = target.first_track + replica
         track = w.tracks[index]
-        if free >> replica & 1 and may_begin(w, track):
+        if free >> replica & 1 and may_begin(w, track, lanes):
             found = room(w, track, index)
             if best == NOBODY or found > best_room:
                 best, best_room = index, found
@@ -319,7 +335,7 @@ def choose(w: World, lane: int, load: int, now: float) -> int:
         for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
             home = w.combined[c]
             here = home.lanes == 1 or home.stand == (lane if load else NOBODY)
-            if not (home.runnable and here and home.run_ahead > load and home.lanes > lane):
+            if not (home.runnable and here and home.run_ahead > load and home.own >> lane & 1):
                 continue
             w.candidates[count] = c
             count += 1

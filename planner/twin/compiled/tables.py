@@ -116,6 +116,11 @@ def _radix(model: BoundModel) -> int:
     return 1 + len(model.buckets)
 
 
+def _first_lanes(bound: BoundPlan, model: int, replica: int) -> int:
+    """The lanes in which a replica's first block may run, as a mask."""
+    return bound.lanes_of(bound.home[Member(model, replica, 0)][0])
+
+
 def _queue_bound(model: BoundModel) -> int:
     """How many tasks of this model its queue holds: all are of one size."""
     queue = model.plan.queue
@@ -147,6 +152,7 @@ def _tracks(
                 "max_tasks": _queue_bound(model),
                 "drop_oldest": plan.queue.rule is QueueRule.DROP_OLDEST,
                 "in_order": bound.plan.lanes == 1 and not by_deadline,
+                "apart": len({_first_lanes(bound, index, one) for one in range(plan.replicas)}) > 1,
                 "at_once": not by_deadline and (plan.replicas == 1 or bound.plan.wait is not Wait.NONE),
             }
         )
@@ -223,6 +229,7 @@ def _combined(
             {
                 "index": index,
                 "lanes": bound.plan.lanes,
+                "own": bound.lanes_of(index),
                 "run_ahead": bound.plan.run_ahead,
                 "max_skips": bound.plan.max_skips,
                 "num_members": len(order),

@@ -41,7 +41,8 @@ def replicated(model: Artifact, replicas: int, lanes: int) -> Plan:
     """Two blocks, each combined block with one member."""
     cut = halves(model)
     groups = [[Member(0, replica, block)] for replica in range(replicas) for block in (0, 1)]
-    return plan_of([model], [cut], groups, replicas=replicas, lanes=lanes)
+    plan = plan_of([model], [cut], groups, replicas=replicas, lanes=lanes)
+    return replace(plan, executor=ExecutorOptions(name="openvino"))
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "return ours.tie < theirs.tie",
         "return ours.tie > theirs.tie",
     ),
-    "overdue one step late": (11, "slots", "home.skips == home.max_skips", "home.skips > home.max_skips"),
+    "overdue one step late": (5, "slots", "home.skips == home.max_skips", "home.skips > home.max_skips"),
     "a slot is free before its last reader": (
         67,
         "slots",
@@ -217,7 +217,7 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "range(w.clock[0].max_load - 1, -1, -1)",
     ),
     "behind what merely overwrites": (
-        20,
+        0,
         "board",
         "and (made or track.blocks == 1)",
         "and track.blocks > 0",
@@ -229,9 +229,9 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "if lanes >= 0:",
     ),
     "the replica with the least room": (53, "slots", "found > best_room", "found < best_room"),
-    "any replica at once": (30, "slots", "if best == NOBODY and target.at_once:", "if best == NOBODY:"),
+    "any replica at once": (0, "slots", "if best == NOBODY and target.at_once:", "if best == NOBODY:"),
     "the last deadline counts": (
-        74,
+        58,
         "slots",
         "earliest_s = min(earliest_s, w.instances",
         "earliest_s = min(NEVER, w.instances",

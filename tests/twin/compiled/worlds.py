@@ -15,7 +15,7 @@ from stageloom.shared.engine.steps import Action, FinishTask, PrepareProgram, Pr
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Member, ModelPlan, QueuePlan, QueueRule, StepChoice, Wait
-from tests.engine.generate import digest, members_of, plan_of, random_graph
+from tests.engine.generate import digest, members_of, on_resources, plan_of, random_graph
 
 _TICKS_PER_S = 1 << 14
 _LARGEST = 4  # members of a combined block: its times are a dense table
@@ -116,7 +116,7 @@ def _random_plan(random: Random, graphs: dict[Digest, Graph]) -> BoundPlan:
         groups = []  # blocks of one depth together: no cycle, and never two blocks of one replica
         for depth in range(max(model.num_blocks for model in models)):
             groups += _random_groups(random, [member for member in members if member.block == depth])
-    return plan_of(
+    bound = plan_of(
         models,
         groups,
         graphs,
@@ -127,6 +127,7 @@ def _random_plan(random: Random, graphs: dict[Digest, Graph]) -> BoundPlan:
         wait_timeout_us=random.choice([0, 100, 800]),
         max_skips=random.randint(1, 4),
     )
+    return on_resources(random, bound) if random.random() < 0.3 else bound
 
 
 def _random_model(random: Random, artifact: Digest, graph: Graph) -> ModelPlan:
