@@ -7,7 +7,7 @@ name in capitals. `agent.json`, which version 0.1.0 had, is read where there is 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -39,13 +39,17 @@ class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shapes: dict[str, tuple[int, ...]] = {}  # of inputs whose dimensions the file leaves open
 
 
+AUTO: Final = "auto"
+"""As executor: the device finds out which one runs each model fastest, and plans for that."""
+
+
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One agent. Times in seconds, sizes in bytes."""
 
     home: str = ""  # state directory; empty: $STAGELOOM_AGENT_HOME, else var/agent
     models: tuple[ModelFile, ...] = ()  # served alone; empty: what the planner desires, or last-known-good
+    executor: str = AUTO  # for plans made here; auto: measured per model, the settings below are unused
     scheduler: str = "greedy"  # for plans made here
-    executor: str = "onnx"  # for plans made here
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
     probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed

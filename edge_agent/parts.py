@@ -6,7 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.config import AUTO, AgentConfig
+from stageloom.edge_agent.executor_choice import FIRST_CHOICE
 from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.manager import PlanManager
@@ -107,7 +108,7 @@ def make_parts(
             lifecycle.handle,
             environment=machine.environment,
             clocks=machine.clocks,
-            executor=config.executor,
+            executor=FIRST_CHOICE if config.executor == AUTO else config.executor,
             intra_op_threads=config.intra_op_threads,
             wall_s=config.profile_wall_s,
         ),

@@ -11,14 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from stageloom.edge_agent.config import AgentConfig, decode_config
+from stageloom.edge_agent.config import AUTO, AgentConfig, decode_config
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.shell import LifecycleShell, alone
 from stageloom.edge_agent.loop import READ
-from stageloom.edge_agent.parts import LifecycleFactory
+from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.service import Agent
-from stageloom.edge_agent.store import ArtifactStore, HomeLock
+from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.version import __version__
 
@@ -58,7 +59,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
-    agent = Agent(config, _lifecycle_maker(config))
+    agent = _serving_alone(config) if config.models else Agent(config, partial(_connected, config))
     with _signals(agent):
         _log.info("agent %s runs in %s; Ctrl-C stops it", __version__, config.home_path.absolute())
         agent.run()
@@ -66,20 +67,21 @@ def run_agent(config: AgentConfig) -> ExitCode:
     return ExitCode.OK
 
 
-def _lifecycle_maker(config: AgentConfig) -> LifecycleFactory:
-    if config.models:
-        from stageloom.edge_agent.lifecycle.alone import plan_alone
+def _serving_alone(config: AgentConfig) -> Agent:
+    from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, installed
+    from stageloom.edge_agent.lifecycle.alone import first_plan, own_models
 
-        store = ArtifactStore(config.home_path / "artifacts")
-        plan = plan_alone(config, store, _log.info)
-        return lambda plans: (alone(plan, plans), ())
+    models = own_models(config, ArtifactStore(config.home_path / "artifacts"), _log.info)
+    times = ExecutorTimes(StateFile(config.home_path / "executor_times"), device_class())
+    plan = first_plan(config, models, times, _log.info)
+    choice = ExecutorChoice(models, times, plan, installed()) if config.executor == AUTO else None
+    return Agent(config, lambda plans: (alone(models.runnable(plan, 1), plans), ()), choice)
 
-    def connect(plans: PlanManager) -> tuple[LifecycleShell, Sequence[str]]:
-        from stageloom.edge_agent.link.factory import connect_planner
 
-        return connect_planner(config, plans)
+def _connected(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleShell, Sequence[str]]:
+    from stageloom.edge_agent.link.factory import connect_planner
 
-    return connect
+    return connect_planner(config, plans)
 
 
 @contextlib.contextmanager

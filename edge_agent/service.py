@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.executor_choice import ExecutorChoice
 from stageloom.edge_agent.ingest.channel import runtime_directory
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.endpoint import Endpoint
@@ -95,8 +96,10 @@ _LINK_TICK_S = 0.1
 class Agent:
     """Wires the parts together; `run` returns when `request_stop` was called and the last task has ended."""
 
-    def __init__(self, config: AgentConfig, make_lifecycle: LifecycleFactory) -> None:
-        """Start the engine process and make the link.
+    def __init__(
+        self, config: AgentConfig, make_lifecycle: LifecycleFactory, choice: ExecutorChoice | None = None
+    ) -> None:
+        """Start the engine process and make the link. `choice`: what has yet to be measured, where it plans.
 
         Raises:
             StageloomError: the link cannot be made; nothing is left running.
@@ -108,6 +111,7 @@ class Agent:
         self._engine, self._plans, self._lifecycle = parts.engine, parts.plans, parts.lifecycle
         self._journal, self._profiles = parts.journal, parts.profiles
         self._load = LoadWatch(parts)
+        self._choice = choice
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
             self.loop,
@@ -136,6 +140,10 @@ class Agent:
         self.loop.call_every(self._config.trace_interval_s, self._sample_steps)
         self.loop.call_every(self._config.machine_interval_s, self._look_at_machine)
         self._parts.local.start()
+        if self._choice is not None:
+            self._profiles.on_steps = self._model_timed
+            for request in self._choice.requests():
+                self._profiles.wanted(request)
         for problem in self._parts.found:
             self._journal.found(problem)
         try:
@@ -149,6 +157,16 @@ class Agent:
             self._lifecycle.stop()
             self.loop.close()
             self._watchdog.close()
+
+    def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str) -> None:
+        choice = self._choice
+        assert choice is not None
+        better = choice.answered(request, step_us.get(0), reason)
+        while choice.problems:
+            self._journal.note("executor_choice", choice.problems.pop())
+        if better is not None:
+            _log.info("a better plan: %s", better.cause)
+            self._lifecycle.handle(better)
 
     def request_stop(self) -> None:
         """Take no more tasks, let those that are open end for a while, then return from `run`."""

@@ -68,7 +68,7 @@ def run(
         typer.Option(metavar="NAME", help=f"Scheduler for plans made here: {', '.join(schedulers())}."),
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Executor for plans made here: {_EXECUTORS}.")
+        str | None, typer.Option(metavar="NAME", help=f"Executor for plans made here: auto, {_EXECUTORS}.")
     ] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=256, help="Threads inside one operator.")

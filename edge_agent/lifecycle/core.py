@@ -253,6 +253,9 @@ class Lifecycle:
                 self._local.alarm(event.cause, self.state.attempt, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
+            case ev.PlanMeasured(plan, cause):
+                self._local.measured(plan, cause, self.state.attempt)
+                return self._change(proven=attempts.proven_with(self.state, plan, holds=True))
             case ev.ProfileAnswered(request):
                 if request not in self.state.answered:
                     return self._change(answered=(*self.state.answered, request))

@@ -43,6 +43,7 @@ class _Offer:
     cause: str
     attempt: AttemptId
     due_s: float  # while the planner is connected
+    asked: bool = False  # whoever runs this device wants it to plan alone; else autonomy says
     plans: tuple[RunnablePlan, ...] = ()  # best first; none before they are made
 
 
@@ -67,6 +68,10 @@ class LocalPlans:
         if self._offer is not None:
             self._offer = replace(self._offer, plans=plans)
 
+    def measured(self, plan: RunnablePlan, cause: str, attempt: AttemptId) -> None:
+        """The device found a better plan by measuring, as whoever runs it alone asked for."""
+        self._offer = _Offer(cause, attempt, float("-inf"), asked=True, plans=(plan,))
+
     def begin(
         self,
         state: LinkState,
@@ -79,14 +84,14 @@ class LocalPlans:
         offer, attempt = self._offer, state.attempt
         if offer is None or not offer.plans or (connected and now_s < offer.due_s):
             return None
-        if state.local is not None or state.state not in _SETTLED:
+        if state.local is not None or (state.state is not None and state.state not in _SETTLED):
             if offer.attempt != attempt:
                 self._offer = None  # the planner has answered
             return None
         self._offer = None
         if offer.attempt != attempt:
             return None
-        best = next((plan for plan in offer.plans if _may_run(state, plan, present)), None)
+        best = next((plan for plan in offer.plans if _may_run(state, plan, present, asked=offer.asked)), None)
         if best is None:
             return None
         rest = offer.plans[offer.plans.index(best) + 1 :]
@@ -129,11 +134,11 @@ class LocalPlans:
         )
 
 
-def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest]) -> bool:
+def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest], *, asked: bool) -> bool:
     """Whether a plan made here may be tried: granted, not what runs, whole, and not failed before."""
     digest, proven = plan.ref.digest, is_proven(state, plan)
     match state.desired.autonomy if state.desired else Autonomy.OFF:
-        case Autonomy.OFF:
+        case Autonomy.OFF if not asked:
             return False
         case Autonomy.PROVEN if not proven:
             return False

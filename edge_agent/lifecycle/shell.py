@@ -282,4 +282,5 @@ def alone(plan: RunnablePlan, plans: PlanManager) -> LifecycleShell:
     """The shell of an agent that runs one plan that was made here, without a planner or a state on disk."""
     core = Lifecycle(LinkState(last_good=plan), config=LinkConfig(boot=1), plans=plans)
     link = NoLink("alone", "this agent runs without a planner")
-    return LifecycleShell(core, link, None, environment="", present=frozenset())
+    present = frozenset(need.digest for need in plan.artifacts)
+    return LifecycleShell(core, link, None, environment="", present=present)

@@ -4,7 +4,7 @@ A request under which the engine process has ended twice is answered without tim
 be what ends it, and a device must not crash for a measurement.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -45,6 +45,9 @@ class ProfileQueue:
         """`send`: to the engine process. `environment`: what measurements of now are filed under. `clocks`:
         rows that stand beside them."""
         self.drift = DriftWatch()
+        self.on_steps: Callable[[int, Mapping[int, float], str], None] | None = None
+        """Told of each stage profile that ended: its number, microseconds by combined block, and why not."""
+
         self._send = send
         self._path_of = path_of
         self._record = record
@@ -112,6 +115,8 @@ class ProfileQueue:
             except PlanError:
                 pass  # the answer says so
             self._answered(times.request)
+            if self.on_steps is not None:
+                self.on_steps(times.request, step_us, times.reason)
 
     def _ask(self, request: Request) -> None:
         if isinstance(request, StageProfileRequest):
@@ -150,6 +155,8 @@ class ProfileQueue:
         if isinstance(request, StageProfileRequest):
             ended = StageTimes(number, request.plan_digest, 0, (), 0.0, True, reason)
             self._record(stage_rows(ended, request.plan_digest, self._environment()))
+            if self.on_steps is not None:
+                self.on_steps(number, {}, reason)
         else:
             nothing = OperatorTimes(number, request.artifact.digest, request.batch, (), reason)
             self._record(profile_rows(nothing, self._environment()))

@@ -29,7 +29,7 @@ from stageloom.shared.messages import control
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
 from stageloom.shared.messages.telemetry import TrialEnded
 from tests.lifecycle import orders
-from tests.lifecycle.driver import Driver, desired, kinds
+from tests.lifecycle.driver import GOOD, Driver, desired, kinds
 from tests.lifecycle.test_alarms import raised
 
 LOCAL = RunnablePlan(PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
@@ -94,6 +94,20 @@ def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
         revision = driver.core.state.revision
         actions += driver.do(ev.Received(control.HeartbeatAck(epoch=1, generation=1, revision=revision)))
     return actions
+
+
+def test_a_plan_that_an_agent_without_a_planner_measured_takes_over_under_the_guard() -> None:
+    driver = Driver(LinkState(last_good=GOOD))
+    assert driver.core.state.desired is None
+    assert "VerifyPlan" in kinds(driver.do(ev.PlanMeasured(LOCAL, "measured")))
+    driver.do(orders.PlanVerified(FIRST))
+    actions = driver.do(staged(intervals_only=False))
+    (activate,) = [action for action in actions if isinstance(action, orders.ActivatePlan)]
+    assert activate.guarded
+    driver.do(orders.ProbationPassed(FIRST))
+    assert driver.core.state.last_good == structs.replace(
+        LOCAL, ref=PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
+    )
 
 
 def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_is_away() -> None:

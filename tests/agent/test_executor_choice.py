@@ -1,0 +1,94 @@
+"""Which executor a device finds fastest: what it asks, what it concludes, what it remembers."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels
+from stageloom.edge_agent.lifecycle.events import PlanMeasured
+from stageloom.edge_agent.store import StateFile
+from stageloom.shared.messages.control import ArtifactNeed
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.compose import ModelChoice
+from tests.search.graphs import CHAIN, DIAMOND, model
+
+NAMES = ("onnx", "openvino")
+A, B = model("a", DIAMOND), model("b", CHAIN)
+MODELS = OwnModels(
+    tuple(ModelChoice(name=name, artifact=one[0], graph=one[1]) for name, one in [("a", A), ("b", B)]),
+    tuple(ArtifactNeed(name, one[0], 8) for name, one in [("a", A), ("b", B)]),
+)
+
+
+def times(tmp_path: Path, environment: str = "here") -> ExecutorTimes:
+    return ExecutorTimes(StateFile(tmp_path / "times"), environment)
+
+
+def choice(known: ExecutorTimes, names: tuple[str, ...] = NAMES) -> ExecutorChoice:
+    return ExecutorChoice(MODELS, known, MODELS.best(known), names)
+
+
+def answer(asking: ExecutorChoice, us: dict[tuple[str, str], float | None]) -> list[PlanMeasured | None]:
+    """Answer every request as measured; None: it could not be."""
+    answers = []
+    for request in asking.requests():
+        plan = decode_plan(request.plan, request.plan_digest)
+        (need,) = request.artifacts
+        assert plan.models[0].artifact == need.digest
+        answers.append(
+            asking.answered(request.request, us[plan.models[0].name, plan.executor.name], "why not")
+        )
+    return answers
+
+
+SLOW_A = {("a", "onnx"): 3e3, ("a", "openvino"): 1e3, ("b", "onnx"): 1e3, ("b", "openvino"): 2e3}
+
+
+def test_the_better_plan_comes_after_the_last_answer_and_says_why(tmp_path: Path) -> None:
+    *before, last = answer(choice(times(tmp_path)), dict(SLOW_A))
+    assert before == [None] * 7
+    assert last is not None and last.cause == "a 3.0 times as fast on openvino"
+    plan = decode_plan(last.plan.wire, last.plan.ref.digest)
+    assert {(one.members[0].model, plan.executors[one.executor].name) for one in plan.combined} == {
+        (0, "openvino"),
+        (1, "onnx"),
+    }
+    assert last.plan.artifacts == MODELS.needs
+
+
+def test_the_shorter_of_two_measurements_counts(tmp_path: Path) -> None:
+    known = times(tmp_path)
+    asking = choice(known)
+    numbers = [request.request for request in asking.requests()]
+    for number in numbers:
+        asking.answered(number, 1e3 * (number + 1), "")
+    assert known.of(A[0]) == {"onnx": 2e-3, "openvino": 3e-3}
+
+
+def test_what_was_measured_is_known_at_the_next_start(tmp_path: Path) -> None:
+    answer(choice(times(tmp_path)), dict(SLOW_A))
+    again = times(tmp_path)
+    assert again.of(A[0]) == {"onnx": 3e-3, "openvino": 1e-3}
+    assert [one.name for one in MODELS.best(again).executors] == ["openvino", "onnx"]
+    assert choice(again).requests() == []
+
+
+def test_another_environment_or_a_damaged_file_makes_it_void(tmp_path: Path) -> None:
+    answer(choice(times(tmp_path)), dict(SLOW_A))
+    assert not times(tmp_path, "power mode 2").of(A[0])
+    StateFile(tmp_path / "times").save(b"\x93nothing")
+    assert not times(tmp_path).of(A[0])
+
+
+def test_a_model_that_an_executor_cannot_run_stays_on_the_other_and_is_said(tmp_path: Path) -> None:
+    asking = choice(times(tmp_path))
+    answers = answer(asking, {**SLOW_A, ("a", "openvino"): None})
+    assert answers == [None] * 8
+    assert asking.problems == ["model 'a' is not measured on openvino: why not"] * 2
+    assert times(tmp_path).of(A[0]) == {"onnx": 3e-3, "openvino": math.inf}
+
+
+@pytest.mark.parametrize("names", [(), ("onnx",)])
+def test_with_one_executor_nothing_is_measured(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert choice(times(tmp_path), names).requests() == []

@@ -1,0 +1,62 @@
+"""The plan of a device on which nothing was searched yet."""
+
+import math
+
+import pytest
+
+from stageloom.shared.bound import bind
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import MAX_LANES, Member, Plan, QueueRule, StepChoice, decode_plan
+from stageloom.shared.search.auto import auto_plan, fastest
+from stageloom.shared.search.compose import ModelChoice
+from tests.search.graphs import CHAIN, DIAMOND, model
+
+LEFT = model("left", DIAMOND, cuts=[1, 3])
+RIGHT = model("right", CHAIN, cuts=[2])
+MODELS = [
+    ModelChoice(name=name, artifact=made[0], graph=made[1]) for name, made in [("l", LEFT), ("r", RIGHT)]
+]
+
+
+def plan_for(cores: list[int], executors: dict[Digest, str] | None = None) -> Plan:
+    plan = auto_plan(MODELS, executors or {}, "onnx", cores)
+    bind(plan, dict([LEFT, RIGHT]))
+    return decode_plan(plan.wire)
+
+
+@pytest.mark.parametrize("cores", [[0], [0, 1], [2, 3, 5, 7]])
+def test_there_is_a_pinned_lane_and_a_replica_of_every_model_for_each_core(cores: list[int]) -> None:
+    plan = plan_for(cores)
+    assert [plan.cores_of(lane) for lane in range(plan.lanes)] == [(core,) for core in cores]
+    assert {block.members for block in plan.combined} == {
+        (Member(index, replica, 0),) for index in range(2) for replica in range(len(cores))
+    }
+    assert plan.step_choice is StepChoice.DEADLINE
+    assert {one.queue.rule for one in plan.models} == {QueueRule.DEADLINE}
+
+
+def test_there_are_no_more_lanes_than_a_plan_may_have() -> None:
+    assert plan_for(list(range(64))).lanes == MAX_LANES
+
+
+def test_each_model_runs_on_its_own_executor() -> None:
+    plan = plan_for([0, 1], {RIGHT[0]: "openvino"})
+    by_model = {(one.members[0].model, plan.executors[one.executor].name) for one in plan.combined}
+    assert by_model == {(0, "onnx"), (1, "openvino")}
+    assert [one.name for one in plan_for([0], {LEFT[0]: "x", RIGHT[0]: "x"}).executors] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("times_s", "chosen"),
+    [
+        ({}, "onnx"),
+        ({"onnx": 1.0, "openvino": 0.5}, "openvino"),
+        ({"onnx": 1.0, "openvino": 0.98}, "onnx"),
+        ({"onnx": 1.0, "openvino": 0.96}, "openvino"),
+        ({"onnx": 1.0, "openvino": math.inf}, "onnx"),
+        ({"onnx": math.inf, "openvino": 1.0}, "openvino"),
+        ({"openvino": 1.0}, "openvino"),
+    ],
+)
+def test_another_executor_must_be_clearly_faster(times_s: dict[str, float], chosen: str) -> None:
+    assert fastest(times_s, "onnx") == chosen
