@@ -27,7 +27,7 @@ Footprint = NewType("Footprint", str)
 
 _Key: TypeAlias = tuple[Footprint, str]
 
-RECENT: Final = 9
+RECENT: Final = 7
 """Samples that a median is taken over."""
 
 ENOUGH: Final = 3
@@ -52,7 +52,7 @@ class HistoryRule(Enum):
 class HistoryRow(Struct, frozen=True, array_like=True, gc=False):
     """What is known of one footprint on one kind of resource, as it is saved.
 
-    `numbers` are, under `median`, the recent samples in seconds, oldest first [at most 9]; under `starpu` the
+    `numbers` are, under `median`, the recent samples in seconds, oldest first [at most 7]; under `starpu` the
     count of samples, their sum in seconds, and the count of errors [3].
     """
 
