@@ -1,20 +1,12 @@
 """A discrete-event simulation of resources on which batches are placed part by part.
 
-    python -m tests.engine.placed [--batches N]
-
-prints, for a fast resource and one that is k times slower, the highest rate of every policy over the known
-answer, batches evenly spaced, and the mean latency under Poisson arrivals at 0.8 of the known rate, beside
-that of whole models on both. A second is what the whole model takes on the fast one. A second table has
-transfers in front of the tails. Every figure is arithmetic, the same on any machine.
-
 The simulation is driven by a `Placer` and holds it to account: data has versions, a copy takes as long as the
 bus needs, and whatever begins on a node where its input is not the newest version is an error.
 """
 
-import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 from statistics import fmean
@@ -317,67 +309,3 @@ def known_rate(slow: float, tail: float) -> float:
 
 CUTS = ((3.0, 0.1), (3.0, 0.25), (3.0, 0.35), (6.0, 0.1), (6.0, 1 / 7), (6.0, 0.25))
 """The slow factor, and the tail's share of the model."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--batches", type=int, default=300)
-    batches: int = parser.parse_args().batches
-    for line in (*report(batches), "", *transfers(batches)):
-        print(line)  # noqa: T201
-
-
-def report(batches: int) -> Iterator[str]:
-    """A table of Markdown, row by row."""
-    yield "| k | tail | policy | known | reached | heads on the fast one | Poisson: tails away | latency |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for slow, tail in CUTS:
-        known = known_rate(slow, tail)
-        arrivals_s = poisson(0.8 * known, 10 * batches, 1)
-        whole = World(Scene(parts_s=[[1.0, slow]], policy=PlacementPolicy.DM), arrivals_s).run()
-        for policy in (PlacementPolicy.EAGER, PlacementPolicy.DM, PlacementPolicy.DMDA, PlacementPolicy.HEFT):
-            scene = two_resources(slow, tail, policy)
-            kept = two_resources(slow, tail, policy, heads=(0,))
-            played = World(scene, arrivals_s).run()
-            yield (
-                f"| {slow:g} | {tail:.0%} | {policy.value} | {known:.3f} "
-                f"| {highest_rate(scene, known, batches=batches):.3f} "
-                f"| {highest_rate(kept, known, batches=batches):.3f} "
-                f"| {fmean(played.away):.0%} | {fmean(played.latencies_s):.2f} |"
-            )
-        yield (
-            f"| {slow:g} | whole | dm | {1 + 1 / slow:.3f} | | "
-            f"| {fmean(whole.away):.0%} | {fmean(whole.latencies_s):.2f} |"
-        )
-
-
-def transfers(batches: int) -> Iterator[str]:
-    """The balanced cut at k = 3, tails behind a transfer of so many seconds; heads on the fast resource."""
-    yield "| transfer | policy | beta | reached | without prefetch | tails away at 0.9 | latency at 0.9 |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    known = known_rate(3.0, 0.25)
-    for transfer_s in (0.05, 0.25, 0.5):
-        for policy, beta in (
-            (PlacementPolicy.DM, 1.0),
-            (PlacementPolicy.DMDA, 1.0),
-            (PlacementPolicy.DMDA, 0.0),
-            (PlacementPolicy.HEFT, 1.0),
-        ):
-            scene = replace(
-                two_resources(3.0, 0.25, policy, heads=(0,)),
-                nodes=(0, 1),
-                bus=Bus(latency_s=transfer_s),
-                border_bytes=(1, 1),
-                beta=beta,
-            )
-            played = World(scene, evenly(0.9 * known, batches)).run()
-            late = highest_rate(replace(scene, prefetch=False), known, batches=batches)
-            yield (
-                f"| {transfer_s:g} s | {policy.value} | {beta:g} "
-                f"| {highest_rate(scene, known, batches=batches):.3f} | {late:.3f} "
-                f"| {fmean(played.away):.0%} | {fmean(played.latencies_s):.2f} |"
-            )
-
-
-if __name__ == "__main__":
-    main()
