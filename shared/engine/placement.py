@@ -65,7 +65,7 @@ class WorkerSpec(Struct, frozen=True, kw_only=True):
 
 
 class ReadyTask(Struct, Generic[SlotT], frozen=True):
-    """One run of a combined block whose inputs are there, or will be once steps in flight have ended."""
+    """One run of a combined block whose inputs are made: a copy of them could begin now."""
 
     id: Hashable
     footprint: Footprint
@@ -156,7 +156,8 @@ class Placer(Generic[SlotT]):
     `alpha` and `beta` weigh lateness and transfers; beta = 0 counts a transfer once.
 
     Whoever drives it calls `ready` for a task, `place` whenever something became ready or ended, `begin` when
-    a task begins to compute, and `end` or `withdraw` when it goes; writes of slots it reports to `residency`.
+    a task begins to compute, and `end` or `withdraw` when it goes. It reports writes of slots to `residency`,
+    before a task that reads them is ready, and issues the copies that a decision names.
     """
 
     def __init__(
