@@ -23,7 +23,7 @@ from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.auto import auto_plan, fastest
+from stageloom.shared.search.auto import KnownModel, auto_plan, fastest
 from stageloom.shared.search.compose import ModelChoice, compose
 
 FIRST_CHOICE: Final = "onnx"
@@ -99,8 +99,13 @@ class OwnModels:
 
     def best(self, times: ExecutorTimes) -> Plan:
         """The plan for what is known."""
-        executors = {one.artifact: fastest(times.of(one.artifact), FIRST_CHOICE) for one in self.choices}
-        return auto_plan(self.choices, executors, FIRST_CHOICE, sorted(os.sched_getaffinity(0)))
+        known = {}
+        for one in self.choices:
+            times_s = times.of(one.artifact)
+            name = fastest(times_s, FIRST_CHOICE)
+            if times_s.get(name, math.inf) < math.inf:
+                known[one.artifact] = KnownModel(name, times_s[name])
+        return auto_plan(self.choices, known, FIRST_CHOICE, sorted(os.sched_getaffinity(0)))
 
 
 class ExecutorChoice:

@@ -7,7 +7,7 @@ import pytest
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, Member, Plan, QueueRule, StepChoice, decode_plan
-from stageloom.shared.search.auto import auto_plan, fastest
+from stageloom.shared.search.auto import KnownModel, auto_plan, fastest, long_models
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -18,8 +18,8 @@ MODELS = [
 ]
 
 
-def plan_for(cores: list[int], executors: dict[Digest, str] | None = None) -> Plan:
-    plan = auto_plan(MODELS, executors or {}, "onnx", cores)
+def plan_for(cores: list[int], known: dict[Digest, tuple[str, float]] | None = None) -> Plan:
+    plan = auto_plan(MODELS, {k: KnownModel(*v) for k, v in (known or {}).items()}, "onnx", cores)
     bind(plan, dict([LEFT, RIGHT]))
     return decode_plan(plan.wire)
 
@@ -40,10 +40,36 @@ def test_there_are_no_more_lanes_than_a_plan_may_have() -> None:
 
 
 def test_each_model_runs_on_its_own_executor() -> None:
-    plan = plan_for([0, 1], {RIGHT[0]: "openvino"})
+    plan = plan_for([0, 1], {RIGHT[0]: ("openvino", 1.0)})
     by_model = {(one.members[0].model, plan.executors[one.executor].name) for one in plan.combined}
     assert by_model == {(0, "onnx"), (1, "openvino")}
-    assert [one.name for one in plan_for([0], {LEFT[0]: "x", RIGHT[0]: "x"}).executors] == ["x"]
+    assert [one.name for one in plan_for([0], {LEFT[0]: ("x", 1.0), RIGHT[0]: ("x", 1.0)}).executors] == ["x"]
+
+
+def test_a_long_model_leaves_a_core_to_an_urgent_one() -> None:
+    plan = plan_for([0, 1], {LEFT[0]: ("onnx", 0.001), RIGHT[0]: ("onnx", 0.2)})
+    assert {(one.members[0].model, one.resources) for one in plan.combined} == {(0, ()), (1, (0,))}
+    assert {
+        one.resources for one in plan_for([0], {LEFT[0]: ("onnx", 1e-3), RIGHT[0]: ("onnx", 1.0)}).combined
+    } == {()}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lanes", "long"),
+    [
+        ([0.001, 0.2], 2, {1}),  # (1 - 0.019 / 0.2)^2 = 0.82
+        ([0.001, 0.2], 1, set()),
+        ([0.001, 0.025], 2, set()),  # (1 - 0.019 / 0.025)^2 = 0.06
+        ([0.001, 0.2, 0.3], 2, {1, 2}),
+        ([0.001, 0.2], 40, set()),  # a lane is free soon
+        ([0.2, 0.2], 2, set()),  # 0.8 s can be waited for
+        ([0.2], 2, set()),
+        ([None, 0.2], 2, set()),
+        ([], 2, set()),
+    ],
+)
+def test_what_holds_up_others(seconds: list[float | None], lanes: int, long: set[int]) -> None:
+    assert long_models(seconds, lanes) == long
 
 
 @pytest.mark.parametrize(
