@@ -66,7 +66,7 @@ def agent(models: Sequence[Served], home: Path) -> Iterator[Client]:
     log = home / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stageloom.edge_agent.cli", "run", "--home", str(home)],
+            [sys.executable, "-m", "stageloom.edge_agent", "run", "--home", str(home)],
             stdout=sink,
             stderr=sink,
         )

@@ -176,7 +176,7 @@ def test_polite_end_lets_open_tasks_end_and_leaves_nothing_behind(serving: Agent
 @pytest.mark.promise("clean-stop-leaves-nothing")
 def test_second_agent_on_the_same_state_is_refused_in_one_line(serving: AgentProcess) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "stageloom.edge_agent.cli", "run", "--home", str(serving.home)],
+        [sys.executable, "-m", "stageloom.edge_agent", "run", "--home", str(serving.home)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -38,7 +38,13 @@ TIMEOUT_S = 60.0
 _NUMBERS = count(1)
 PRIORITIES = (0, 9, 1, 2)  # of each four tasks
 NOT_CHOSEN = {
-    Plan: {"models": "named one by one", "combined": "found by the search"},
+    Plan: {
+        "models": "named one by one",
+        "combined": "found by the search",
+        "further_executors": "found by the device, which measures them",
+        "resources": "as many as the device has cores",
+        "lane_resources": "one each",
+    },
     ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
     QueuePlan: {},
     ExecutorOptions: {"precision": "the executors run fp32 alone"},

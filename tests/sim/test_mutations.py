@@ -37,7 +37,7 @@ from tests.sim.watch import Broken
 
 pytestmark = pytest.mark.promise("simulated-worlds-find-planted")
 
-WORLDS = 40
+WORLDS = 80
 
 
 def first_broken(faults: Faults | None = None) -> str:

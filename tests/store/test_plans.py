@@ -129,7 +129,7 @@ def test_pushing_refuses_what_cannot_be(store: Store, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="revoked; enrol it again"):
         store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     add_model(store, tmp_path, "other", operators=8)
-    with pytest.raises(InputError, match="plan 'first' is"):
+    with pytest.raises(InputError, match="another plan 'first'"):
         store.write(add_plan, "first", small_plan(store, "other"), "sequential")
 
 
