@@ -126,6 +126,11 @@ class ExecutorChoice:
         self._open: dict[int, tuple[ModelChoice, str]] = {}
         self.problems: list[str] = []  # that were met since they were last looked at
 
+    @property
+    def left(self) -> int:
+        """Measurements that are still to be made."""
+        return len(self._open)
+
     def requests(self) -> list[StageProfileRequest]:
         """What is to be measured; nothing with one executor, or once all is known."""
         if len(self._executors) < 2:

@@ -258,6 +258,7 @@ class Agent:
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,
             problems=tuple(self._journal.problems),
+            measuring=self._choice.left if self._choice is not None else 0,
         )
         return msgspec.json.encode(found)
 

@@ -90,6 +90,7 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskTotals, ...]
     applications: int
     problems: tuple[str, ...]  # newest last
+    measuring: int = 0  # runs of models on executors that are still to be timed
 
 
 def plan_status(ref: PlanRef, models: Iterable[str]) -> PlanStatus:

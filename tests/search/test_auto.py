@@ -1,13 +1,16 @@
 """The plan of a device on which nothing was searched yet."""
 
 import math
+from itertools import pairwise
+from math import fsum
 
 import pytest
 
+from benchmarks import zoo
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, Member, Plan, QueueRule, StepChoice, decode_plan
-from stageloom.shared.search.auto import KnownModel, auto_plan, fastest, long_models
+from stageloom.shared.search.auto import KnownModel, auto_plan, block_counts, even_cuts, fastest
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -46,30 +49,41 @@ def test_each_model_runs_on_its_own_executor() -> None:
     assert [one.name for one in plan_for([0], {LEFT[0]: ("x", 1.0), RIGHT[0]: ("x", 1.0)}).executors] == ["x"]
 
 
-def test_a_long_model_leaves_a_core_to_an_urgent_one() -> None:
-    plan = plan_for([0, 1], {LEFT[0]: ("onnx", 0.001), RIGHT[0]: ("onnx", 0.2)})
-    assert {(one.members[0].model, one.resources) for one in plan.combined} == {(0, ()), (1, (0,))}
-    assert {
-        one.resources for one in plan_for([0], {LEFT[0]: ("onnx", 1e-3), RIGHT[0]: ("onnx", 1.0)}).combined
-    } == {()}
+def test_a_model_that_would_hold_up_an_urgent_one_is_cut() -> None:
+    known = {LEFT[0]: ("onnx", 0.001), RIGHT[0]: ("onnx", 0.025)}
+    assert [one.cuts for one in plan_for([0], known).models] == [(), (2,)]
+    assert [one.cuts for one in plan_for([0, 1], known).models] == [(), ()], "a lane is free soon"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "lanes", "long"),
+    ("seconds", "lanes", "blocks"),
     [
-        ([0.001, 0.2], 2, {1}),  # (1 - 0.019 / 0.2)^2 = 0.82
-        ([0.001, 0.2], 1, set()),
-        ([0.001, 0.025], 2, set()),  # (1 - 0.019 / 0.025)^2 = 0.06
-        ([0.001, 0.2, 0.3], 2, {1, 2}),
-        ([0.001, 0.2], 40, set()),  # a lane is free soon
-        ([0.2, 0.2], 2, set()),  # 0.8 s can be waited for
-        ([0.2], 2, set()),
-        ([None, 0.2], 2, set()),
-        ([], 2, set()),
+        ([0.001, 0.2], 2, [1, 20]),  # (1 - 0.019 / 0.2)^2 = 0.82; blocks of 10 ms
+        ([0.001, 0.2], 1, [1, 20]),
+        ([0.001, 0.025], 2, [1, 1]),  # (1 - 0.019 / 0.025)^2 = 0.06
+        ([0.001, 0.025], 1, [1, 3]),  # 0.24
+        ([0.001, 0.2, 0.3], 2, [1, 20, 30]),
+        ([0.001, 0.2], 40, [1, 1]),  # a lane is free soon
+        ([0.2, 0.2], 2, [1, 1]),  # 0.8 s can be waited for
+        ([0.2], 2, [1]),
+        ([None, 0.2], 2, [1, 1]),
+        ([], 2, []),
     ],
 )
-def test_what_holds_up_others(seconds: list[float | None], lanes: int, long: set[int]) -> None:
-    assert long_models(seconds, lanes) == long
+def test_what_holds_up_others_is_cut_into_blocks_that_fit(
+    seconds: list[float | None], lanes: int, blocks: list[int]
+) -> None:
+    assert block_counts(seconds, lanes) == blocks
+
+
+def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
+    graph = zoo.graph_of("googlenet", width=0.25, size=64)
+    assert even_cuts(graph, 1) == ()
+    cuts = even_cuts(graph, 4)
+    assert len(cuts) == 3 and set(cuts) <= set(graph.base_cuts)
+    places = (0, *cuts, len(graph.operators))
+    shares = [fsum(one.flop for one in graph.operators[a:b]) for a, b in pairwise(places)]
+    assert max(shares) < 0.3 * fsum(shares)
 
 
 @pytest.mark.parametrize(
