@@ -18,6 +18,7 @@ from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.shell import LifecycleShell, alone
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
@@ -25,13 +26,13 @@ from stageloom.shared.version import __version__
 
 _log = logging.getLogger("stageloom.edge_agent.run")  # not __main__, whatever started it
 
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
 
 
 def main() -> int:
     os.umask(0o077)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where
     try:
         if len(sys.argv) != 2:
@@ -52,14 +53,19 @@ def main() -> int:
         return ExitCode.INTERRUPTED
 
 
-def run_agent(config: AgentConfig) -> ExitCode:
-    """Until a signal asks it to end.
+def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = None) -> ExitCode:
+    """Until a signal asks it to end; `make_lifecycle` is for a plan that the settings do not tell.
 
     Raises:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
-    agent = _serving_alone(config) if config.models else Agent(config, partial(_connected, config))
+    if make_lifecycle is not None:
+        agent = Agent(config, make_lifecycle)
+    elif config.models:
+        agent = _serving_alone(config)
+    else:
+        agent = Agent(config, partial(_connected, config))
     with _signals(agent):
         _log.info("agent %s runs in %s; Ctrl-C stops it", __version__, config.home_path.absolute())
         agent.run()

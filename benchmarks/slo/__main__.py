@@ -1,0 +1,73 @@
+"""How much load Stageloom carries within deadlines, and what users would run instead.
+
+    python -m benchmarks.slo [--json] [--quick] [--mix NAME]... [--minutes M]
+
+The capacity of a contestant is the largest Poisson rate on a grid of 5 % at which 95 % of *each* model's
+tasks meet their deadline: five times its service time on one thread of its best runtime, at least 20 ms.
+Contestants take turns in windows of two seconds on the same seeded arrivals. `over_naive.MIX` compares with a
+default onnxruntime session and a thread for each model, `over_best.MIX` with the best of all other settings,
+`over_best_float32.MIX` with the best of those that compute as the models say, and `over_by_deadline.MIX` with
+a loop written by hand that orders by deadline. `p99_*_ms.MIX` are latencies at 0.7 of the best rival's
+capacity; `auto_over_best_setting.*` is throughput while eight tasks are always open. Ablations are rows.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_models.fetching import CACHE, NoRegistryError
+from benchmarks.runner import Report, progress, run
+from benchmarks.slo.mixes import MIXES, load_mix
+from benchmarks.slo.one_mix import QUICK, MixEffort, MixMeasurement
+
+NO_REGISTRY = 3
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--mix": {"action": "append", "choices": list(MIXES), "help": "only this one; repeat for more"},
+    "--minutes": {"type": float, "default": 60.0, "metavar": "M", "help": "for all mixes; default 60"},
+    "--cache": {"type": Path, "default": CACHE, "metavar": "DIR", "help": "downloads; default %(default)s"},
+}
+
+
+def measure(report: Report, options: argparse.Namespace) -> int:
+    """Every mix, one after the other; the exit code is 3 where no registry answers."""
+    names = options.mix or list(MIXES)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    effort = QUICK if options.quick else MixEffort(options.minutes * 60.0 / len(names))
+    figures: dict[str, float] = {}
+    for name in names:
+        progress(name)
+        with tempfile.TemporaryDirectory(prefix="stageloom-slo-") as folder:
+            try:
+                models = load_mix(name, Path(folder), options.cache)
+            except NoRegistryError as error:
+                progress(f"no registry: {error}")
+                return NO_REGISTRY
+            one = MixMeasurement(name, models, [entry.weight for entry in MIXES[name]], effort)
+            result = one.run()
+        figures |= {figure_of(figure, name): value for figure, value in result.figures.items()}
+        report.add({}, result.rows)
+    report.add({**figures, **geometric_means(figures)})
+    return 0
+
+
+def figure_of(figure: str, mix: str) -> str:
+    """`over_best` of a mix is `over_best.MIX`; of a model alone the mix stands before the model."""
+    name, _, load = figure.partition(".")
+    return f"{name}.{mix}" if load in ("", "mix") else f"{name}.{mix}.{load}"
+
+
+def geometric_means(figures: dict[str, float]) -> dict[str, float]:
+    """Of what is a ratio of capacities, over the mixes."""
+    found = defaultdict(list)
+    for figure, value in figures.items():
+        if figure.startswith("over_"):
+            found[figure.partition(".")[0]].append(value)
+    return {f"{name}_geomean": math.prod(values) ** (1.0 / len(values)) for name, values in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(run(measure, ("onnxruntime", "openvino", "numpy", "onnx"), options=_OPTIONS))

@@ -1,0 +1,285 @@
+"""One mix of models: every contestant's capacity, latencies below it, and throughput when saturated."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks.runner import progress
+from stageloom.edge_agent.bench.ablations import ablations
+from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_interval
+from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad, p99_ms
+from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s, openvino_reduces
+from stageloom.edge_agent.bench.load import deadlines_s, rate_index
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.rival_settings import (
+    Family,
+    RivalSetting,
+    by_deadline,
+    rival_settings,
+)
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.shared.search.auto import KnownModel
+
+STAGELOOM = "stageloom"
+_SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
+_BELOW = 0.7  # of the best rival's capacity, where latencies are compared
+_LOOKING = 0.35  # of a mix's time, then each contestant's capacity is about known
+_SETTLING = 0.5  # then those of Stageloom's ablations and of the finalists are told
+_LEAST_S = 20.0  # however long starting took
+_FINAL = 0.85  # then the finalists' have their windows; the rest is for latencies and saturation
+
+
+@dataclass(frozen=True)
+class MixEffort:
+    """How much is measured for one mix; seconds."""
+
+    total_s: float
+    window_s: float = 2.0
+    every_setting: bool = True  # of rivals; else one of each runtime
+    most_windows: int = 30
+    latency_windows: int = 6
+    saturated_s: float = 0.6
+    saturated_rounds: int = 4
+    highest_per_s: float = 20_000.0  # beyond this rate, handing tasks over would be what is measured
+
+    def search(self, few: int, many: int) -> CapacitySearch:
+        """For a capacity within its bounds."""
+        return CapacitySearch(few=few, many=many, highest=rate_index(self.highest_per_s))
+
+
+QUICK = MixEffort(
+    20.0,
+    0.5,
+    every_setting=False,
+    most_windows=1,
+    latency_windows=1,
+    saturated_s=0.2,
+    saturated_rounds=1,
+)
+_QUICK_RIVALS = frozenset({"naive", "ort_2x1", "ov_2x1", "by_deadline_2x1"})
+
+
+@dataclass
+class MixResult:
+    """Figures without the mix's name, and rows."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MixMeasurement:
+    """Measures one mix; making it measures the models' service times."""
+
+    def __init__(
+        self,
+        name: str,
+        models: Sequence[ModelUnderTest],
+        weights: Sequence[float],
+        effort: MixEffort,
+    ) -> None:
+        self.name = name
+        self._models = models
+        self._weights = weights
+        self._effort = effort
+        self._began_s = self._started_s = time.monotonic()
+        self._result = MixResult()
+        self.services = self._service_times()
+        self.best = {
+            model: min((taken, runtime) for runtime, taken in found.items() if isinstance(taken, float))
+            for model, found in self._by_name().items()
+        }
+        self._deadlines = deadlines_s({model: taken for model, (taken, _) in self.best.items()})
+
+    def _by_name(self) -> dict[str, dict[str, float | str]]:
+        return {
+            model.name: {runtime: found[model.name] for runtime, found in self.services.items()}
+            for model in self._models
+        }
+
+    def _service_times(self) -> dict[str, Mapping[str, float | str]]:
+        return {
+            runtime.value: measure_service_s(self._models, runtime, 0.5)
+            for runtime in RuntimeName
+            if is_installed(runtime)
+        }
+
+    @property
+    def known(self) -> dict[str, KnownModel]:
+        """By model, what an agent would have measured of it."""
+        return {
+            model: KnownModel("openvino" if runtime == RuntimeName.OPENVINO.value else "onnx", taken)
+            for model, (taken, runtime) in self.best.items()
+        }
+
+    def run(self) -> MixResult:
+        """All of it. The agent makes its plan itself; ablations are of the plan that it should make."""
+        plan = own_plan(self._models, self.known)
+        for model, services in self._by_name().items():
+            times = {f"{runtime}_ms": _ms(taken) for runtime, taken in services.items()}
+            self._row("service", model=model, deadline_ms=_ms(self._deadlines[model]), **times)
+        load = ContestLoad(
+            weights=self._weights,
+            deadlines_s=[self._deadlines[model.name] for model in self._models],
+            window_s=self._effort.window_s,
+        )
+        with Contest(self._models, load, progress) as contest:
+            settings = self._rivals()
+            families = {setting.name: setting.family for setting in settings}
+            parts = ablations(plan)
+            if any(model.cuts for model in plan.models):
+                parts["whole"] = own_plan(self._models, self.known, whole=True)
+            less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
+            contest.enter([*settings, AgentSetting(STAGELOOM), *less])
+            self._started_s = time.monotonic()
+            found = self._capacities(contest, families)
+            self._tell(contest, found, families)
+            self._latencies(contest, found, families)
+            self._saturate(contest, families)
+        return self._result
+
+    def _rivals(self) -> list[RivalSetting]:
+        openvino = is_installed(RuntimeName.OPENVINO)
+        bfloat16 = openvino and openvino_reduces(self._models[0])
+        chosen = {model: RuntimeName(runtime) for model, (_, runtime) in self.best.items()}
+        settings = [*rival_settings(openvino=openvino, bfloat16=bfloat16), by_deadline(chosen)]
+        return [one for one in settings if self._effort.every_setting or one.name in _QUICK_RIVALS]
+
+    def _first_per_s(self) -> float:
+        """Half of what two cores carry if nothing is ever idle."""
+        busy_s = sum(
+            weight * self.best[model.name][0]
+            for weight, model in zip(self._weights, self._models, strict=True)
+        )
+        return sum(self._weights) / busy_s
+
+    def _capacities(self, contest: Contest, families: Mapping[str, Family]) -> dict[str, CapacityFound]:
+        found = {name: CapacityFound() for name in contest.names}
+        first_per_s = self._first_per_s()
+        contest.capacities(found, self._effort.search(1, 1), first_per_s, self._until_s(_LOOKING))
+        for name, one in found.items():
+            progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
+        final = finalists(found, families)
+        beside = {name: one for name, one in found.items() if name not in families or name in final}
+        contest.capacities(beside, self._effort.search(1, _SETTLED), first_per_s, self._until_s(_SETTLING))
+        many = self._effort.search(1, self._effort.most_windows)
+        last = {name: found[name] for name in final}
+        contest.capacities(last, many, first_per_s, self._until_s(_FINAL))
+        return found
+
+    def _until_s(self, share: float) -> float:
+        """The instant when this share of the mix's time, once all are started, is over."""
+        left_s = self._effort.total_s - (self._started_s - self._began_s)
+        return self._started_s + share * max(left_s, _LEAST_S)
+
+    def _tell(
+        self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
+    ) -> None:
+        for name, one in found.items():
+            low, high = one.interval
+            family = families[name].value if name in families else STAGELOOM
+            windows = sum(map(len, one.samples.values()))
+            self._row(
+                "capacity",
+                contestant=name,
+                family=family,
+                per_s=one.per_s,
+                low=low,
+                high=high,
+                windows=windows,
+            )
+        for name, reason in contest.absent.items():
+            self._row("absent", contestant=name, reason=reason)
+        if STAGELOOM not in found:
+            return
+        rivals: dict[str, list[Family]] = {
+            "naive": [Family.NAIVE],
+            "best": [family for family in Family if family is not Family.BY_DEADLINE],
+            "best_float32": [Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO],
+            "by_deadline": [Family.BY_DEADLINE],
+        }
+        for figure, wanted in rivals.items():
+            best = best_of(found, families, wanted)
+            if best:
+                self._ratio(f"over_{figure}", found[STAGELOOM], found[best], best)
+
+    def _ratio(self, figure: str, over: CapacityFound, under: CapacityFound, rival: str) -> None:
+        if not over.per_s or not under.per_s:
+            self._row("ratio", figure=figure, rival=rival, value=None, low=None, high=None)
+            return
+        low, high = ratio_interval(over.samples, under.samples)
+        self._result.figures[figure] = over.per_s / under.per_s
+        self._row("ratio", figure=figure, rival=rival, value=over.per_s / under.per_s, low=low, high=high)
+
+    def _latencies(
+        self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
+    ) -> None:
+        best = best_of(found, families, set(Family) - {Family.BY_DEADLINE})
+        names = [name for name in (best, STAGELOOM) if name in found]
+        rate = _BELOW * found[best].per_s if best else 0.0
+        if not rate:
+            return
+        for name, results in contest.windows_at(names, rate, self._effort.latency_windows).items():
+            p99 = p99_ms(results)
+            self._row("latency", contestant=name, rate_per_s=rate, p99_ms=p99)
+            if p99 is not None:
+                self._result.figures[f"p99_{'stageloom' if name == STAGELOOM else 'best'}_ms"] = p99
+
+    def _saturate(self, contest: Contest, families: Mapping[str, Family]) -> None:
+        """The mix, and each model alone: there Stageloom's plan is one of that model."""
+        if STAGELOOM not in contest.names:
+            return
+        contest.leave(name for name in contest.names if name not in families and name != STAGELOOM)
+        equal = [name for name in contest.names if families.get(name) is not Family.REDUCED]
+        self._saturated(contest, "mix", equal, STAGELOOM, self._weights)
+        for number, model in enumerate(self._models):
+            own = f"stageloom_{model.name}"
+            contest.enter([AgentSetting(own, serves=(model.name,))])
+            rivals = [name for name in equal if name != STAGELOOM]
+            weights = [float(other == number) for other in range(len(self._models))]
+            if own in contest.names:
+                self._saturated(contest, model.name, [*rivals, own], own, weights)
+                contest.leave([own])
+
+    def _saturated(
+        self, contest: Contest, load: str, names: Sequence[str], own: str, weights: Sequence[float]
+    ) -> None:
+        effort = self._effort
+        first = contest.saturated(names, weights, effort.saturated_s, 1)
+        rivals = sorted((name for name in names if name != own), key=lambda name: -first[name][0])[:2]
+        again = contest.saturated([*rivals, own], weights, effort.saturated_s, effort.saturated_rounds)
+        rates = {name: median(first[name] + again.get(name, [])) for name in names}
+        best = max(rivals, key=lambda name: rates[name])
+        for name, rate in rates.items():
+            self._row("saturated", load=load, contestant=name, per_s=rate)
+        self._result.figures[f"auto_over_best_setting.{load}"] = rates[own] / rates[best]
+
+    def _row(self, part: str, **values: Any) -> None:
+        self._result.rows.append({"part": part, "mix": self.name, **values})
+
+
+def best_of(
+    found: Mapping[str, CapacityFound], families: Mapping[str, Family], wanted: Iterable[Family]
+) -> str:
+    """The rival of some families with the largest capacity; empty where none of them is here."""
+    chosen = set(wanted)
+    names = [name for name in found if families.get(name) in chosen]
+    return max(names, key=lambda name: found[name].per_s, default="")
+
+
+def finalists(found: Mapping[str, CapacityFound], families: Mapping[str, Family]) -> list[str]:
+    """Who is measured with many windows: the naive way, the best of each runtime and precision, Stageloom."""
+    groups = [
+        {Family.NAIVE},
+        {Family.ONNXRUNTIME},
+        {Family.OPENVINO, Family.OPENVINO_DEFAULT},
+        {Family.REDUCED},
+    ]
+    best = [best_of(found, families, group) for group in groups]
+    return [name for name in (*best, STAGELOOM) if name in found]
+
+
+def _ms(taken: float | str) -> float | str:
+    return taken if isinstance(taken, str) else taken * 1e3

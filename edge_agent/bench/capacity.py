@@ -1,0 +1,181 @@
+"""The largest rate at which each model's tasks meet their deadlines: which rate to try next, and how sure it
+is. Pure.
+
+A sample is a window's tasks and those in time, per model. Samples are kept by their rate's place on the
+grid. A rate holds where, over all its samples, the share in time is at least 95 % for each model. The search
+doubles its stride until one rate holds and one does not, halves what is between them, and then measures the
+two neighbours at the border until both have enough samples; where more samples move the border it follows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stageloom.edge_agent.bench.load import GRID_STEP, IN_TIME_SHARE, Array, WindowResult, rate_per_s
+
+_FIRST_STRIDE: Final = 4
+_CLEARLY_LATE: Final = 0.8
+_ENOUGH_TASKS: Final = 10
+_RESAMPLES: Final = 1000
+
+
+@dataclass(frozen=True)
+class WindowCounts:
+    """One window: arrays [models] of integers."""
+
+    tasks: Array
+    in_time: Array
+
+    @classmethod
+    def of(cls, result: WindowResult, models: int) -> "WindowCounts":
+        """Of what became of a window's tasks."""
+        return cls(*result.counts(models))
+
+
+Samples = Mapping[int, Sequence[WindowCounts]]
+"""By place on the grid."""
+
+
+def least_share(samples: Sequence[WindowCounts]) -> float:
+    """The smallest share in time over the models that had tasks; 1 where none had."""
+    tasks = np.sum([sample.tasks for sample in samples], axis=0)
+    in_time = np.sum([sample.in_time for sample in samples], axis=0)
+    return float(np.min(_shares(tasks, in_time)))
+
+
+def holds(samples: Sequence[WindowCounts]) -> bool:
+    """Each model's tasks meet their deadlines."""
+    return least_share(samples) >= IN_TIME_SHARE
+
+
+@dataclass(frozen=True)
+class CapacitySearch:
+    """How many windows a rate gets: `few` to look for the border, `many` at its two sides."""
+
+    few: int = 2
+    many: int = 20
+    lowest: int = -120  # places on the grid: 0.003 and 34,000 tasks a second
+    highest: int = 214
+
+    def next_index(self, samples: Samples, first: int) -> int | None:
+        """The rate to measure next, as a place on the grid; None once both sides of the border have `many`.
+
+        `first` is where to begin.
+        """
+        begun = [place for place, found in samples.items() if found and not self._judged(found)]
+        if begun or not samples:
+            return begun[0] if begun else self._bounded(first)
+        below = max((place for place, found in samples.items() if holds(found)), default=None)
+        above = min(
+            (place for place in samples if below is None or place > below),
+            default=None,
+        )
+        if below is None or above is None:
+            return self._outwards(samples, below)
+        if above - below > 1:
+            return (below + above) // 2
+        left = [place for place in (below, above) if len(samples[place]) < self.many]
+        return min(left, key=lambda place: len(samples[place])) if left else None
+
+    def _judged(self, found: Sequence[WindowCounts]) -> bool:
+        """Enough windows, or so many late tasks that more windows would not help."""
+        if len(found) >= self.few:
+            return True
+        tasks = int(np.sum([sample.tasks for sample in found]))
+        return tasks >= _ENOUGH_TASKS and least_share(found) < _CLEARLY_LATE
+
+    def _outwards(self, samples: Samples, below: int | None) -> int | None:
+        """Past the highest rate where all hold, past the lowest where none does, each time twice as far."""
+        edge = min(samples) if below is None else max(samples)
+        stride = max(_FIRST_STRIDE, max(samples) - min(samples))
+        place = self._bounded(edge - stride if below is None else edge + stride)
+        return None if place in samples else place
+
+    def _bounded(self, place: int) -> int:
+        return min(max(place, self.lowest), self.highest)
+
+
+def capacity_per_s(samples: Samples) -> float:
+    """The largest rate that holds, in tasks a second; 0 where none does."""
+    held = [place for place, found in samples.items() if found and holds(found)]
+    return rate_per_s(max(held)) if held else 0.0
+
+
+def capacity_interval(
+    samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES, level: float = 0.95
+) -> tuple[float, float]:
+    """Ends of an interval for the capacity in tasks a second, by bootstrap over windows.
+
+    Every rate's windows are drawn anew with replacement. Each model's shares are then made to fall with the
+    rate (isotonic regression, weighted by tasks), as chance at a rate with two windows would else decide, and
+    the capacity is where the smallest of them crosses 95 % on a straight line between neighbouring rates.
+    """
+    drawn = bootstrap_capacities(samples, seed, resamples=resamples)
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(drawn, [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+def bootstrap_capacities(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Array:
+    """Capacities of drawn windows [resamples] float64, in tasks a second; see `capacity_interval`."""
+    places = sorted(place for place, found in samples.items() if found)
+    rng = np.random.default_rng(seed)
+    tasks, in_time = [], []
+    for place in places:
+        found = samples[place]
+        chosen = rng.integers(0, len(found), (resamples, len(found)))
+        tasks.append(np.array([sample.tasks for sample in found])[chosen].sum(axis=1))
+        in_time.append(np.array([sample.in_time for sample in found])[chosen].sum(axis=1))
+    rates = np.array([rate_per_s(place) for place in places])
+    # [resamples, rates, models]
+    return np.array(
+        [
+            _crossing(rates, t, i)
+            for t, i in zip(np.stack(tasks, axis=1), np.stack(in_time, axis=1), strict=True)
+        ]
+    )
+
+
+def _crossing(rates: Array, tasks: Array, in_time: Array) -> float:
+    """Where the smallest share crosses 95 %; tasks and in_time are [rates, models]."""
+    shares = _shares(tasks, in_time)
+    smooth = np.stack([_falling(shares[:, m], tasks[:, m]) for m in range(tasks.shape[1])], axis=1)
+    least = smooth.min(axis=1)
+    late = np.flatnonzero(least < IN_TIME_SHARE)
+    if not len(late):
+        return float(rates[-1])
+    first = int(late[0])
+    if first == 0:  # no rate below it was measured
+        return float(rates[0] / (1.0 + GRID_STEP))
+    part = (least[first - 1] - IN_TIME_SHARE) / (least[first - 1] - least[first])
+    return float(rates[first - 1] + part * (rates[first] - rates[first - 1]))
+
+
+def _shares(tasks: Array, in_time: Array) -> Array:
+    return np.divide(in_time, tasks, out=np.ones(np.shape(tasks)), where=np.asarray(tasks) > 0)
+
+
+def _falling(values: Array, weights: Array) -> Array:
+    """The nearest sequence that never rises: neighbours that do share their weighted mean."""
+    pools: list[list[float]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        pools.append([float(value), float(weight) or 1e-9, 1])
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            mean, own, length = pools.pop()
+            total = pools[-1][1] + own
+            pools[-1] = [(pools[-1][0] * pools[-1][1] + mean * own) / total, total, pools[-1][2] + length]
+    return np.repeat([pool[0] for pool in pools], [int(pool[2]) for pool in pools])
+
+
+def ratio_interval(
+    over: Samples, under: Samples, seed: int = 0, *, resamples: int = _RESAMPLES, level: float = 0.95
+) -> tuple[float, float]:
+    """Ends of an interval for the ratio of two capacities, by bootstrap over the windows of both."""
+    ratios = bootstrap_capacities(over, seed, resamples=resamples) / bootstrap_capacities(
+        under, seed + 1, resamples=resamples
+    )
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(ratios, [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -1,0 +1,177 @@
+"""Contestants on one load, in windows that take turns: capacities, latencies, saturated throughput."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+
+from stageloom.edge_agent.bench.capacity import (
+    CapacitySearch,
+    WindowCounts,
+    capacity_interval,
+    capacity_per_s,
+)
+from stageloom.edge_agent.bench.contestant import ContestantSetting
+from stageloom.edge_agent.bench.contestant_process import ClosedLoop, ContestantError, ContestantProcess
+from stageloom.edge_agent.bench.load import WindowResult, poisson_window, rate_index, rate_per_s
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestLoad:
+    """What arrives: per model its weight and its deadline in seconds; a window's length, and the seed."""
+
+    weights: Sequence[float]
+    deadlines_s: Sequence[float]
+    window_s: float = 2.0
+    seed: int = 0
+
+
+@dataclass
+class CapacityFound:
+    """A contestant's samples by place on the grid, and what they say."""
+
+    samples: dict[int, list[WindowCounts]] = field(default_factory=dict)
+
+    @property
+    def per_s(self) -> float:
+        """The largest rate that holds, in tasks a second."""
+        return capacity_per_s(self.samples)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """By bootstrap over the windows, in tasks a second; zeros where there are none."""
+        return (0.0, 0.0) if not self.samples else capacity_interval(self.samples)
+
+
+class Contest:
+    """Started contestants. Those that cannot serve the models are in `absent`, with the reason."""
+
+    def __init__(self, models: Sequence[ModelUnderTest], load: ContestLoad, progress: Progress) -> None:
+        self.models = models
+        self.load = load
+        self.absent: dict[str, str] = {}
+        self._progress = progress
+        self._processes: dict[str, ContestantProcess] = {}
+        self._rng = random.Random(load.seed)
+
+    def __enter__(self) -> "Contest":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave(self.names)
+
+    def enter(self, settings: Iterable[ContestantSetting]) -> None:
+        """Start contestants, one after the other."""
+        for setting in settings:
+            self._start(setting)
+
+    def _start(self, setting: ContestantSetting) -> None:
+        try:
+            self._processes[setting.name] = ContestantProcess(setting, self.models)
+        except ContestantError as error:
+            self.absent[setting.name] = str(error)
+            self._progress(f"  absent: {error}")
+
+    def leave(self, names: Iterable[str]) -> None:
+        """End contestants that are no longer needed."""
+        for name in tuple(names):
+            self._processes.pop(name).stop()
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are here."""
+        return list(self._processes)
+
+    def capacities(
+        self,
+        found: Mapping[str, CapacityFound],
+        search: CapacitySearch,
+        first_per_s: float,
+        until_s: float = math.inf,
+    ) -> None:
+        """Search the capacity of each contestant in `found`, beginning at a rate, and add the samples there.
+
+        A round gives every contestant that is not done one window, in shuffled order. The windows of a rate
+        are numbered, and a number has the same arrivals for all. No round begins after `until_s` on the
+        monotonic clock.
+
+        Raises:
+            ContestantError: a contestant has died.
+        """
+        first = rate_index(first_per_s)
+        while turn := [
+            (name, place)
+            for name, one in found.items()
+            if (place := search.next_index(one.samples, first)) is not None
+        ]:
+            if time.monotonic() >= until_s and all(one.samples for one in found.values()):
+                return
+            self._rng.shuffle(turn)
+            for name, place in turn:
+                samples = found[name].samples.setdefault(place, [])
+                result = self.window(name, rate_per_s(place), len(samples))
+                samples.append(WindowCounts.of(result, len(self.models)))
+
+    def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+        """One window of a contestant at a rate.
+
+        Raises:
+            ContestantError: the contestant has died.
+        """
+        load = self.load
+        seed = load.seed + number
+        arrivals = poisson_window(load.weights, rate_per_s, load.window_s, load.deadlines_s, seed)
+        return self._processes[name].window(arrivals)
+
+    def windows_at(
+        self, names: Sequence[str], rate_per_s: float, windows: int
+    ) -> dict[str, list[WindowResult]]:
+        """Some windows of each contestant at one rate, in turns of shuffled order.
+
+        Raises:
+            ContestantError: a contestant has died.
+        """
+        found: dict[str, list[WindowResult]] = {name: [] for name in names}
+        for number in range(windows):
+            for name in self._rng.sample(names, len(names)):
+                found[name].append(self.window(name, rate_per_s, number))
+        return found
+
+    def saturated(
+        self, names: Sequence[str], weights: Sequence[float], seconds: float, rounds: int
+    ) -> dict[str, list[float]]:
+        """Tasks a second of each contestant while eight are always open, once a round.
+
+        Tasks are of the models by their weights, in one seeded order for all.
+
+        Raises:
+            ContestantError: a contestant has died.
+        """
+        share = np.asarray(weights, np.float64)
+        drawn = np.random.default_rng(self.load.seed).choice(len(share), size=512, p=share / share.sum())
+        wanted = ClosedLoop(tuple(map(int, drawn)), OUTSTANDING, seconds)
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(rounds):
+            for name in self._rng.sample(names, len(names)):
+                found[name].append(self._processes[name].saturated_per_s(wanted))
+        return found
+
+
+OUTSTANDING = 8
+"""Tasks that are always open when contestants are saturated: more than any of them runs at once."""
+
+
+def p99_ms(results: Iterable[WindowResult]) -> float | None:
+    """The 99th percentile of the latencies of all tasks; None where more than one in a hundred has none."""
+    latencies = np.concatenate([result.latency_s for result in results])
+    slow = np.percentile(np.where(np.isnan(latencies), np.inf, latencies), 99, method="higher")
+    return float(slow) * 1e3 if np.isfinite(slow) else None

@@ -1,0 +1,161 @@
+"""A contestant in a process of its own: asked over a pipe, and stopped while others have their turn.
+
+Its process leads a process group, which is suspended as a whole (SIGSTOP): runtimes whose threads spin while
+they wait, and agents that look after themselves, take no processor time outside their own windows.
+"""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from stageloom.edge_agent.bench.contestant import ContestantSetting
+from stageloom.edge_agent.bench.load import Array, ArrivalWindow, WindowResult, judge
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.window_run import WindowRunner
+from stageloom.shared.errors import StageloomError
+
+_START_S: Final = 300.0
+_ANSWER_S: Final = 180.0
+_STOP_S: Final = 20.0
+_INPUTS: Final = 4  # different ones for each model
+_WARM_UP_S: Final = 0.1
+_SWITCH_INTERVAL_S: Final = 0.0005  # the thread that hands tasks over waits no 5 ms for Python's lock
+
+
+class ContestantError(StageloomError):
+    """A contestant cannot serve these models, or has died."""
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Ask for tasks a second with some always open; `models` are the tasks' models, over and over."""
+
+    models: tuple[int, ...]
+    outstanding: int
+    seconds: float
+
+
+class ContestantProcess:
+    """The handle of one contestant's process. It is suspended but for its own windows.
+
+    Raises:
+        ContestantError: it cannot serve the models.
+    """
+
+    def __init__(self, setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
+        self.name = setting.name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_live, args=(theirs, setting, tuple(models)))
+        self._process.start()
+        theirs.close()
+        try:
+            self._receive(_START_S)
+        except BaseException:
+            self.stop()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    @property
+    def group(self) -> int:
+        """The process group of everything that it runs."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def window(self, window: ArrivalWindow) -> WindowResult:
+        """Run one window and judge it.
+
+        Raises:
+            ContestantError: the contestant has died.
+        """
+        ended_s: Array = self._ask(window)
+        return judge(window, ended_s)
+
+    def saturated_per_s(self, wanted: ClosedLoop) -> float:
+        """Tasks a second with some always open.
+
+        Raises:
+            ContestantError: the contestant has died.
+        """
+        return float(self._ask(wanted))
+
+    def stop(self) -> None:
+        """End it, and whatever it has started."""
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self._process.join(_STOP_S)
+        self._signal(signal.SIGKILL)
+        self._process.join()
+        self._pipe.close()
+
+    def _ask(self, request: object) -> Any:
+        self._signal(signal.SIGCONT)
+        try:
+            self._pipe.send(request)
+            return self._receive(_ANSWER_S)
+        except OSError as error:
+            raise ContestantError(f"{self.name} has died: {error}") from error
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _receive(self, within_s: float) -> Any:
+        if not self._pipe.poll(within_s):
+            raise ContestantError(f"{self.name} does not answer within {within_s:g} s")
+        try:
+            answer = self._pipe.recv()
+        except EOFError as error:
+            raise ContestantError(f"{self.name} has died") from error
+        if isinstance(answer, _Failure):
+            raise ContestantError(f"{self.name}: {answer.text}")
+        return answer
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, number)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    text: str
+
+
+def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnderTest, ...]) -> None:
+    """The contestant's process: start, then a window for each request, until the pipe closes or says None."""
+    os.setpgid(0, 0)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    runner = WindowRunner([model.feeds(_INPUTS) for model in models])
+    contestant = setting.make(models)
+    try:
+        contestant.start(runner.ended)
+    except Exception as error:  # runtimes' exceptions share no base class
+        pipe.send(_Failure(f"{type(error).__name__}: {str(error)[:300]}"))
+        contestant.stop()
+        return
+    everything = range(len(models))
+    runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection would fall on any window
+    pipe.send("ready")
+    try:
+        while (request := pipe.recv()) is not None:
+            runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
+            if isinstance(request, ClosedLoop):
+                pipe.send(
+                    runner.closed_loop(contestant, request.models, request.outstanding, request.seconds)
+                )
+            else:
+                pipe.send(runner.open_loop(contestant, request))
+            gc.collect(0)
+    except (EOFError, BrokenPipeError):
+        pass  # whoever compares is gone
+    finally:
+        contestant.stop()

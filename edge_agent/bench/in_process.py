@@ -1,0 +1,39 @@
+"""What loads a runtime, asked in a process of its own: the caller stays free of its threads and memory."""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.runtimes import service_times_s
+
+
+def is_installed(runtime: RuntimeName) -> bool:
+    """Whether its package is there; it is not imported."""
+    return find_spec(runtime.value) is not None
+
+
+def measure_service_s(
+    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float
+) -> Mapping[str, float | str]:
+    """Per model the seconds of one run on one thread, or why the runtime does not take it."""
+    with _process() as pool:
+        return pool.submit(service_times_s, tuple(models), runtime, seconds).result()
+
+
+def openvino_reduces(model: ModelUnderTest) -> bool:
+    """Whether OpenVINO computes in fewer bits than 32 by default on this processor."""
+    with _process() as pool:
+        return pool.submit(_openvino_precision, model).result() != "float32"
+
+
+def _openvino_precision(model: ModelUnderTest) -> str:
+    from stageloom.edge_agent.bench.openvino_rival import default_precision
+
+    return default_precision(model)
+
+
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))

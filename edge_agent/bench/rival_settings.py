@@ -1,0 +1,100 @@
+"""What users run instead: onnxruntime and OpenVINO by their defaults, and tuned by hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from stageloom.edge_agent.bench.contestant import Contestant
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.rival_threads import AsynchronousRival, TaskOrder, ThreadedRival
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
+
+
+class Family(Enum):
+    """Rivals of which the best one counts."""
+
+    NAIVE = "naive"
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO_DEFAULT = "openvino_default"
+    OPENVINO = "openvino"
+    REDUCED = "reduced"  # OpenVINO in fewer bits than the model says, which is its default on some processors
+    BY_DEADLINE = "by_deadline"  # a hand-written loop that orders by deadline; no setting of any runtime
+
+
+@dataclass(frozen=True)
+class RivalSetting:
+    """One way of serving the models with runtimes as they are. Tasks that are too late are given up."""
+
+    name: str
+    family: Family
+    options: RuntimeOptions
+    order: TaskOrder = TaskOrder.ARRIVAL
+
+    def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
+        """The rival, not started."""
+        if self.options.hint == "THROUGHPUT":
+            from stageloom.edge_agent.bench.openvino_rival import load_queues
+
+            return AsynchronousRival(lambda: load_queues(self.options, models))
+        from stageloom.edge_agent.bench.runtimes import load_runtime
+
+        return ThreadedRival(
+            lambda: load_runtime(self.options, models),
+            len(models),
+            workers=self.options.workers,
+            order=self.order,
+        )
+
+
+def _onnxruntime(name: str, *, workers: int, threads: int, spinning: bool = False) -> RivalSetting:
+    options = RuntimeOptions(workers=workers, threads=threads, spinning=spinning)
+    return RivalSetting(name, Family.ONNXRUNTIME, options)
+
+
+def _openvino(name: str, *, workers: int = 0, threads: int = 0, hint: str = "") -> RivalSetting:
+    options = RuntimeOptions(runtime=RuntimeName.OPENVINO, workers=workers, threads=threads, hint=hint)
+    return RivalSetting(name, Family.OPENVINO, options)
+
+
+NAIVE: Final = RivalSetting("naive", Family.NAIVE, RuntimeOptions(spinning=True))
+"""A default onnxruntime session and a thread for each model."""
+
+ONNXRUNTIME: Final = (
+    _onnxruntime("ort_1x2", workers=1, threads=2),
+    _onnxruntime("ort_1x2_spin", workers=1, threads=2, spinning=True),
+    _onnxruntime("ort_2x1", workers=2, threads=1),
+    _onnxruntime("ort_1x1", workers=1, threads=1),
+    _onnxruntime("ort_2x2", workers=2, threads=2),
+    _onnxruntime("ort_per_model", workers=0, threads=1),
+)
+"""workers x threads, one session for each model."""
+
+OPENVINO: Final = (
+    _openvino("ov_2x1", workers=2, threads=1),
+    _openvino("ov_throughput", hint="THROUGHPUT"),
+    _openvino("ov_1x2", workers=1, threads=2),
+    _openvino("ov_per_model", threads=1),
+)
+"""workers x threads, without pinning."""
+
+OPENVINO_LATENCY: Final = replace(_openvino("ov_latency", hint="LATENCY"), family=Family.OPENVINO_DEFAULT)
+"""The latency hint and a thread for each model."""
+
+
+def reduced(setting: RivalSetting) -> RivalSetting:
+    """The same in the precision that OpenVINO chooses by default: bfloat16 on processors that have it."""
+    options = replace(setting.options, float32=False)
+    return replace(setting, name=f"{setting.name}_bf16", family=Family.REDUCED, options=options)
+
+
+def by_deadline(chosen: Mapping[str, RuntimeName]) -> RivalSetting:
+    """Two single-thread workers, the earliest deadline first, each model in its best runtime."""
+    options = RuntimeOptions(chosen=chosen, workers=2, threads=1)
+    return RivalSetting("by_deadline_2x1", Family.BY_DEADLINE, options, TaskOrder.DEADLINE)
+
+
+def rival_settings(*, openvino: bool, bfloat16: bool) -> tuple[RivalSetting, ...]:
+    """All settings but `by_deadline`; `bfloat16` where it is what OpenVINO chooses by default."""
+    tuned = (OPENVINO_LATENCY, *OPENVINO) if openvino else ()
+    return (NAIVE, *ONNXRUNTIME, *tuned, *(map(reduced, tuned) if bfloat16 else ()))

@@ -1,0 +1,93 @@
+"""Models loaded into the runtimes that options name, for threads that call them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest, median_s
+from stageloom.edge_agent.bench.rival_threads import Runtime
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
+
+_QUIET: Final = 3  # errors only
+_SAMPLES: Final = 2
+
+Call = Callable[[Feeds], object]
+
+
+class LoadedModels:
+    """Per worker and model what to call."""
+
+    def __init__(self, calls: Sequence[Sequence[Call]]) -> None:
+        self._calls = calls
+
+    def run(self, worker: int, model: int, feeds: Feeds) -> object:
+        """Run a model for one worker."""
+        return self._calls[worker][model](feeds)
+
+
+def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> Runtime:
+    """The models as the options say: an onnxruntime session serves all workers, OpenVINO's requests one.
+
+    Raises:
+        Exception: a runtime does not take a model; runtimes' exceptions share no base class.
+    """
+    workers = options.workers or len(models)
+    rows: list[list[Call]] = [[] for _ in range(workers)]
+    for index, model in enumerate(models):
+        for worker, call in enumerate(_calls(options, model, workers, index)):
+            rows[worker].append(call)
+    return LoadedModels(rows)
+
+
+def _calls(options: RuntimeOptions, model: ModelUnderTest, workers: int, index: int) -> list[Call]:
+    if options.runtime_of(model.name) is RuntimeName.ONNXRUNTIME:
+        return [onnxruntime_call(model.path, options.threads, spinning=options.spinning)] * workers
+    from stageloom.edge_agent.bench.openvino_rival import compiled_call, properties_of
+
+    properties = properties_of(options)
+    if options.workers:
+        return [compiled_call(model.path, properties) for _ in range(workers)]
+    own = compiled_call(model.path, properties)
+    return [own if worker == index else _never for worker in range(workers)]
+
+
+def _never(feeds: Feeds) -> object:
+    raise AssertionError("a worker runs its own model only")
+
+
+def onnxruntime_call(path: Path, threads: int, *, spinning: bool) -> Call:
+    """A session; 0 threads are onnxruntime's default, as many as there are cores.
+
+    Raises:
+        Exception: onnxruntime does not take the model.
+    """
+    import onnxruntime
+
+    wanted = onnxruntime.SessionOptions()
+    wanted.log_severity_level = _QUIET
+    if threads:
+        wanted.intra_op_num_threads = threads
+    if not spinning:
+        wanted.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(path), wanted, providers=["CPUExecutionProvider"])
+    return partial(session.run, None)
+
+
+def service_times_s(
+    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float
+) -> Mapping[str, float | str]:
+    """Per model the seconds of one run on one thread, or why the runtime does not take it.
+
+    To be called in a process that runs nothing else.
+    """
+    return {model.name: _service_time_s(model, runtime, seconds) for model in models}
+
+
+def _service_time_s(model: ModelUnderTest, runtime: RuntimeName, seconds: float) -> float | str:
+    options = RuntimeOptions(runtime=runtime, workers=1, threads=1)
+    try:
+        loaded = load_runtime(options, [model])
+        return median_s(partial(loaded.run, 0, 0), model.feeds(_SAMPLES), seconds)
+    except Exception as error:  # runtimes' exceptions share no base class
+        return f"{type(error).__name__}: {str(error)[:200]}"

@@ -1,0 +1,166 @@
+"""Stageloom as applications meet it: an agent's processes, and its client."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stageloom.edge_agent.bench.contestant import Ended, TimedTask
+from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
+from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
+from stageloom.edge_agent.executor_choice import FIRST_CHOICE
+from stageloom.edge_agent.ingest.channel import socket_of
+from stageloom.edge_agent.ingest.client import Client
+from stageloom.edge_agent.reporting.status import ask_status
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.errors import RefusedError, UnavailableError
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.auto import KnownModel, auto_plan
+from stageloom.shared.search.compose import ModelChoice
+
+_START_S: Final = 240.0
+_POLL_S: Final = 0.1
+_STOP_S: Final = 15.0
+_SUSPENDED_S: Final = 86_400.0
+
+
+@dataclass(frozen=True)
+class AgentSetting:
+    """An agent with the plan that it makes itself or, if `plan` is not empty, with that plan's bytes."""
+
+    name: str
+    plan: bytes = b""
+    serves: tuple[str, ...] = ()  # these models alone; empty: all
+
+    def make(self, models: Sequence[ModelUnderTest]) -> "StageloomContestant":
+        """The agent and its client, not started."""
+        return StageloomContestant(models, self.plan, self.serves or tuple(model.name for model in models))
+
+
+class StageloomContestant:
+    """An agent process in a home of its own, and a client in this one."""
+
+    def __init__(self, models: Sequence[ModelUnderTest], plan: bytes, serves: Sequence[str]) -> None:
+        self._models = models
+        self._served = [model for model in models if model.name in serves]
+        self._plan = plan
+        self._home = Path(tempfile.mkdtemp(prefix="stageloom-"))
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._ended: Ended = _nobody
+
+    def start(self, ended: Ended) -> None:
+        """Start the agent and connect once it serves all models.
+
+        Raises:
+            UnavailableError: it ended, or did not serve in time.
+        """
+        self._ended = ended
+        log = self._home / "log"
+        with log.open("wb") as sink:
+            self._agent = subprocess.Popen(self._command(), stdout=sink, stderr=sink)
+        self._client = self._connected(self._agent, log)
+
+    def submit(self, task: TimedTask, feeds: Feeds) -> None:
+        """Hand a task to the agent; one that it refuses is given up."""
+        assert self._client is not None
+        left_s = task.due_s - time.monotonic()
+        if left_s <= 0.0:
+            self._ended(task, False)
+            return
+        deadline_s = left_s if left_s < _SUSPENDED_S else None
+        try:
+            future = self._client.submit(self._models[task.model].name, feeds, deadline_s=deadline_s)
+        except RefusedError:
+            self._ended(task, False)
+            return
+        future.add_done_callback(self._done(task))
+
+    def stop(self) -> None:
+        """Disconnect, and end the agent."""
+        if self._client is not None:
+            self._client.close()
+        if self._agent is not None:
+            self._agent.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._agent.wait(_STOP_S)
+            self._agent.kill()
+            self._agent.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _done(self, task: TimedTask) -> Callable[[Future[Any]], None]:
+        return lambda future: self._ended(task, future.exception() is None)
+
+    def _command(self) -> list[str]:
+        """Of `stageloom-agent run`, or of the same agent with a plan that is given to it."""
+        models = model_files(self._served)
+        config = AgentConfig(
+            home=str(self._home),
+            models=() if self._plan else models,
+            silent_engine_s=_SUSPENDED_S,  # it is suspended together with its engine
+            alarms=False,
+        )
+        if not self._plan:
+            return [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)]
+        file = self._home / "plan"
+        file.write_bytes(self._plan)
+        store = self._home / "artifacts"
+        store.mkdir(parents=True)
+        for model in self._served:
+            (store / model.digest).symlink_to(model.artifact.resolve())
+        module = "stageloom.edge_agent.bench.plan_agent"
+        return [sys.executable, "-m", module, encode_config(config), str(file)]
+
+    def _settled(self) -> bool:
+        """It has measured what it does not know of its models, and believes in its plan."""
+        status = ask_status(socket_of(self._home))
+        return not status.measuring and status.trial is None
+
+    def _connected(self, agent: "subprocess.Popen[bytes]", log: Path) -> Client:
+        names = {model.name for model in self._served}
+        until_s = time.monotonic() + _START_S
+        while time.monotonic() < until_s and agent.poll() is None:
+            with contextlib.suppress(UnavailableError):
+                client = Client(socket_of(self._home))
+                if names <= client.models().keys() and self._settled():
+                    return client
+                client.close()
+            time.sleep(_POLL_S)
+        lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
+        raise UnavailableError(f"the agent does not serve: {lines[-1]}")
+
+
+def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:
+    """The models as an agent's settings name them."""
+    return tuple(ModelFile(path=str(one.path.resolve()), name=one.name, shapes={}) for one in models)
+
+
+def own_plan(
+    models: Sequence[ModelUnderTest], known: Mapping[str, KnownModel], *, whole: bool = False
+) -> Plan:
+    """The plan that an agent makes of these models where it has measured this. `known`: by model.
+
+    `whole`: no model is cut.
+
+    Raises:
+        PlanError: the models allow no plan.
+    """
+    choices = [
+        ModelChoice(name=one.name, artifact=one.digest, graph=open_artifact(one.artifact).graph)
+        for one in models
+    ]
+    by_artifact = {one.digest: known[one.name] for one in models}
+    cores = sorted(os.sched_getaffinity(0))
+    return auto_plan(choices, by_artifact, FIRST_CHOICE, cores, whole=whole)
+
+
+def _nobody(task: TimedTask, completed: bool) -> None:
+    """Before it is started."""

@@ -1,0 +1,35 @@
+"""A plan without one of its parts, of tiny models."""
+
+import pytest
+
+from stageloom.edge_agent.bench.ablations import ablations
+from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
+from stageloom.edge_agent.bench.stageloom_contestant import own_plan
+from stageloom.shared.plan import Plan, StepChoice
+from stageloom.shared.search.auto import KnownModel
+from tests.agent.models import write_tiny
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[ModelUnderTest]:
+    folder = tmp_path_factory.mktemp("models")
+    return [prepare(f"tiny{n}", write_tiny(folder / f"source{n}.onnx", n), {}, folder) for n in range(2)]
+
+
+@pytest.fixture
+def plan(models: list[ModelUnderTest]) -> Plan:
+    return own_plan(models, {"tiny0": KnownModel("openvino", 1e-3), "tiny1": KnownModel("onnx", 1e-3)})
+
+
+def test_an_ablation_takes_one_part_away(plan: Plan) -> None:
+    found = ablations(plan)
+    assert not found["unpinned"].resources
+    assert found["unpinned"].combined == plan.combined
+    assert [one.name for one in found["without_openvino"].executors] == ["onnx"]
+    assert found["arrival_order"].step_choice is StepChoice.RATIO
+    assert found["arrival_order"].resources == plan.resources
+
+
+def test_what_a_plan_does_not_have_is_no_ablation_of_it(plan: Plan) -> None:
+    assert "without_openvino" not in ablations(ablations(plan)["without_openvino"])
+    assert "unpinned" not in ablations(ablations(plan)["unpinned"])

@@ -1,0 +1,154 @@
+"""The capacity search on a contestant whose capacity has a closed form, and with defects that it shows."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.bench.capacity import (
+    CapacitySearch,
+    WindowCounts,
+    capacity_interval,
+    capacity_per_s,
+    ratio_interval,
+)
+from stageloom.edge_agent.bench.load import (
+    Array,
+    ArrivalWindow,
+    judge,
+    poisson_window,
+    rate_index,
+    rate_per_s,
+)
+
+SERVICE_S = 0.01
+DEADLINE_S = 0.05
+WINDOW_S = 40.0  # 4,000 service times: that it begins empty does not count
+
+Server = Callable[[ArrivalWindow], Array]
+
+
+def deterministic_server(window: ArrivalWindow) -> Array:
+    """One server, first come first served, the same time for each task; nothing is given up."""
+    ended = np.empty(window.tasks)
+    free_s = 0.0
+    for number, at_s in enumerate(window.at_s.tolist()):
+        free_s = max(free_s, at_s) + SERVICE_S
+        ended[number] = free_s
+    return ended
+
+
+def share_in_time(rate_per_s: float) -> float:
+    """P(wait < deadline - service) in an M/D/1 queue (Erlang's sum)."""
+    rho = rate_per_s * SERVICE_S
+    x = DEADLINE_S - SERVICE_S
+    terms = (
+        (rate_per_s * (k * SERVICE_S - x)) ** k
+        / math.factorial(k)
+        * math.exp(-rate_per_s * (k * SERVICE_S - x))
+        for k in range(math.floor(x / SERVICE_S + 1e-9) + 1)
+    )
+    return (1.0 - rho) * math.fsum(terms) if rho < 1.0 else 0.0
+
+
+CLOSED_FORM = max(place for place in range(150) if share_in_time(rate_per_s(place)) >= 0.95)
+
+
+def search(server: Server, *, many: int = 20, first_per_s: float = 10.0) -> dict[int, list[WindowCounts]]:
+    """All samples of a search."""
+    samples: dict[int, list[WindowCounts]] = {}
+    rates = CapacitySearch(few=2, many=many)
+    while (place := rates.next_index(samples, rate_index(first_per_s))) is not None:
+        found = samples.setdefault(place, [])
+        window = poisson_window((1.0,), rate_per_s(place), WINDOW_S, (DEADLINE_S,), seed=len(found))
+        found.append(WindowCounts.of(judge(window, server(window)), 1))
+    return samples
+
+
+@pytest.mark.promise("slo-capacity-closed-form")
+@pytest.mark.parametrize("first_per_s", [1.0, 75.0, 3000.0])
+def test_the_capacity_of_a_deterministic_server_is_its_closed_form(first_per_s: float) -> None:
+    samples = search(deterministic_server, first_per_s=first_per_s)
+    found = capacity_per_s(samples)
+    assert abs(rate_index(found) - CLOSED_FORM) <= 1
+    low, high = capacity_interval(samples)
+    assert low <= rate_per_s(CLOSED_FORM + 1)
+    assert high >= rate_per_s(CLOSED_FORM)
+    assert high / low < 1.15
+    assert min(len(samples[rate_index(found)]), len(samples[rate_index(found) + 1])) >= 20
+    assert sum(map(len, samples.values())) < 90
+
+
+@pytest.mark.promise("slo-capacity-closed-form")
+def test_latency_that_counts_from_handing_over_shows_in_the_capacity() -> None:
+    def patient(window: ArrivalWindow) -> Array:  # the load waits for the server: closed, not open
+        return window.at_s + SERVICE_S
+
+    samples = search(patient, many=2)
+    assert capacity_per_s(samples) > 1.5 * rate_per_s(CLOSED_FORM)
+
+
+@pytest.mark.promise("slo-capacity-closed-form")
+def test_dropped_tasks_that_were_not_counted_show_in_the_capacity() -> None:
+    def forgetful(window: ArrivalWindow) -> Array:
+        ended = deterministic_server(window)
+        late = ended - window.at_s >= DEADLINE_S
+        return np.where(late, window.at_s, ended)
+
+    assert capacity_per_s(search(forgetful, many=2)) > 1.5 * rate_per_s(CLOSED_FORM)
+
+
+def sample(*pairs: tuple[int, int]) -> WindowCounts:
+    """(tasks, in time) by model."""
+    return WindowCounts(np.array([tasks for tasks, _ in pairs]), np.array([good for _, good in pairs]))
+
+
+def test_the_worst_model_decides_and_one_without_tasks_does_not() -> None:
+    assert capacity_per_s({0: [sample((1000, 1000), (10, 9))]}) == 0.0
+    assert capacity_per_s({0: [sample((1000, 960), (0, 0))]}) == 1.0
+
+
+def test_windows_are_pooled_and_not_averaged() -> None:
+    assert capacity_per_s({0: [sample((100, 100)), sample((2, 1))]}) == 1.0
+
+
+def test_a_hopeless_window_is_not_repeated() -> None:
+    rates = CapacitySearch(few=3, many=20)
+    assert rates.next_index({10: [sample((40, 20))]}, 10) == 6
+    assert rates.next_index({10: [sample((40, 37))]}, 10) == 10
+
+
+def test_the_border_moves_when_more_windows_say_so() -> None:
+    rates = CapacitySearch(few=1, many=3)
+    good, bad = sample((100, 100)), sample((100, 90))
+    samples = {4: [good] * 3, 5: [good], 6: [bad]}
+    assert rates.next_index(samples, 0) == 5
+    samples[5] += [bad, bad]
+    assert rates.next_index(samples, 0) is None  # 4 holds and 5 does not, three windows each
+    assert capacity_per_s(samples) == rate_per_s(4)
+
+
+def test_nothing_that_holds_is_a_capacity_of_zero_and_ends_the_search() -> None:
+    rates = CapacitySearch(few=1, many=3, lowest=-5)
+    samples: dict[int, list[WindowCounts]] = {}
+    while (place := rates.next_index(samples, 0)) is not None:
+        samples.setdefault(place, []).append(sample((20, 0)))
+    assert capacity_per_s(samples) == 0.0
+    assert min(samples) == -5
+
+
+def test_the_interval_of_a_ratio_holds_the_ratio_and_narrows_with_more_windows() -> None:
+    rng = np.random.default_rng(5)
+
+    def found(capacity: float, windows: int) -> dict[int, list[WindowCounts]]:
+        places = range(rate_index(capacity) - 2, rate_index(capacity) + 3)
+        shares = {place: 0.95 + 0.5 * math.log(capacity / rate_per_s(place)) for place in places}
+        return {
+            place: [sample((200, int(rng.binomial(200, min(share, 1.0))))) for _ in range(windows)]
+            for place, share in shares.items()
+        }
+
+    few, many = (ratio_interval(found(120.0, n), found(100.0, n)) for n in (4, 60))
+    assert many[0] < 1.2 < many[1]
+    assert many[1] - many[0] < few[1] - few[0]

@@ -1,0 +1,146 @@
+"""Every way of serving models, in its own process, on two tiny ones."""
+
+import importlib.util
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.bench.contest import Contest, ContestLoad
+from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting
+from stageloom.edge_agent.bench.contestant_process import ContestantError, ContestantProcess
+from stageloom.edge_agent.bench.load import ArrivalWindow
+from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
+from stageloom.edge_agent.bench.rival_settings import (
+    NAIVE,
+    ONNXRUNTIME,
+    OPENVINO,
+    OPENVINO_LATENCY,
+    by_deadline,
+    reduced,
+)
+from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.runtimes import service_times_s
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.shared.search.auto import KnownModel
+from tests.agent.models import write_tiny
+
+WINDOW = ArrivalWindow(np.array([0.0, 0.01, 0.02]), np.array([0, 1, 0]), np.array([20.0, 20.0]))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[ModelUnderTest]:
+    folder = tmp_path_factory.mktemp("models")
+    return [prepare(f"tiny{n}", write_tiny(folder / f"source{n}.onnx", n), {}, folder) for n in range(2)]
+
+
+def onnx_plan(models: Sequence[ModelUnderTest]) -> bytes:
+    return own_plan(models, {model.name: KnownModel("onnx", 1e-3) for model in models}).wire
+
+
+def states_of_group(group: int) -> set[str]:
+    """States of the processes of a group, as /proc tells them: `T` is suspended."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[2]) == group:
+                found.add(fields[0])
+    return found
+
+
+def serves(setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
+    """It answers every task, waits suspended, and leaves nothing running."""
+    process = ContestantProcess(setting, models)
+    group = process.group
+    try:
+        assert process.window(WINDOW).in_time.all()
+        assert process.window(WINDOW).in_time.all()
+        assert states_of_group(group) == {"T"}
+    finally:
+        process.stop()
+    assert states_of_group(group) <= {"Z"}
+
+
+RIVALS = (NAIVE, *ONNXRUNTIME, by_deadline({}))
+
+
+@pytest.mark.promise("contestants-wait-suspended")
+@pytest.mark.parametrize("setting", RIVALS, ids=lambda setting: setting.name)
+def test_onnxruntime_serves_by_each_setting(setting: ContestantSetting, models: list[ModelUnderTest]) -> None:
+    serves(setting, models)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.parametrize(
+    "setting",
+    (OPENVINO_LATENCY, *OPENVINO, reduced(OPENVINO_LATENCY), by_deadline({"tiny0": RuntimeName.OPENVINO})),
+    ids=lambda setting: setting.name,
+)
+def test_openvino_serves_by_each_setting(setting: ContestantSetting, models: list[ModelUnderTest]) -> None:
+    serves(setting, models)
+
+
+@pytest.mark.promise("contestants-wait-suspended")
+@pytest.mark.parametrize("given", [False, True], ids=["its own plan", "a given plan"])
+def test_an_agent_serves_its_own_plan_or_one_that_is_given(given: bool, models: list[ModelUnderTest]) -> None:
+    serves(AgentSetting("stageloom", onnx_plan(models) if given else b""), models)
+
+
+class Unable:
+    """Cannot serve anything."""
+
+    name = "unable"
+
+    def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
+        return ThreadedRival(_refuse, len(models), workers=1)
+
+
+def _refuse() -> Runtime:
+    raise ValueError("no such operator")
+
+
+def test_a_contestant_that_cannot_serve_is_absent_with_its_reason(models: list[ModelUnderTest]) -> None:
+    load = ContestLoad(weights=(1.0, 1.0), deadlines_s=(1.0, 1.0))
+    with Contest(models, load, lambda line: None) as contest:
+        contest.enter([Unable()])
+        assert contest.names == []
+        assert "no such operator" in contest.absent["unable"]
+
+
+def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
+    process = ContestantProcess(ONNXRUNTIME[3], models)
+    os.killpg(process.group, signal.SIGKILL)
+    with pytest.raises(ContestantError, match="has died"):
+        process.window(WINDOW)
+    process.stop()
+
+
+def test_a_contest_gives_all_the_same_arrivals(models: list[ModelUnderTest]) -> None:
+    load = ContestLoad(weights=(1.0, 3.0), deadlines_s=(5.0, 5.0), window_s=0.2, seed=3)
+    with Contest(models, load, lambda line: None) as contest:
+        contest.enter([ONNXRUNTIME[2], ONNXRUNTIME[3]])
+        found = contest.windows_at(contest.names, 50.0, 2)
+        one, other = found.values()
+        assert [list(result.model) for result in one] == [list(result.model) for result in other]
+        saturated = contest.saturated(contest.names, (1.0, 0.0), 0.1, 2)
+        assert all(rate > 0.0 for rates in saturated.values() for rate in rates)
+
+
+def test_a_service_time_is_told_for_a_model_that_runs_and_the_reason_for_one_that_does_not(
+    models: list[ModelUnderTest], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"nothing")
+    wrong = ModelUnderTest("broken", broken, models[0].artifact, models[0].digest, models[0].inputs)
+    found = service_times_s([models[0], wrong], RuntimeName.ONNXRUNTIME, 0.01)
+    assert isinstance(found["tiny0"], float)
+    assert 0.0 < found["tiny0"] < 1.0
+    assert "broken" in str(found["broken"]) or "protobuf" in str(found["broken"]).lower()

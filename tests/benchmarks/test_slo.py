@@ -1,0 +1,92 @@
+"""The benchmark on two tiny models, and its figures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.slo.__main__ import figure_of, geometric_means
+from benchmarks.slo.mixes import MIXES
+from benchmarks.slo.one_mix import QUICK, MixMeasurement, best_of, finalists
+from benchmarks.zoo import ZOO
+from stageloom.edge_agent.bench.capacity import WindowCounts
+from stageloom.edge_agent.bench.contest import CapacityFound
+from stageloom.edge_agent.bench.load import rate_index
+from stageloom.edge_agent.bench.model_files import prepare
+from stageloom.edge_agent.bench.rival_settings import Family
+from tests.agent.models import write_tiny
+
+FAMILIES = {
+    "naive": Family.NAIVE,
+    "slow": Family.ONNXRUNTIME,
+    "quick": Family.ONNXRUNTIME,
+    "ov": Family.OPENVINO,
+    "ov_bf16": Family.REDUCED,
+    "by_deadline": Family.BY_DEADLINE,
+}
+
+
+def carries(per_s: float) -> CapacityFound:
+    return CapacityFound({rate_index(per_s): [WindowCounts(np.array([9]), np.array([9]))]})
+
+
+FOUND = {
+    name: carries(per_s)
+    for name, per_s in {
+        "naive": 5.0,
+        "slow": 10.0,
+        "quick": 20.0,
+        "ov": 15.0,
+        "ov_bf16": 40.0,
+        "by_deadline": 50.0,
+        "stageloom": 30.0,
+        "stageloom_unpinned": 29.0,
+    }.items()
+}
+
+
+def test_the_best_of_each_runtime_and_precision_is_measured_closely() -> None:
+    assert finalists(FOUND, FAMILIES) == ["naive", "quick", "ov", "ov_bf16", "stageloom"]
+
+
+def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
+    assert best_of(FOUND, FAMILIES, set(Family) - {Family.BY_DEADLINE}) == "ov_bf16"
+    assert best_of(FOUND, FAMILIES, [Family.OPENVINO_DEFAULT]) == ""
+
+
+def test_figures_are_named_by_mix_and_by_model_and_ratios_have_a_mean() -> None:
+    assert figure_of("over_best", "zoo") == "over_best.zoo"
+    assert figure_of("auto_over_best_setting.mix", "zoo") == "auto_over_best_setting.zoo"
+    assert figure_of("auto_over_best_setting.resnet50", "zoo") == "auto_over_best_setting.zoo.resnet50"
+    means = geometric_means({"over_best.a": 2.0, "over_best.b": 8.0, "p99_best_ms.a": 3.0})
+    assert means == {"over_best_geomean": pytest.approx(4.0)}
+
+
+def test_every_mix_names_models_that_there_are() -> None:
+    for mix in MIXES.values():
+        assert len({one.name for one in mix}) == len(mix)
+        assert all(one.package or one.name in ZOO for one in mix)
+
+
+@pytest.mark.timeout(300)
+def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> None:
+    models = [
+        prepare(f"tiny{n}", write_tiny(tmp_path / f"source{n}.onnx", n), {}, tmp_path) for n in range(2)
+    ]
+    effort = replace(QUICK, window_s=0.05, saturated_s=0.05, highest_per_s=200.0)
+    one = MixMeasurement("tiny", models, (1.0, 2.0), effort)
+    assert set(one.best) == {"tiny0", "tiny1"}
+    found = one.run()
+    assert {
+        "over_naive",
+        "over_best",
+        "over_by_deadline",
+        "auto_over_best_setting.mix",
+    } <= found.figures.keys()
+    parts = {row["part"] for row in found.rows}
+    assert {"service", "capacity", "ratio", "latency", "saturated"} <= parts
+    measured = {row["contestant"] for row in found.rows if row["part"] == "capacity"}
+    assert {"naive", "stageloom", "stageloom_unpinned", "stageloom_arrival_order"} <= measured
+    json.dumps(found.rows, allow_nan=False)
