@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from stageloom.edge_agent.cli.bench import bench
 from stageloom.edge_agent.config import ModelFile, encode_config, load_config
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home, socket_of
 from stageloom.edge_agent.machine.doctor import Check
@@ -255,6 +256,8 @@ def trace(
     _print(found, trace_text(found), as_json)
 
 
+app.command()(bench)
+
 config = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See the agent's settings.")
 app.add_typer(config, name="config")
 
@@ -427,6 +430,8 @@ def status_text(status: AgentStatus) -> str:
         lines.append("plan       none")
     if status.trial:
         lines.append(f"trial      {_trial_text(status.trial)}")
+    if status.measuring:
+        lines.append(f"measuring  {status.measuring} runs of models on executors, while nothing is served")
     if status.last_pause_ms is not None:
         lines.append(f"pause      {status.last_pause_ms:.0f} ms at the last swap: both plans did not fit")
     lines.append(f"link       {link.state}" + (f": {link.detail}" if link.detail else ""))

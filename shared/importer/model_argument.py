@@ -178,8 +178,8 @@ def format_dims(shape: Shape) -> str:
     return "x".join(map(str, shape)) or _SCALAR
 
 
-def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument) -> ModelError:
-    """The error of an input left open, for a command that takes models by `--model`."""
+def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument, option: str = "--model ") -> ModelError:
+    """The error of an input left open, for a command that takes models by `option`, or by position."""
     pinned = {open_input.name for open_input in error.inputs}
     shapes = [(name, shape) for name, shape in argument.shapes if name not in pinned]
     try:
@@ -189,8 +189,8 @@ def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument) -> ModelEr
     example = ",".join(f"{open_input.name}={open_input.example}" for open_input in error.inputs)
     return ModelError(
         error.cause,
-        remedy="pin them with --model NAME=FILE:INPUT=DIMS, for example "
-        f"--model {kept + (',' if shapes else ':') + example!r}",
+        remedy=f"pin them with {option}NAME=FILE:INPUT=DIMS, for example "
+        f"{option}{kept + (',' if shapes else ':') + example!r}",
     )
 
 

@@ -1,0 +1,296 @@
+"""A user's own models under their own load: what the agent carries, and what they would run instead."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_interval
+from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
+from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s
+from stageloom.edge_agent.bench.load import deadlines_s, rate_index
+from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
+from stageloom.edge_agent.bench.rival_settings import (
+    NAIVE,
+    ONNXRUNTIME,
+    OPENVINO,
+    OPENVINO_LATENCY,
+    RivalSetting,
+)
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.machine.device import cpu_name
+from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
+from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
+from stageloom.shared.plan import Plan, plan_text
+from stageloom.shared.search.auto import KnownModel
+from stageloom.shared.text import counted
+
+OURS: Final = "stageloom"
+EXECUTOR_OF: Final = {RuntimeName.ONNXRUNTIME: "onnx", RuntimeName.OPENVINO: "openvino"}
+_SERVICE_S: Final = 0.4
+_WINDOW_S: Final = 1.0
+_MOST_WINDOWS: Final = 40
+_LOOKING: Final = 0.6  # of the time, at most: to find about which load each carries
+_HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what is measured
+
+Progress = Callable[[str], None]
+
+Ratio = tuple[float, float, float]
+"""A ratio and the ends of its 95 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedLoad:
+    """What a user says of the load: by model tasks a second and a deadline in milliseconds, where known."""
+
+    rates_per_s: Mapping[str, float] = field(default_factory=dict)
+    deadlines_ms: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 60.0  # for all of it; more time gives narrower intervals
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raises:
+        InputError: it names an unknown model, or rates of some models only; or a number is not positive.
+        """
+        for option, given in (("--rate", self.rates_per_s), ("--deadline", self.deadlines_ms)):
+            if unknown := sorted(given.keys() - set(names)):
+                raise InputError(
+                    f"{option} names {unknown[0]!r}, and there is no such model",
+                    remedy=f"use {', '.join(names)}",
+                )
+            if wrong := [name for name, value in given.items() if not 0.0 < value < 1e9]:
+                raise InputError(f"{option} of {wrong[0]!r} is {given[wrong[0]]}", remedy="give more than 0")
+        if missing := sorted(set(names) - self.rates_per_s.keys()) if self.rates_per_s else []:
+            raise InputError(
+                f"--rate is missing for {missing[0]!r}", remedy="give it for every model, or for none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnResult:
+    """What was measured; ratios with the ends of their 95 % intervals."""
+
+    models: tuple[dict[str, Any], ...]
+    capacities: tuple[dict[str, Any], ...]
+    absent: Mapping[str, str]
+    over_naive: Ratio | None  # None where no load was found that one of the two carries
+    over_best: Ratio | None
+    best: str
+    load_per_s: float  # as given; 0 where it was not
+    carried_per_s: float
+    plan: Plan
+
+    def document(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {
+            "machine": {"processor": cpu_name(), "cores": len(os.sched_getaffinity(0))},
+            "models": self.models,
+            "capacities": self.capacities,
+            "absent": dict(self.absent),
+            "over_naive": self.over_naive and self.over_naive[0],
+            "over_naive_interval": self.over_naive and self.over_naive[1:],
+            "over_best": self.over_best and self.over_best[0],
+            "over_best_interval": self.over_best and self.over_best[1:],
+            "best": self.best,
+            "load_per_s": self.load_per_s or None,
+            "carried_per_s": self.carried_per_s,
+            "plan": self.plan.digest,
+            "plan_text": plan_text(self.plan).splitlines(),
+            "verdict": self.verdict(),
+        }
+
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.over_best is None:
+            return "no verdict: no load was found that is carried within the deadlines; give --seconds more"
+        ratio, low, high = self.over_best
+        naive = "no load was found that a default session per model carries"
+        if self.over_naive is not None:
+            naive = f"it is {self.over_naive[0]:.1f} times that of a default session per model"
+        if low > 1.0:
+            return (
+                f"use plan {self.plan.digest[:12]} (`stageloom-agent run` makes it): {ratio:.2f} times the "
+                f"load of the best setting, {self.best}, within the deadlines; {naive}"
+            )
+        if high < 1.0:
+            return f"no gain: {self.best} carries {1.0 / ratio:.2f} times the load; serve them whole with it"
+        return f"no gain over {self.best}, {ratio:.2f} times its load ({low:.2f} to {high:.2f}); {naive}"
+
+
+def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progress) -> OwnResult:
+    """Compare; takes about `load.seconds` beside importing and starting.
+
+    Raises:
+        InputError: the load does not fit the models.
+        ModelError: a file cannot be imported, or leaves dimensions open.
+        ExecutorError: no backend runs a model, or the agent does not serve them.
+    """
+    names = [one.called for one in arguments]
+    load.check(names)
+    with tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder:
+        models = []
+        for name, one in zip(names, arguments, strict=True):
+            progress(f"importing {one.path}")
+            try:
+                models.append(prepare(name, Path(one.path), dict(one.shapes), Path(folder)))
+            except UnpinnedShape as error:
+                raise unpinned_in_option(error, replace(one, name=name), "") from error
+        return _Bench(models, load, progress).run()
+
+
+class _Bench:
+    """One comparison of prepared models."""
+
+    def __init__(self, models: Sequence[ModelUnderTest], load: StatedLoad, progress: Progress) -> None:
+        self._models = models
+        self._load = load
+        self._progress = progress
+        self._services = self._service_times()
+        self._known = {model.name: self._fastest(model.name) for model in models}
+        given = {name: ms * 1e-3 for name, ms in load.deadlines_ms.items()}
+        services = {name: one.seconds for name, one in self._known.items()}
+        self._deadlines = deadlines_s(services, given_s=given)
+        self._weights = [load.rates_per_s.get(model.name, 1.0) for model in models]
+
+    def _service_times(self) -> dict[RuntimeName, Mapping[str, float | str]]:
+        found = {}
+        for runtime in RuntimeName:
+            if is_installed(runtime):
+                self._progress(f"timing {counted(len(self._models), 'model')} alone on {runtime.value}")
+                found[runtime] = measure_service_s(self._models, runtime, _SERVICE_S)
+        return found
+
+    def _fastest(self, name: str) -> KnownModel:
+        times = {runtime: found[name] for runtime, found in self._services.items()}
+        taken = {runtime: one for runtime, one in times.items() if isinstance(one, float)}
+        if not taken:
+            reasons = "; ".join(f"{runtime.value}: {one}" for runtime, one in times.items()) or "none is here"
+            raise ExecutorError(
+                f"no backend runs model {name!r}: {reasons}",
+                remedy="pip install 'stageloom[edge,onnx]', or [edge,onnx,openvino]",
+            )
+        best = min(taken, key=lambda runtime: taken[runtime])
+        return KnownModel(EXECUTOR_OF[best], taken[best])
+
+    def _settings(self) -> list[RivalSetting]:
+        tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
+        if RuntimeName.OPENVINO in self._services:
+            tuned += [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+        return [NAIVE, *tuned]
+
+    def run(self) -> OwnResult:
+        """All of it."""
+        plan = own_plan(self._models, self._known)
+        load = ContestLoad(
+            weights=self._weights,
+            deadlines_s=[self._deadlines[model.name] for model in self._models],
+            window_s=_WINDOW_S,
+        )
+        with Contest(self._models, load, self._progress) as contest:
+            self._progress("starting the agent and what it is compared with")
+            contest.enter([*self._settings(), AgentSetting(OURS, plan.wire)])
+            if OURS not in contest.names:
+                raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
+            found = self._capacities(contest)
+            return self._result(found, contest.absent, plan)
+
+    def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
+        busy_s = sum(
+            weight * self._known[model.name].seconds
+            for weight, model in zip(self._weights, self._models, strict=True)
+        )
+        first_per_s = sum(self._weights) / busy_s
+        found = {name: CapacityFound() for name in contest.names}
+        highest = rate_index(_HIGHEST_PER_S)
+        self._progress("looking for the load that each carries within the deadlines")
+        began_s = time.monotonic()
+        looking_s = began_s + _LOOKING * self._load.seconds
+        contest.capacities(found, CapacitySearch(few=1, many=1, highest=highest), first_per_s, looking_s)
+        for name, one in found.items():
+            self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
+        rivals = [name for name in found if name != OURS]
+        best = max(rivals, key=lambda name: found[name].per_s, default="")
+        last = [name for name in dict.fromkeys((OURS, best, NAIVE.name)) if name in found]
+        search = CapacitySearch(few=1, many=_MOST_WINDOWS, highest=highest)
+        self._progress(f"measuring {', '.join(last)} again at that load, in turns")
+        contest.capacities(
+            {name: found[name] for name in last}, search, first_per_s, began_s + self._load.seconds
+        )
+        return found
+
+    def _result(self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], plan: Plan) -> OwnResult:
+        ours = found[OURS]
+        rivals = [name for name in found if name != OURS]
+        if not rivals:
+            raise ExecutorError("nothing that it could be compared with serves these models")
+        best = max(rivals, key=lambda name: found[name].per_s)
+        naive = NAIVE.name if NAIVE.name in found else best
+        return OwnResult(
+            models=tuple(map(self._model_row, self._models)),
+            capacities=tuple(
+                {
+                    "contestant": name,
+                    "per_s": one.per_s,
+                    "low": one.interval[0],
+                    "high": one.interval[1],
+                    "windows": sum(map(len, one.samples.values())),
+                }
+                for name, one in found.items()
+            ),
+            absent=absent,
+            over_naive=_ratio(ours, found[naive]),
+            over_best=_ratio(ours, found[best]),
+            best=best,
+            load_per_s=sum(self._load.rates_per_s.values()),
+            carried_per_s=ours.per_s,
+            plan=plan,
+        )
+
+    def _model_row(self, model: ModelUnderTest) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "model": model.name,
+            "deadline_ms": self._deadlines[model.name] * 1e3,
+            "executor": self._known[model.name].executor,
+        }
+        for runtime, found in self._services.items():
+            taken = found[model.name]
+            row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
+        return row
+
+
+def _ratio(over: CapacityFound, under: CapacityFound) -> Ratio | None:
+    if not over.per_s or not under.per_s:
+        return None
+    low, high = ratio_interval(over.samples, under.samples)
+    return over.per_s / under.per_s, low, high
+
+
+def result_text(result: OwnResult) -> str:
+    """As a person reads it; the sentence that says what to do comes last."""
+    lines = ["model                 deadline     on onnxruntime   on openvino   runs on"]
+    for row in result.models:
+        times = [_shown_ms(row.get(f"{runtime.value}_ms")) for runtime in RuntimeName]
+        lines.append(
+            f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {times[0]:>15} {times[1]:>13}   "
+            f"{row['executor']}"
+        )
+    lines += ["", "served by              tasks a second within the deadlines (95 % interval)"]
+    for row in sorted(result.capacities, key=lambda row: -row["per_s"]):
+        lines.append(f"{row['contestant']:20} {row['per_s']:9.3g}   ({row['low']:.3g} to {row['high']:.3g})")
+    lines += [f"{name}: {reason}" for name, reason in result.absent.items()]
+    if result.load_per_s:
+        share = result.carried_per_s / result.load_per_s
+        lines += [
+            "",
+            f"your load is {result.load_per_s:.3g} tasks a second; {share:.2f} times of it is carried",
+        ]
+    return "\n".join([*lines, "", result.verdict()])
+
+
+def _shown_ms(taken: object) -> str:
+    if taken is None:
+        return "-"
+    return f"{taken:.2f} ms" if isinstance(taken, float) else "cannot"

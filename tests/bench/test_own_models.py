@@ -1,0 +1,108 @@
+"""`stageloom-agent bench`: what it takes, what it concludes, and a whole comparison of tiny models."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stageloom.edge_agent.bench.own_models import StatedLoad, OwnResult, result_text
+from stageloom.edge_agent.cli.bench import by_model
+from stageloom.shared.errors import InputError
+from stageloom.shared.plan import Plan
+from tests.agent.models import write_tiny
+
+
+def result(*, over_best: tuple[float, float, float]) -> OwnResult:
+    return OwnResult(
+        models=({"model": "a", "deadline_ms": 20.0, "executor": "onnx", "onnxruntime_ms": 1.5},),
+        capacities=(
+            {"contestant": "naive", "per_s": 10.0, "low": 9.0, "high": 11.0, "windows": 9},
+            {"contestant": "stageloom", "per_s": 40.0, "low": 38.0, "high": 41.0, "windows": 9},
+        ),
+        absent={"ov_2x1": "no such operator"},
+        over_naive=(4.0, 3.5, 4.5),
+        over_best=over_best,
+        best="ort_2x1",
+        load_per_s=20.0,
+        carried_per_s=40.0,
+        plan=Plan(models=(), combined=()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("over_best", "said"),
+    [
+        (
+            (1.4, 1.2, 1.6),
+            "use plan {plan} (`stageloom-agent run` makes it): 1.40 times the load of the best",
+        ),
+        ((1.1, 0.9, 1.3), "no gain over ort_2x1, 1.10 times its load (0.90 to 1.30); it is 4.0 times that"),
+        ((0.8, 0.7, 0.9), "no gain: ort_2x1 carries 1.25 times the load; serve them whole with it"),
+    ],
+)
+def test_the_verdict_believes_only_an_interval_that_excludes_one(
+    over_best: tuple[float, float, float], said: str
+) -> None:
+    found = result(over_best=over_best)
+    assert found.verdict().startswith(said.format(plan=found.plan.digest[:12]))
+    assert result_text(found).endswith(found.verdict())
+
+
+def test_without_a_load_that_is_carried_there_is_no_verdict() -> None:
+    found = replace(result(over_best=(1.0, 1.0, 1.0)), over_best=None, over_naive=None)
+    assert found.verdict().startswith("no verdict")
+    assert found.document()["over_best"] is None
+
+
+def test_the_text_ranks_who_serves_and_says_who_cannot() -> None:
+    text = result_text(result(over_best=(1.4, 1.2, 1.6)))
+    assert text.index("stageloom   ") < text.index("naive   ")
+    assert "ov_2x1: no such operator" in text
+    assert "your load is 20 tasks a second; 2.00 times of it is carried" in text
+
+
+def test_a_number_without_a_name_is_for_all_other_models() -> None:
+    assert by_model("--rate", ["5", "b=7"], ["a", "b", "c"]) == {"a": 5.0, "b": 7.0, "c": 5.0}
+    assert by_model("--rate", [], ["a"]) == {}
+
+
+@pytest.mark.parametrize("given", [["x"], ["a=fast"], ["a=1", "a=2"], ["1", "2"]])
+def test_what_is_no_number_or_given_twice_is_refused(given: list[str]) -> None:
+    with pytest.raises(InputError, match="--rate"):
+        by_model("--rate", given, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (StatedLoad(rates_per_s={"z": 1.0}), "--rate names 'z', and there is no such model; use a, b"),
+        (StatedLoad(rates_per_s={"a": 1.0}), "--rate is missing for 'b'"),
+        (StatedLoad(deadlines_ms={"a": 0.0}), "--deadline of 'a' is 0.0; give more than 0"),
+        (StatedLoad(deadlines_ms={"a": float("nan")}), "--deadline of 'a' is nan"),
+    ],
+)
+def test_a_load_that_does_not_fit_the_models_is_refused(load: StatedLoad, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load.check(["a", "b"])
+    replace(load, rates_per_s={}, deadlines_ms={}).check(["a", "b"])
+
+
+@pytest.mark.timeout(200)
+def test_two_models_of_a_stranger_are_compared_by_one_command(tmp_path: Path) -> None:
+    files = [str(write_tiny(tmp_path / f"net{number}.onnx", number)) for number in range(2)]
+    done = subprocess.run(
+        [sys.executable, "-m", "stageloom.edge_agent", "bench", *files, "--seconds", "5", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {row["model"] for row in found["models"]} == {"net0", "net1"}
+    assert {"naive", "stageloom"} <= {row["contestant"] for row in found["capacities"]}
+    assert found["over_best"] is None or found["over_best_interval"][0] <= found["over_best_interval"][1]
+    assert found["plan_text"][0].startswith(f"plan {found['plan'][:12]}")
+    assert found["verdict"]
