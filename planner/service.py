@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import SystemRandom
@@ -30,7 +30,7 @@ from stageloom.planner.api.server import ApiServer
 from stageloom.planner.cluster.search_pool import AnytimePool
 from stageloom.planner.config import PlannerConfig
 from stageloom.planner.dispatch.core.fleet import DispatchConfig
-from stageloom.planner.dispatch.events import DesiredChanged, Released, Revoked
+from stageloom.planner.dispatch.events import DesiredChanged, DesiredInDoubt, Released, Revoked
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from stageloom.planner.dispatch.sockets import listen
 from stageloom.planner.enrolment.service import (
@@ -96,6 +96,10 @@ class DispatchFleet:
     def desired_changed(self, device: DeviceId, desired: Desired) -> None:
         """Tell dispatch what a device should do now."""
         self._server.post(DesiredChanged(device, desired))
+
+    def desired_in_doubt(self, devices: Sequence[DeviceId]) -> None:
+        """Have dispatch read again what these devices should do; without devices, what any should."""
+        self._server.post(DesiredInDoubt(tuple(devices)))
 
     def revoked(self, device: DeviceId) -> None:
         """Tell dispatch that a device is out."""

@@ -1,7 +1,8 @@
 """What the handlers of the API work with: the store, the devices' side, searches, jobs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -14,7 +15,7 @@ from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.schema.base import Request
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.shared.clock import Clock
-from stageloom.shared.errors import UnavailableError
+from stageloom.shared.errors import StorageError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.token import JoinToken
@@ -40,6 +41,10 @@ class FleetLink(Protocol):
         """The store holds a newer desired value for a device."""
         ...
 
+    def desired_in_doubt(self, devices: Sequence[DeviceId]) -> None:
+        """A write that desires something of these devices (none: of any) failed, as far as is known."""
+        ...
+
     def revoked(self, device: DeviceId) -> None:
         """The store holds a device as revoked; it is refused from its next message after this returns."""
         ...
@@ -55,6 +60,17 @@ class FleetLink(Protocol):
     def token(self, secret: bytes) -> JoinToken:
         """A join token with this secret: where devices reach this planner, and how they know it."""
         ...
+
+
+@contextmanager
+def desiring(fleet: FleetLink, *devices: DeviceId) -> Iterator[None]:
+    """Around a write that desires something of `devices` (none: of any). One whose answer was lost may be
+    in the store although it failed here, so dispatch looks."""
+    try:
+        yield
+    except (StorageError, UnavailableError):
+        fleet.desired_in_doubt(devices)
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,6 +88,23 @@ class ReissueFailed(Struct, frozen=True):
     device: DeviceId
 
 
+class DesiredInDoubt(Struct, frozen=True):
+    """A write that desires something of these devices failed; it may be in the store all the same.
+
+    Without devices: of any.
+    """
+
+    devices: tuple[DeviceId, ...]
+
+
+class DesiredRead(Struct, frozen=True):
+    """What the store desires of a device; not `ok`: it could not be read."""
+
+    device: DeviceId
+    desired: Desired | None
+    ok: bool = True
+
+
 class AlarmStored(Struct, frozen=True):
     """`replan` is the number of the re-plan that this alarm began; None where it began none."""
 
@@ -100,13 +117,14 @@ class AlarmStored(Struct, frozen=True):
 class LocalSettled(Struct, frozen=True):
     """The store has decided about a local plan: `desired` where it adopted it, `refused` why it may not be.
 
-    Neither: a newer value stands, or the store failed.
+    Neither: a newer value stands, or the store `failed`.
     """
 
     device: DeviceId
     plan: LocalPlan
     desired: Desired | None = None
     refused: str = ""
+    failed: bool = False
 
 
 class Revoked(Struct, frozen=True):
@@ -148,6 +166,8 @@ Event = (
     | ReportStored
     | DesiredChanged
     | ReissueFailed
+    | DesiredInDoubt
+    | DesiredRead
     | AlarmStored
     | LocalSettled
     | Revoked
@@ -194,6 +214,12 @@ class Reissue(Struct, frozen=True):
     device: DeviceId
     above_epoch: int
     above_generation: int
+
+
+class ReadDesired(Struct, frozen=True):
+    """Read what a device should do; answer with `DesiredRead`."""
+
+    device: DeviceId
 
 
 class StoreAlarm(Struct, frozen=True):
@@ -244,6 +270,7 @@ Action = (
     | StoreReport
     | ReadChunk
     | Reissue
+    | ReadDesired
     | StoreAlarm
     | AdoptLocal
     | Quarantine

@@ -1,6 +1,7 @@
 """What dispatch needs from the store. Calls block and come from dispatch's own store threads, never from the
-thread that owns the sockets. A method that returns has committed; one that raises `StorageError` has not, and
-its caller tries again or lets the device try again. What only the sender of a record can be blamed for is
+thread that owns the sockets. A method that returns has committed; one that raises `StorageError` has not, or
+the answer to its commit was lost: its caller tries again or lets the device try again, and reads what may
+have changed all the same. What only the sender of a record can be blamed for is
 kept as unreadable, which counts as stored: sent again it would fail again.
 """
 
@@ -167,6 +168,10 @@ class DispatchStore(Protocol):
 
     def fleet(self) -> Sequence[FleetMember]:
         """Every enrolled device, revoked ones included."""
+        ...
+
+    def desired(self, device: DeviceId) -> Desired | None:
+        """What a device should do, after every write about it that is under way; None for nothing."""
         ...
 
     def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:

@@ -18,6 +18,7 @@ from stageloom.planner.dispatch import events as ev
 from stageloom.planner.dispatch.ports import DispatchStore, LocalPlanRefused, single_rows, telemetry_write
 from stageloom.shared.errors import StageloomError, StorageError, UnavailableError
 from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import DeviceId
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _GATHER_S: Final = (
 
 Work = TypeVar("Work")
 
-Call = ev.Reissue | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
+Call = ev.Reissue | ev.ReadDesired | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
 
 Action = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
 
@@ -212,7 +213,7 @@ class StoreWorkers:
                 self._reports.put(action.record.device, action, newest=True)
             case ev.ReadChunk():
                 self._chunks.put(action.device, action)
-            case ev.Reissue() | ev.StoreAlarm() | ev.AdoptLocal() | ev.NoteExcess():
+            case ev.Reissue() | ev.ReadDesired() | ev.StoreAlarm() | ev.AdoptLocal() | ev.NoteExcess():
                 self._calls.put(action.device, action)
             case ev.Quarantine():
                 self._quarantine(action)
@@ -229,6 +230,8 @@ class StoreWorkers:
         match action:
             case ev.Reissue():
                 self._post([self._reissue(action)])
+            case ev.ReadDesired():
+                self._post([self._desired(action.device)])
             case ev.StoreAlarm():
                 self._post([self._alarm(action)])
             case ev.AdoptLocal():
@@ -292,6 +295,13 @@ class StoreWorkers:
             return ev.ReissueFailed(action.device)
         return ev.DesiredChanged(action.device, desired)
 
+    def _desired(self, device: DeviceId) -> ev.Event:
+        try:
+            return ev.DesiredRead(device, self._store.desired(device))
+        except Exception as error:
+            self._complaints.about(f"what {device} should do cannot be read", error)
+            return ev.DesiredRead(device, None, ok=False)
+
     def _alarm(self, action: ev.StoreAlarm) -> ev.Event:
         try:
             replan = self._store.record_alarm(action.device, action.alarm)
@@ -319,5 +329,5 @@ class StoreWorkers:
             return ev.LocalSettled(action.device, action.plan, refused=str(error))
         except Exception as error:
             self._complaints.about(f"a local plan of {action.device} is not adopted", error)
-            desired = None
+            return ev.LocalSettled(action.device, action.plan, failed=True)
         return ev.LocalSettled(action.device, action.plan, desired)

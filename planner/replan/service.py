@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final
 
-from stageloom.planner.api.context import FleetLink
+from stageloom.planner.api.context import FleetLink, desiring
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
@@ -147,7 +147,8 @@ class Replanner:
         names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
-        requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
+        with desiring(self._fleet, device):
+            requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
         self._fleet.desired_changed(device, desired)
         self._wait_while(lambda: bool(self._store.read(open_requests, requests)))
 
@@ -166,13 +167,14 @@ class Replanner:
         log.info("device_id=%s replan=%d recalibrated: %s", device, replan, remark)
         unseen = renewal.unseen if renewal is not None else ()
         if unseen:
-            request, desired = self._store.write(
-                request_stage_profile,
-                device,
-                plan.digest,
-                combined_blocks=unseen if len(unseen) <= MAX_PROFILED else (),
-                budget_s=STAGE_BUDGET_S,
-            )
+            with desiring(self._fleet, device):
+                request, desired = self._store.write(
+                    request_stage_profile,
+                    device,
+                    plan.digest,
+                    combined_blocks=unseen if len(unseen) <= MAX_PROFILED else (),
+                    budget_s=STAGE_BUDGET_S,
+                )
             self._fleet.desired_changed(device, desired)
             self._wait_while(lambda: bool(self._store.read(open_requests, [request])))
         return remark
@@ -201,18 +203,19 @@ class Replanner:
             self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        desired = self._store.write(
-            push_replan,
-            seen.device,
-            replan,
-            proposal.plan,
-            scheduler=_scheduler(proposal),
-            above=seen.desired,
-            how=proposal.how.value,
-            predicted=decision.predicted,
-            remark=remark,
-            fitting=self._policy.fitting(seen, proposal.plan),
-        )
+        with desiring(self._fleet, seen.device):
+            desired = self._store.write(
+                push_replan,
+                seen.device,
+                replan,
+                proposal.plan,
+                scheduler=_scheduler(proposal),
+                above=seen.desired,
+                how=proposal.how.value,
+                predicted=decision.predicted,
+                remark=remark,
+                fitting=self._policy.fitting(seen, proposal.plan),
+            )
         if desired is None:
             self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
             return

@@ -358,6 +358,12 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
     return desired_of(session, [device]).get(device)
 
 
+def settled_desired(session: Session, device: DeviceId) -> Desired | None:
+    """`desired`, once whoever is at work on it has committed; for a transaction that writes."""
+    _locked(session.connection(), [device])
+    return desired(session, device)
+
+
 def desired_of(session: Session, devices: Sequence[DeviceId]) -> dict[DeviceId, Desired]:
     """`desired` for many; devices of which nothing was ever desired are left out."""
     session.flush()

@@ -19,7 +19,7 @@ from stageloom.planner.dispatch.ports import (
     TelemetryWrite,
 )
 from stageloom.planner.store.database import is_of_the_record, why
-from stageloom.planner.store.desired import Push, adopt_plan, desired_of, push
+from stageloom.planner.store.desired import Push, adopt_plan, desired_of, push, settled_desired
 from stageloom.planner.store.devices import (
     planner_epoch,
     quarantine_device,
@@ -55,6 +55,9 @@ class LinkStore:
 
     def fleet(self) -> list[FleetMember]:
         return self._store.read(fleet_members)
+
+    def desired(self, device: DeviceId) -> Desired | None:
+        return self._store.write(settled_desired, device)
 
     def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:
         """Raises:

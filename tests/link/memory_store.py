@@ -90,6 +90,9 @@ class MemoryStore:
         self.members[device] = replace(self.members[device], desired=wanted)
         return wanted
 
+    def desired(self, device: DeviceId) -> Desired | None:
+        return self.members[device].desired
+
     def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:
         self.current_epoch = max(self.current_epoch, above_epoch + 1)
         known = self.members[device].desired or Desired(epoch=0, generation=0)

@@ -110,10 +110,39 @@ def test_a_reissue_that_failed_is_asked_for_with_the_next_heartbeat_though_the_r
     core.handle(hello(revision=4, epoch=1, generation=8), 0.0)
     core.handle(ev.ReissueFailed(A), 0.1)
     core.handle(ev.ReportStored(A, 4), 0.1)
-    assert ev.Reissue(A, 1, 8) in core.handle(beat(8), 1.0)
+    assert ev.ReadDesired(A) in core.handle(beat(8), 1.0), "it may have taken place"
+    assert ev.Reissue(A, 1, 8) in core.handle(ev.DesiredRead(A, desired(3)), 1.1)
     assert ev.Reissue(A, 1, 8) not in core.handle(beat(8), 2.0), "one at a time"
     core.handle(ev.DesiredChanged(A, desired(9, epoch=2)), 2.5)
     assert ev.Reissue(A, 1, 8) not in core.handle(beat(8), 3.0)
+
+
+def test_a_reissue_that_is_said_to_have_failed_and_did_not_is_not_asked_for_again() -> None:
+    core = core_with(desired(3))
+    core.handle(hello(revision=4, epoch=1, generation=8), 0.0)
+    core.handle(ev.ReissueFailed(A), 0.1)
+    core.handle(beat(8), 1.0)
+    assert core.handle(ev.DesiredRead(A, desired(9, epoch=2)), 1.1) == [
+        ev.Send(ev.Lane.CONTROL, b"r", desired(9, epoch=2))
+    ]
+    assert core.epoch == 2
+
+
+@pytest.mark.parametrize("devices", [(A,), ()])
+def test_what_a_failed_push_may_have_desired_is_read_until_it_is_known(devices: tuple[DeviceId, ...]) -> None:
+    core = core_with(desired(1))
+    core.handle(hello(), 0.0)
+    core.handle(beat(1), 0.1)
+    assert core.handle(ev.DesiredInDoubt(devices), 0.2) == []
+    assert ev.ReadDesired(A) in core.handle(beat(1), 1.0)
+    assert ev.ReadDesired(A) not in core.handle(beat(1), 2.0), "one at a time"
+    assert core.handle(ev.DesiredRead(A, None, ok=False), 2.1) == []
+    assert ev.ReadDesired(A) in core.handle(beat(1), 3.0)
+    core.handle(ev.DesiredInDoubt(devices), 3.1)
+    assert sent(core.handle(ev.DesiredRead(A, desired(2)), 3.2)) == [desired(2)]
+    assert ev.ReadDesired(A) in core.handle(beat(2), 4.0), "the second failed after the first was read"
+    assert core.handle(ev.DesiredRead(A, desired(2)), 4.1) == []
+    assert ev.ReadDesired(A) not in core.handle(beat(2), 5.0)
 
 
 def test_the_same_generation_with_another_plan_is_a_restored_database_too() -> None:

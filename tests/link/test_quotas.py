@@ -288,11 +288,15 @@ def test_a_device_that_claims_newer_generations_over_and_over_begins_a_bounded_n
     begun = 0
     for claimed in range(2, 1_000):
         report = control.Report(revision=claimed, epoch=1, generation=claimed)
-        actions = made.handle(said(BAD, control.Reported(boot=1, report=report)), float(claimed))
-        for action in actions:
-            if isinstance(action, ev.Reissue):
-                begun += 1
-                made.handle(ev.ReissueFailed(BAD), float(claimed))
+        beat = control.Heartbeat(boot=1, epoch=1, generation=claimed, state=None, revision=claimed)
+        events: list[ev.Event] = [said(BAD, control.Reported(boot=1, report=report)), said(BAD, beat)]
+        while events:
+            for action in made.handle(events.pop(0), float(claimed)):
+                if isinstance(action, ev.Reissue):
+                    begun += 1
+                    events.insert(0, ev.ReissueFailed(BAD))
+                elif isinstance(action, ev.ReadDesired):
+                    events.append(ev.DesiredRead(BAD, None))
     rate = DEFAULT_QUOTAS[Quota.GENERATIONS]
     assert rate.burst <= begun <= rate.burst + rate.per_s * 1_000
 

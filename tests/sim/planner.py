@@ -87,6 +87,8 @@ class Planner:
                 self._adopt(action)
             case pev.Reissue():
                 self._reissue(action)
+            case pev.ReadDesired(device):
+                self._read_desired(device)
             case pev.NoteExcess(device, text):
                 store.note_excess(device, text)
             case pev.PresenceChanged(device, online):
@@ -115,7 +117,14 @@ class Planner:
         store, made = self.world.store, list[Desired | None]()
         self._store(
             lambda: made.append(store.adopt_local(action.device, action.plan)),
-            lambda ok: pev.LocalSettled(action.device, action.plan, made[0] if ok else None),
+            lambda ok: pev.LocalSettled(action.device, action.plan, made[0] if ok else None, failed=not ok),
+        )
+
+    def _read_desired(self, device: DeviceId) -> None:
+        store, found = self.world.store, list[Desired | None]()
+        self._store(
+            lambda: found.append(store.desired(device)),
+            lambda ok: pev.DesiredRead(device, found[0] if ok else None, ok),
         )
 
     def push(self, device: DeviceId, wanted: Desired) -> None:
@@ -124,6 +133,9 @@ class Planner:
         self.world.note("planner", "desires %s.%s", desired.epoch, desired.generation)
         if self.world.chance(self.world.faults.planner_crash * 5):
             self.world.planner_stops()
+        elif self.world.chance(self.world.faults.store):
+            self.world.happened["push"] += 1  # it is in the store, and the operator is told that it failed
+            self.do(pev.DesiredInDoubt((device,)))
         else:
             self.do(pev.DesiredChanged(device, desired))
 

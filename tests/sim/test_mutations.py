@@ -322,6 +322,18 @@ def test_a_planner_that_does_not_notice_its_older_database_is_found(monkeypatch:
     assert first_broken(Faults(planner_crash=0.02, restore=1.0)).startswith("convergence: desired is")
 
 
+def test_a_planner_that_believes_each_commit_that_is_said_to_have_failed_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = DispatchCore.handle
+
+    def certain(self: DispatchCore, event: pev.Event, now_s: float) -> list[pev.Action]:
+        return [a for a in honest(self, event, now_s) if not isinstance(a, pev.ReadDesired)]
+
+    monkeypatch.setattr(DispatchCore, "handle", certain)
+    assert first_broken(Faults(store=0.5)).startswith("convergence: desired is")
+
+
 def test_a_plan_that_runs_on_after_it_failed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanManager, "_target", _adopts_anything(PlanManager._target))
     assert first_broken().startswith("convergence:")

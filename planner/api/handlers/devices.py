@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from stageloom.planner.api import routes
-from stageloom.planner.api.context import ApiCall, ApiContext, handles
+from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.plan_search import unsure_of
 from stageloom.planner.schema import device as schema
@@ -114,7 +114,8 @@ def replanning_change(api: ApiContext, request: ReplanningChangeRequest, call: A
 
 @handles(routes.POLICY_ATTACH)
 def policy_attach(api: ApiContext, request: schema.PolicyAttachRequest, call: ApiCall) -> Pushed:
-    desired = api.store.write(attach_policy, request.device, request.policy)
+    with desiring(api.live.fleet, request.device):
+        desired = api.store.write(attach_policy, request.device, request.policy)
     return pushed(api, request.device, desired)
 
 
@@ -167,9 +168,10 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
 def _ask_operators(
     api: ApiContext, request: schema.DeviceProfileRequest, models: tuple[str, ...]
 ) -> schema.DeviceProfileReply:
-    numbers, desired = api.store.write(
-        request_profile, request.device, list(models), batch=request.batch, budget_s=request.budget_s
-    )
+    with desiring(api.live.fleet, request.device):
+        numbers, desired = api.store.write(
+            request_profile, request.device, list(models), batch=request.batch, budget_s=request.budget_s
+        )
     return _asked(api, request.device, tuple(numbers), desired)
 
 
@@ -181,13 +183,14 @@ def _ask_stages(
         blocks = unsure_of(api.store, request.device, plan, api.clock.wall_us())
         if not blocks:
             return schema.DeviceProfileReply(requests=(), epoch=0, generation=0)
-    number, desired = api.store.write(
-        request_stage_profile,
-        request.device,
-        plan,
-        combined_blocks=blocks if len(blocks) <= MAX_PROFILED else (),
-        budget_s=request.budget_s,
-    )
+    with desiring(api.live.fleet, request.device):
+        number, desired = api.store.write(
+            request_stage_profile,
+            request.device,
+            plan,
+            combined_blocks=blocks if len(blocks) <= MAX_PROFILED else (),
+            budget_s=request.budget_s,
+        )
     return _asked(api, request.device, (number,), desired)
 
 

@@ -1,13 +1,15 @@
 """Plans: searched, shown, pushed, their history, why they are as they are, how those of a trial compare."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from stageloom.planner.api import routes
-from stageloom.planner.api.context import ApiCall, ApiContext, handles, then
+from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles, then
 from stageloom.planner.api.handlers.devices import measured, pushed
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.plan_search import (
@@ -259,6 +261,7 @@ def plan_push(
             activation=request.activation,
         )
         one = api.store.submit_together(push_wanted, wanted)
+        one.add_done_callback(partial(_doubt_failed, api, request.devices))
         return then(one, lambda desired: schema.PlanPushReply(pushed=(pushed(api, device, desired),)))
     many = api.store.submit(
         push_fleet,
@@ -269,7 +272,13 @@ def plan_push(
         autonomy=request.autonomy,
         activation=request.activation,
     )
+    many.add_done_callback(partial(_doubt_failed, api, request.devices))
     return then(many, lambda done: _push_reply(api, *done))
+
+
+def _doubt_failed(api: ApiContext, devices: Sequence[DeviceId], done: "Future[Any]") -> None:
+    with suppress(Exception), desiring(api.live.fleet, *devices):
+        done.result()
 
 
 def _push_reply(

@@ -86,10 +86,16 @@ class DispatchCore:
                 return self._control.desired_changed(device, desired, now_s)
             case ev.ReissueFailed(device):
                 return self._control.reissue_failed(device)
+            case ev.DesiredInDoubt(devices):
+                return self._control.desired_in_doubt(devices)
+            case ev.DesiredRead():
+                return self._control.desired_read(event, now_s)
             case ev.AlarmStored():
                 return self._alarms.stored(event)
             case ev.LocalSettled(device, _, adopted):
                 actions = self._alarms.settled(event)
+                if event.failed:
+                    actions += self._control.desired_in_doubt([device])
                 if adopted is not None:
                     actions += self._control.desired_changed(device, adopted, now_s)
                 return actions

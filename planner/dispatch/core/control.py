@@ -4,6 +4,7 @@ Desired and reported are compared by level at every hello, heartbeat and report;
 repaired by the next one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -180,7 +181,8 @@ class ControlCore:
                 revision=who.stored_revision,
             )
             actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
-            return actions + self._reissue(who, now_s) + self._send_desired(who, _pair(message), now_s)
+            actions += self._read_desired(who) + self._reissue(who, now_s)
+            return actions + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
             if not self._fleet.within(who, Quota.REPORTS, now_s):
                 return []  # sent again with the next heartbeat
@@ -289,7 +291,9 @@ class ControlCore:
     def _reissue(self, who: FleetDevice, now_s: float) -> list[ev.Action]:
         """Have this database overtake what the device knows. Asked for with every heartbeat until it has: the
         report that showed it may be on record by then, and is not sent again."""
-        if who.behind is None or who.reissuing or not self._fleet.within(who, Quota.GENERATIONS, now_s):
+        if who.behind is None or who.reissuing or who.in_doubt or who.reading:
+            return []
+        if not self._fleet.within(who, Quota.GENERATIONS, now_s):
             return []
         who.reissuing = True
         self._fleet.counts["reissued"] += 1
@@ -310,6 +314,9 @@ class ControlCore:
         if who is None:
             return []
         who.reissuing = False
+        return self._newer(who, desired, now_s)
+
+    def _newer(self, who: FleetDevice, desired: control.Desired, now_s: float) -> list[ev.Action]:
         if who.behind is not None and _pair(desired) > who.behind:
             who.behind = None
         if _pair(desired) <= _pair(who.member.desired):
@@ -322,11 +329,36 @@ class ControlCore:
         return self._send_desired(who, _NOBODY, now_s)
 
     def reissue_failed(self, device: DeviceId) -> list[ev.Action]:
-        """The store did not; the device's next heartbeat asks again."""
+        """The store did not, as far as is known; the device's next heartbeat has it looked up."""
         who = self._fleet.get(device)
         if who is not None:
             who.reissuing = False
+            who.in_doubt = True
         return []
+
+    def desired_in_doubt(self, devices: Sequence[DeviceId]) -> list[ev.Action]:
+        """A write about these failed, about any of them if there are none: their next heartbeats have it
+        looked up."""
+        for who in [self._fleet.get(device) for device in devices] or self._fleet:
+            if who is not None:
+                who.in_doubt = True
+        return []
+
+    def _read_desired(self, who: FleetDevice) -> list[ev.Action]:
+        if not who.in_doubt or who.reading:
+            return []
+        who.in_doubt, who.reading = False, True  # what fails from now on is not in what is read
+        return [ev.ReadDesired(who.member.device)]
+
+    def desired_read(self, event: ev.DesiredRead, now_s: float) -> list[ev.Action]:
+        """The store answered; where it could not, the next heartbeat asks again."""
+        who = self._fleet.get(event.device)
+        if who is None:
+            return []
+        who.reading = False
+        who.in_doubt |= not event.ok
+        actions = [] if event.desired is None else self._newer(who, event.desired, now_s)
+        return actions + self._reissue(who, now_s)
 
     # -- who leaves -----------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class FleetDevice:
     storing_revision: int | None = None
     behind: tuple[int, int] | None = None  # what it knows, and this database never gave out
     reissuing: bool = False
+    in_doubt: bool = False  # the store may desire something newer than `member.desired`
+    reading: bool = False
     waiting_bytes: int = 0  # of its messages, handed to the store and not answered
     boots: dict[int, None] = field(default_factory=dict)  # lives it has told of, the newest last
 

@@ -1,6 +1,7 @@
 """A planner as the API's handlers see it, without a process, and answers of handlers without HTTP."""
 
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -30,12 +31,16 @@ class QuietFleet:
 
     def __init__(self) -> None:
         self.told: list[Desired] = []
+        self.doubted: list[tuple[DeviceId, ...]] = []
 
     def online(self) -> frozenset[DeviceId]:
         return frozenset()
 
     def desired_changed(self, device: DeviceId, desired: Desired) -> None:
         self.told.append(desired)
+
+    def desired_in_doubt(self, devices: Sequence[DeviceId]) -> None:
+        self.doubted.append(tuple(devices))
 
     def revoked(self, device: DeviceId) -> None: ...
 

@@ -9,18 +9,28 @@ import pytest
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiContext
 from stageloom.planner.api.handlers import service
+from stageloom.planner.api.route import Route
 from stageloom.planner.schema.base import Request
 from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileRequest
 from stageloom.planner.schema.model import ModelListRequest
-from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanHistoryRequest
+from stageloom.planner.schema.plan import (
+    ArrivalRate,
+    ModelOptions,
+    PlanCreateRequest,
+    PlanHistoryRequest,
+    PlanPushRequest,
+)
 from stageloom.planner.schema.replan import ReplanningChangeRequest, ReplanningShowRequest
 from stageloom.planner.schema.service import SettingsRequest, WatchRequest
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
+from stageloom.shared import failpoint
 from stageloom.shared.clock import ManualClock
-from stageloom.shared.errors import InputError, NotFoundError
+from stageloom.shared.errors import InputError, NotFoundError, StorageError
 from stageloom.shared.ids import DeviceId
-from tests.planner.api.context import answer_of, planner_context
-from tests.store.helpers import NANO, add_model, enrol
+from tests.planner.api.context import QuietFleet, answer_of, planner_context
+from tests.store.helpers import NANO, add_model, enrol, small_plan
 
 MODELS = (ModelOptions(model="relu"),)
 
@@ -66,6 +76,38 @@ def test_what_has_no_effect_is_refused(api: ApiContext, request_: Request, said:
 def test_a_device_that_there_is_not_is_not_found_before_a_job_begins(api: ApiContext) -> None:
     with pytest.raises(NotFoundError, match="there is no device 'ghost'"):
         answer_of(api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=DeviceId("ghost"), models=("m",)))
+
+
+def test_a_write_that_took_place_but_is_said_to_have_failed_is_looked_up(
+    api: ApiContext, tmp_path: Path
+) -> None:
+    """Where the connection breaks during the commit, nobody here knows whether it took place."""
+    fleet = api.live.fleet
+    assert isinstance(fleet, QuietFleet)
+    add_model(api.store, tmp_path)
+    api.store.write(add_plan, "p", small_plan(api.store), "greedy")
+
+    def lost(name: str) -> None:
+        if name == "planner.commit.after":
+            raise OSError("the connection broke")
+
+    asked: list[tuple[Route[Any, Any], Request]] = [
+        (routes.PLAN_PUSH, PlanPushRequest(plan="p", devices=(NANO,))),
+        (routes.PLAN_PUSH, PlanPushRequest(plan="p")),
+        (routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO, models=("relu",))),
+        (routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO, plan="p")),
+    ]
+    before = failpoint.arm(lost)
+    try:
+        for route, request in asked:
+            with pytest.raises(StorageError, match="the connection broke"):
+                answer_of(api, route, request)
+    finally:
+        failpoint.arm(before)
+    assert fleet.told == []
+    assert fleet.doubted == [(NANO,), (), (NANO,), (NANO,)]
+    found = LinkStore(api.store).desired(NANO)
+    assert found is not None and found.generation == len(asked)
 
 
 def test_a_list_goes_on_where_a_page_ends(api: ApiContext, tmp_path: Path) -> None:
