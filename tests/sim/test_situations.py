@@ -54,6 +54,15 @@ def test_desired_changed_twice_while_away(seed: int) -> None:
         assert b.digest not in made.watch.memory(made.agent).recorded
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_device_that_has_nothing_to_report_agrees_with_a_database_that_has_no_report(seed: int) -> None:
+    """Revision 0 counts as stored: the first of a new device may be lost, or be younger than a backup."""
+    with world.world(seed, Faults(store=1.0)) as made:
+        made.begin()
+        made.until(made.faults_end_s)
+        made.converge()
+
+
 @pytest.mark.promise("desired-changed-twice-while")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_restored_database_starts_an_epoch_and_converges(seed: int) -> None:

@@ -25,7 +25,7 @@ from stageloom.planner.dispatch.ports import FleetMember, TelemetryWrite
 from stageloom.shared import failpoint
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import DeviceId, TaskId
-from stageloom.shared.messages.control import Activation, Autonomy, Desired, DeviceState
+from stageloom.shared.messages.control import Activation, Autonomy, Desired, DeviceState, Report
 from tests.link.memory_store import MemoryStore
 from tests.sim.agent import Agent
 from tests.sim.faults import FAULTS_END_S, Faults
@@ -345,7 +345,7 @@ class World:
         state, report = agent.core.state, agent.core.report()
         # Which value the device knows, not what it did with it; the planner keeps none of it.
         kept = msgspec.structs.replace(report, activation=None, autonomy=None)
-        if member.report != kept:
+        if (member.report or Report()) != kept:  # one that says nothing yet need not be stored
             return f"the planner has {member.report}, the device reports {kept}"
         if member.desired is not None and _named(state.desired) != _named(member.desired):
             return f"desired is {_named(member.desired)}, the device knows {_named(state.desired)}"
