@@ -69,6 +69,11 @@ class Way(str, Enum):
         return self in (Way.PROVEN, Way.GUARD)
 
 
+def is_guarded(attempt: PlanAttempt) -> bool:
+    """See `Way.guarded`."""
+    return attempt.way in (Way.PROVEN.value, Way.GUARD.value)
+
+
 # -- what is known of plans ---------------------------------------------------------------------------------
 
 
@@ -191,8 +196,7 @@ def passed(state: LinkState, attempt: PlanAttempt, now_us: int) -> Changed:
         planned=attempt.planned if attempt.local else None,
         proven=proven_with(state, attempt.plan, holds=True),
     )
-    guarded = attempt.way in (Way.PROVEN.value, Way.GUARD.value)
-    reason = "neither p99 nor the oldest age worsened" if guarded else "probation passed"
+    reason = "neither p99 nor the oldest age worsened" if is_guarded(attempt) else "probation passed"
     return after, _end_row(attempt, TrialResult(verdict=Verdict.COMMIT, reason=reason), now_us)
 
 
@@ -232,7 +236,11 @@ def superseded(state: LinkState, now_us: int, reason: str = "a newer plan is des
 
 
 def environment_changed(state: LinkState, environment: str, now_us: int) -> Changed:
-    """Verdicts hold for one environment; what is compared in another is no comparison."""
+    """Verdicts hold for one environment; what is compared in another is no comparison.
+
+    What last-known-good made tasks wait is what a guard compares with, so that runs again, and the attempt at
+    the plan begins anew.
+    """
     reason = "the environment changed"
     after = structs.replace(state, environment=environment, barred=())
     if state.state in VERDICTS:
@@ -248,6 +256,13 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
             cause = TransitionCause.ENVIRONMENT if attempt.local else TransitionCause.TRIAL_ABANDONED
             after = after.advanced(attempt, cause, reason, record=None)
             after = after if attempt.local else structs.replace(after, abandoned=0)
+        elif attempt.state is DeviceState.PROBATION and is_guarded(attempt) and state.last_good is not None:
+            rows += _end_row(attempt, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
+            after = after.advanced(
+                attempt, TransitionCause.ENVIRONMENT, f"tried again: {reason}", record=None
+            )
+            after = structs.replace(after, active=state.last_good.ref)
+            after = after if attempt.local else structs.replace(after, probation_boots=0)
     return after, rows
 
 

@@ -378,7 +378,11 @@ class Lifecycle:
             return []
         if self.state.state in (DeviceState.STAGED, DeviceState.TRIAL):
             self._once_durable.append(partial(self.plans.abandon, self.state.attempt))
-        return self._apply(attempts.environment_changed(self.state, environment, self._now_us))
+        self._once_durable.append(self.plans.environment_changed)
+        after, rows = attempts.environment_changed(self.state, environment, self._now_us)
+        if after.active != self.state.active and after.last_good is not None:
+            self._once_durable.append(partial(self.plans.restore, after.last_good))
+        return self._apply((after, rows))
 
     def _tell_planner(self, now_s: float) -> list[Action]:
         """An alarm and a local plan, whatever else goes on."""
@@ -420,7 +424,7 @@ class Lifecycle:
             case DeviceState.TRIAL:
                 return self._ask(attempt, "trial", partial(self.plans.trial_recorded, attempt.id, now_s))
             case DeviceState.PROBATION:
-                guarded = attempt.way in (Way.PROVEN.value, Way.GUARD.value)
+                guarded = attempts.is_guarded(attempt)
                 call = partial(self.plans.activate, attempt.id, attempt.plan, guarded=guarded)
                 return self._ask(attempt, "activate", call)
         return []

@@ -139,6 +139,11 @@ class PlanManager(Pursuit):
             self._adopted = candidate.plan
         return self._pursue() if candidate.runner is not None else self._tidy()
 
+    def environment_changed(self) -> list[Action]:
+        """No guard compares with how long tasks waited in another environment."""
+        self._waiting.environment_changed()
+        return []
+
     def shut_down(self, now_s: float) -> list[Action]:
         """The agent is told to stop: a trial ends without a verdict, and the plan may be tried again."""
         candidate = self._candidate

@@ -49,6 +49,11 @@ class WaitingLog:
             self._levels.popleft()
         self._levels.append((at_s, oldest_age_s, arrived))
 
+    def environment_changed(self) -> None:
+        """What was seen in another environment says nothing about this one."""
+        self._tasks.clear()
+        self._levels.clear()
+
     def engine_restarted(self) -> None:
         """Another engine process counts anew."""
         self._levels.clear()

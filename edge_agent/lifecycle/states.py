@@ -37,7 +37,7 @@ class TransitionCause(str, Enum):
     RESTORE_FAILED = "restore_failed"  # last-known-good no longer runs
     BOOT = "boot"  # found in this state when the agent started
     BOOT_AGAIN = "boot_again"  # found under probation a second time
-    ENVIRONMENT = "environment"  # another power mode or executor version: a verdict no longer holds
+    ENVIRONMENT = "environment"  # another power mode or executor version: no verdict or guard of before holds
     NOT_NOW = (
         "not_now"  # of a plan made here: nothing comparable runs, or more tasks arrive than it would admit
     )
@@ -98,6 +98,7 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, TransitionCause], tuple[After,
     (S.PROBATION, C.PROBATION_FAILED): (S.ROLLED_BACK, OVER),
     (S.PROBATION, C.BOOT): (S.RECEIVED, OVER),
     (S.PROBATION, C.BOOT_AGAIN): (S.ROLLED_BACK, NEVER),
+    (S.PROBATION, C.ENVIRONMENT): (S.RECEIVED, OVER),
     (S.PROBATION, C.RESTORE_FAILED): (NEVER, OVER),
     (S.COMMITTED, C.DESIRED): (S.RECEIVED, NEVER),
     (S.COMMITTED, C.RESTORE_FAILED): (S.ROLLED_BACK, NEVER),

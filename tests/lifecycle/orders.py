@@ -80,6 +80,9 @@ class RecordingPlans:
     def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Any]:
         return [ActivatePlan(attempt, plan, guarded)]
 
+    def environment_changed(self) -> list[Any]:
+        return []
+
     def abandon(self, attempt: AttemptId) -> list[Any]:
         return [AbandonPlan(attempt)]
 

@@ -587,7 +587,11 @@ def test_a_local_attempt_takes_the_published_steps_and_no_other(
     state: DeviceState, cause: TransitionCause
 ) -> None:
     """What comes late, in a state that it is not meant for, changes nothing."""
-    way = Way.GUARD if cause is TransitionCause.ACTIVATE else Way.TRIAL
+    guarded = cause is TransitionCause.ACTIVATE or (state, cause) == (
+        DeviceState.PROBATION,
+        TransitionCause.ENVIRONMENT,
+    )
+    way = Way.GUARD if guarded else Way.TRIAL
     driver, attempt = attempt_in(state, way)
     if (state, cause) == (DeviceState.STAGED, TransitionCause.TRIAL_WON):
         with pytest.raises(RuntimeError, match="no step of a plan made here from staged by trial_won"):

@@ -226,6 +226,25 @@ def test_another_environment_ends_the_trial_and_it_begins_anew() -> None:
     assert driver.core.state.abandoned == 0
 
 
+def test_another_environment_ends_a_guard_as_open_and_last_known_good_runs_first() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True))
+    assert driver.state is DeviceState.PROBATION
+    actions = driver.do(ev.EnvironmentChanged("15 W"))
+    names = kinds(actions)
+    assert names.index("RestorePlan") < names.index("VerifyPlan")
+    assert driver.disk.state is DeviceState.RECEIVED and driver.disk.active == GOOD.ref
+    (row,) = (one for one in actions if isinstance(one, TrialEnded))
+    assert (row.how, row.verdict) == ("guard", "abandoned")
+
+
+def test_a_plan_that_was_ordered_stays_under_probation_in_another_environment() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver, ev.PlanStaged(ATTEMPT, GOOD.ref.digest), activation=Activation.NOW)
+    assert "RestorePlan" not in kinds(driver.do(ev.EnvironmentChanged("15 W")))
+    assert driver.state is DeviceState.PROBATION
+
+
 def test_a_request_for_measurements_does_not_try_a_rejected_plan_again() -> None:
     driver = on_trial()
     driver.do(decided(Verdict.REJECT, "worse"))

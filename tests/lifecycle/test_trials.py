@@ -192,6 +192,23 @@ def test_another_environment_ends_a_trial_and_it_begins_again_there(seed: int) -
     assert world.core.state.proven[-1] == Proven(plan("a").ref.digest, "15 W")
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_another_environment_ends_a_guard_and_the_plan_is_judged_anew_there(seed: int) -> None:
+    """How long tasks waited before is of the other environment; in this one the plan is not even proven."""
+    proven = LinkState(last_good=plan("g"), proven=(Proven(plan("a").ref.digest, "here"),))
+    world = trial_world(seed, WORSE, proven)
+    push(world, "a", 1)
+    while world.running != "a":
+        world.step()
+    assert state(world) is DeviceState.PROBATION
+    world.tell(link.EnvironmentChanged("15 W"))
+    assert state(world) is not DeviceState.PROBATION
+    world.settle()
+    assert [(row.how, row.verdict) for row in world.rows] == [("proven", "commit"), ("trial", "reject")]
+    assert world.running == "g"
+    assert Proven(plan("a").ref.digest, "15 W") not in world.core.state.proven
+
+
 def test_idle_device_reports_no_gain_and_says_what_to_do() -> None:
     world = trial_world(1, BETTER, busy=False)
     push(world, "a", 1)
