@@ -324,7 +324,6 @@ def _unshown(row: DeviceRow, refused: QuarantineRow | None, reason: str) -> Devi
         DeviceInfo,
         device=row.name,
         revoked=row.revoked,
-        report=Report(),
         quarantine=refused.reason if refused else "",
         unshown=reason,
     )

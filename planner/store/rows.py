@@ -85,12 +85,13 @@ _BLANK: Final[dict[type, Callable[[], Any]]] = {
     inspect.StrType: str,
     inspect.BytesType: bytes,
     inspect.IntType: int,
+    inspect.FloatType: float,
     inspect.BoolType: bool,
     inspect.VarTupleType: tuple,
     inspect.DictType: dict,
     inspect.UnionType: lambda: None,
 }
-"""Makes what a field of such a type holds where nothing is known."""
+"""Makes what a field of such a type holds where nothing is known. No enum: none of its values says that."""
 
 
 def message_of(kind: type[T], row: Any, **others: Any) -> T:
@@ -101,10 +102,16 @@ def message_of(kind: type[T], row: Any, **others: Any) -> T:
 
 
 def blank_of(kind: type[T], **known: Any) -> T:
-    """A message of which only this is known; its other fields are empty."""
+    """A message of which only this is known; its other fields are as by default, or empty."""
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]  # it is a struct's
-    blank = {field.name: _BLANK[type(field.type)]() for field in fields if field.name not in known}
-    return kind(**blank, **known)
+    unknown = [field for field in fields if field.required and field.name not in known]
+    return kind(**{field.name: _blank(field.type) for field in unknown}, **known)
+
+
+def _blank(field_type: inspect.Type) -> Any:
+    if isinstance(field_type, inspect.StructType):
+        return blank_of(field_type.cls)
+    return _BLANK[type(field_type)]()
 
 
 def shown(make: Callable[[], T], instead: Callable[[str], T]) -> T:
