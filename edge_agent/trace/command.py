@@ -89,15 +89,21 @@ def read_costs(path: Path | None) -> tuple[CostTable, str]:
     try:
         table = measured(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} does not hold telemetry rows: {error}") from error
+        raise InputError(
+            f"{path} does not hold telemetry rows: {type(error).__name__}: {error}",
+            remedy="write it with `stageloom device telemetry DEVICE --kind profile_result --json`",
+        ) from error
     if not table.measured_s:
         raise InputError(f"{path} holds no operator profile", remedy="run `stageloom device profile` first")
     return table, "costs measured"
 
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> CostTable:
-    """Seconds per operator, from the profile results among telemetry rows; the last batch size counts."""
-    profiles = [row["values"] for row in rows if row["kind"] == "profile_result"]
+    """Seconds per operator, from the profile results among telemetry rows; the last batch size counts.
+
+    Rows that 0.1.0 wrote have beside `kind` what later ones have in `values`.
+    """
+    profiles = [row.get("values", row) for row in rows if row["kind"] == "profile_result"]
     batch_of = {Digest(profile["artifact"]): int(profile["batch"]) for profile in profiles}
     measured_s = {
         (Digest(profile["artifact"]), OpId(timing["operator"])): timing["median_us"] * 1e-6

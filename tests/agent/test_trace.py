@@ -368,3 +368,21 @@ def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(InputError, match="telemetry rows"):
         read_costs(file)
+    for strange in (
+        '[{"rows": 1}]',
+        '{"kind": "profile_result"}',
+        '[{"kind": "profile_result"}]',
+        "[1]",
+        "7",
+    ):
+        file.write_text(strange)
+        with pytest.raises(InputError, match=r"does not hold telemetry rows.*; write it with"):
+            read_costs(file)
+
+
+def test_costs_are_read_from_telemetry_rows_as_0_1_0_wrote_them(tmp_path: Path) -> None:
+    row = profile("ab", 1, {3: 6.0})
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([{"at_us": 1, "kind": row["kind"], **row["values"]}]))
+    table, _ = read_costs(file)
+    assert dict(table.measured_s) == {(Digest("ab"), OpId(3)): 6e-6}
