@@ -58,6 +58,7 @@ class RequestLimits:
 
     body_bytes: int = 1 << 20
     upload_bytes: int = 8 << 30
+    free_bytes: int = 512 << 20  # that an upload leaves on the disk, which holds the database, too
     body_s: float = 20.0
     send_s: float = 60.0
     at_once: int = 4  # requests of one token that are worked on; the others of it wait
@@ -294,6 +295,10 @@ class Api:
                             yield b": still there\n\n"
                             silent_s = 0.0
                 item = await self._in_pool(next, items, _END)
+            if item is not _END and not isinstance(item, tuple):
+                item = await self._in_pool(next, items, _END)
+            if isinstance(item, tuple) and item[0] == "end":  # of what has just ended with the planner
+                yield event(*item)
         except Exception as error:
             yield event("problem", problem_of(error, "a stream"))
 
@@ -406,6 +411,11 @@ async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> 
                 size += len(chunk)
                 if size > limits.upload_bytes:
                     raise _too_large(limits.upload_bytes)
+                if shutil.disk_usage(path.parent).free - len(chunk) < limits.free_bytes:
+                    raise StorageError(
+                        f"an upload leaves {limits.free_bytes >> 20} MiB of the disk free, and there is less",
+                        remedy="free some space where the planner keeps its data",
+                    )
                 file.write(chunk)
     except TimeoutError:
         raise _late("file") from None

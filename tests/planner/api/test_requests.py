@@ -1,5 +1,6 @@
 """Requests of the API: what is refused and how, keys that make a repeat harmless, the audit log, jobs."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -164,6 +165,15 @@ def test_an_upload_is_a_file_while_it_is_handled(tmp_path: Path) -> None:
             asked(rig.path, "PUT", unbind(UPLOAD, ONE)[0] + "?number=x", b"body"), 422, "number: expected"
         )
     assert bodies == [(3, file.read_bytes())]
+    assert list(tmp_path.glob(".upload-*")) == []
+
+
+def test_an_upload_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with served(tmp_path, requests=RequestLimits(free_bytes=2 * free)) as rig:
+        answer = asked(rig.path, "PUT", unbind(UPLOAD, ONE)[0], b"body")
+        refused(answer, 507, "MiB of the disk free, and there is less")
+        assert rig.calls == []
     assert list(tmp_path.glob(".upload-*")) == []
 
 
