@@ -5,6 +5,7 @@ SHA-256; both in URL-safe base64. The planner keeps a digest of the first part a
 """
 
 import base64
+import ipaddress
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ LOCAL: Final = "local"
 
 FAILURES_PER_S: Final = 1.0
 FAILURES_BURST: Final = 20
-"""Of one network address: requests without a valid token."""
+"""Of one client's network (`network_of`): requests without a valid token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,22 @@ class Principal:
     def may(self, role: Role) -> bool:
         """Whether they may do what is for this role."""
         return self.role is not None and self.role.includes(role)
+
+
+def network_of(address: str) -> str:
+    """What clients are counted by: the address; of IPv6 its /64, all of which one client may use.
+
+    An IPv4 address that is written as an IPv6 one is that address.
+    """
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address  # none, as over the local socket
+    if known.version == 4:
+        return address
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.ip_network((int(known), 64), strict=False))
 
 
 def token_text(secret: bytes, certificate: bytes) -> str:
@@ -114,6 +131,6 @@ class Tokens:
             return bucket.take(now_s)
 
     def may_fail(self, source: str, now_s: float) -> bool:
-        """Whether one more request without a valid token is answered to this address."""
+        """Whether one more request without a valid token is answered to who asks from this address."""
         with self._lock:
-            return self._failures.take(source, now_s)
+            return self._failures.take(network_of(source), now_s)

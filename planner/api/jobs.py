@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stageloom.planner.api.access import LOCAL
 from stageloom.planner.api.problem import problem_of
 from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.shared.clock import Clock
@@ -19,6 +20,7 @@ from stageloom.shared.errors import InputError, NotFoundError, RefusedError
 from stageloom.shared.text import bounded
 
 RUNNING_MAX: Final = 16
+RUNNING_OF_ONE: Final = 8  # of one token: the others' jobs may begin, too
 KEPT: Final = 256
 
 
@@ -116,7 +118,7 @@ class Jobs:
         """Run `work(job)`; what it returns is the result.
 
         Raises:
-            RefusedError: too many run.
+            RefusedError: too many run, or too many of who asks.
         """
         info = JobInfo(
             job=secrets.token_hex(8),
@@ -129,10 +131,11 @@ class Jobs:
         job = Job(info, self._clock)
         thread = threading.Thread(target=self._run, args=(job, work), name=operation, daemon=True)
         with self._lock:
-            running = sum(other.info.state is JobState.RUNNING for other in self._jobs.values())
-            if running >= RUNNING_MAX or self._closed:
+            running = [job.info.who for job in self._jobs.values() if job.info.state is JobState.RUNNING]
+            own = running.count(who)
+            if len(running) >= RUNNING_MAX or (own >= RUNNING_OF_ONE and who != LOCAL) or self._closed:
                 raise RefusedError(
-                    f"{running} jobs run already",
+                    f"{len(running)} jobs run already, {own} of {who}",
                     remedy="wait for one, or end one with `stageloom job cancel`",
                 )
             self._jobs[info.job] = job

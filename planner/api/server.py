@@ -1,6 +1,6 @@
 """The API's sockets: a local one of mode 0600, and, where it is wanted, TCP with TLS; both on one event loop.
 
-uvicorn speaks HTTP. What it leaves open is bounded here: connections at once, of all and of one address,
+uvicorn speaks HTTP. What it leaves open is bounded here: connections at once, of all and of one network,
 counted before their TLS handshake; and how long a client may take for that and for a request's head. The loop
 has a thread of its own: no client delays the thread that serves devices.
 """
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from stageloom.planner.api.access import network_of
 from stageloom.planner.api.problem import MEDIA_TYPE, problem
 from stageloom.shared.errors import ExitCode, StateError, UnavailableError
 
@@ -55,7 +56,7 @@ _Maker = Callable[[Callable[[], None]], "_BoundedProtocol"]
 
 
 class _Listener:
-    """A listening socket, what serves its connections, and how many there are, by address."""
+    """A listening socket, what serves its connections, and how many there are, by network."""
 
     def __init__(self, listening: socket.socket, protocol: _Maker, tls: bool, most: int, of_one: int) -> None:
         self.listening, self.protocol, self.tls = listening, protocol, tls
@@ -88,6 +89,7 @@ class _BoundedProtocol(H11Protocol):
         self._head_s = head_s
         self._lost = lost
         self._head_timer: asyncio.TimerHandle | None = None
+        self.conn.next_event = partial(_next_event, self.conn.next_event)  # type: ignore[method-assign]
         self.opened = False
         self.gone: asyncio.Future[None] = self.loop.create_future()
 
@@ -133,6 +135,23 @@ class _BoundedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _next_event(read: Callable[[], Any]) -> Any:
+    """What `read` finds, unless it is a head that says twice, and perhaps not the same, how long its body is.
+
+    A proxy before this server may have believed the other one, and taken the rest for the request of another
+    client (RFC 9112, section 6.3).
+
+    Raises:
+        h11.RemoteProtocolError: it is such a head, or no HTTP.
+    """
+    found = read()
+    if isinstance(found, h11.Request):
+        names = {name for name, _ in found.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            raise h11.RemoteProtocolError("content-length beside transfer-encoding")
+    return found
 
 
 class ApiServer:
@@ -259,7 +278,7 @@ class ApiServer:
                 return
             source = ""
             if isinstance(address, tuple):
-                source = address[0]
+                source = network_of(address[0])
                 # The body follows its head in a write of its own: held back until the head is acknowledged,
                 # it would come 40 ms later. asyncio turns that off only where a socket has a protocol number.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

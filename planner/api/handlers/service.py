@@ -11,6 +11,7 @@ import msgspec
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.access import LOCAL, SECRET_BYTES, bearer_digest, split_token, token_text
+from stageloom.planner.api.certificate import expiry_notices
 from stageloom.planner.api.context import ApiCall, ApiContext, RunningPlanner, handles
 from stageloom.planner.api.handlers.devices import now
 from stageloom.planner.api.handlers.plans import position
@@ -59,8 +60,16 @@ def status(api: ApiContext, request: service.StatusRequest, call: ApiCall) -> se
         uptime_s=api.clock.monotonic_s() - api.live.started_s,
         quarantined=sum(bool(member.quarantine) for member in members),
         unreadable=api.store.read(unreadable_records),
-        notices=tuple(notice[:_LINE] for notice in api.store.read(notices)),
+        notices=tuple(notice[:_LINE] for notice in [*api.store.read(notices), *_certificate_notices(api)]),
     )
+
+
+def _certificate_notices(api: ApiContext) -> list[str]:
+    """About a certificate that was given to the planner; its own does not expire."""
+    config = api.config
+    if not config.api or not config.api_certificate:
+        return []
+    return expiry_notices(Path(config.api_certificate), api.clock.wall_us())
 
 
 def _books(api: ApiContext, device: DeviceId | None) -> service.TelemetryBooks:

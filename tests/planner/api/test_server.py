@@ -15,15 +15,17 @@ import pytest
 
 from stageloom.planner.api.application import KEY_HEADER, RequestLimits
 from stageloom.planner.api.client import PlannerClient, is_running
+from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.route import unbind
-from stageloom.planner.api.routes import ACCESS_REVOKE, STATUS
+from stageloom.planner.api.routes import ACCESS_REVOKE, JOB_EVENTS, STATUS
 from stageloom.planner.api.server import ServerLimits
 from stageloom.planner.schema.access import AccessRevokeRequest
 from stageloom.planner.schema.base import Done
+from stageloom.planner.schema.job import JobEventsRequest
 from stageloom.planner.schema.service import StatusRequest
 from stageloom.shared.errors import InputError, UnavailableError
 from tests.planner.api.http import LocalHttp, asked, connected, events, read_to_end
-from tests.planner.api.rig import FOLLOW, READ, UPLOAD, WRITE, Gate, TryRequest, served, unverified
+from tests.planner.api.rig import FOLLOW, READ, UPLOAD, WORK, WRITE, Gate, TryRequest, served, unverified
 from tests.planner.processes import until
 
 ONE = TryRequest(name="one")
@@ -201,12 +203,27 @@ def test_a_client_that_hangs_up_amid_its_body_is_no_error(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+TWO_LENGTHS = b"\r\ncontent-length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_after_a_head_with_two_lengths_nothing_is_served_on_that_connection(tmp_path: Path) -> None:
+    """What follows may be a body to this server, and to a proxy before it another client's request."""
+    head = post(0, unbind(WRITE, ONE)[0]).split(b"\r\ncontent-length")[0]
+    with served(tmp_path) as rig, closing(connected(rig.path)) as connection:
+        connection.sendall(head + TWO_LENGTHS + b"0\r\n\r\n" + GET)
+        answers = read_to_end(connection)
+        assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1") == 1
+        assert b"connection: close" in answers.lower()
+        assert rig.calls == []
+
+
 def test_nonsense_is_refused_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     upgrade = GET.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\n\r\n")
     with served(tmp_path) as rig:
         for said, status in (
             (b"nonsense\r\n\r\n", 400),
             (b"GET /v1/status HTTP/1.1\r\n\r\n", 400),
+            (GET.replace(b"\r\n\r\n", TWO_LENGTHS) + b"0\r\n\r\n", 400),
             (upgrade, 200),
         ):
             with closing(connected(rig.path)) as connection, closing(HTTPResponse(connection)) as answer:
@@ -384,6 +401,27 @@ def test_a_stop_waits_for_no_idle_client_and_no_endless_stream(tmp_path: Path) -
         assert next(held) == ("first", {})
         rig.stop()
         assert list(held) == []
+
+
+def test_who_follows_a_job_is_told_that_it_ended_with_the_planner(tmp_path: Path) -> None:
+    began = threading.Event()
+
+    def work(job: Job) -> Done:
+        ended = threading.Event()
+        job.when_cancelled(ended.set)
+        began.set()
+        assert ended.wait(20)
+        job.check()
+        return Done()
+
+    with served(tmp_path, {WORK: lambda request: work}) as rig, rig.client() as client:
+        followed = JobEventsRequest(job=client.start(WORK, ONE).job)
+        assert began.wait(20)
+        with events(rig.path, unbind(JOB_EVENTS, followed)[0]) as held:
+            assert next(held)[0] == "progress"
+            rig.stop()
+            name, told = list(held)[-1]
+        assert (name, told["state"]) == ("end", "cancelled")
 
 
 def test_a_connection_that_is_closed_twice_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
