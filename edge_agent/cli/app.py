@@ -344,9 +344,13 @@ def uninstall() -> None:
 
 
 @app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
+def version(as_json: Json = False) -> None:
+    """Print the version.
+
+    \b
+    stageloom-agent version --json | jq -r .version
+    """
+    typer.echo(json.dumps({"version": __version__}) if as_json else __version__)
 
 
 def _version(wanted: bool) -> None:

@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from msgspec import structs
 
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call, connected
@@ -27,6 +28,7 @@ from stageloom.planner.cli.settings import EPILOG, settings
 from stageloom.planner.schema import service as schema
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.text import counted
 from stageloom.shared.version import __version__
 
@@ -154,6 +156,9 @@ def watch(
     ] = 0,
 ) -> None:
     """Follow devices live. Shows their state, and each model's throughput, latency and queue.
+
+    In a terminal, those that are away, kept out or whose plan has failed come first, and what does not fit
+    is left out.
 
     With --json one look; to follow, read the server-sent events at /v1/watch/events.
 
@@ -289,13 +294,34 @@ def _looks(count: int, interval_s: float) -> Iterator[int]:
 def _live(look: Callable[[], schema.WatchReply], count: int, interval_s: float) -> None:
     from rich.live import Live
 
-    from stageloom.planner.cli.output import rich_table
-
     with Live(auto_refresh=False) as live:
         for _ in _looks(count, interval_s):
-            reply = look()
-            title = books_line(reply.telemetry) + (f"\n{_CUT}" if reply.cut else "")
-            live.update(rich_table(_COLUMNS, _rows(reply), title), refresh=True)
+            live.update(_screen(look(), live.console.height), refresh=True)
+
+
+def _screen(reply: schema.WatchReply, height: int) -> Any:
+    """A table of at most so many lines, titles and all; devices that somebody should look at come first."""
+    from stageloom.planner.cli.output import rich_table
+
+    devices = tuple(sorted(reply.devices, key=lambda info: not _troubled(info)))
+    rows = _rows(structs.replace(reply, devices=devices))
+    titles = [books_line(reply.telemetry), *([_CUT] if reply.cut else [])]
+    room = max(height - len(titles) - _HEAD_LINES, 1)
+    if len(rows) > room:
+        room = max(room - 1, 1)
+        titles.append(f"{len(rows) - room} more lines do not fit: name a device, or use a pipe")
+    return rich_table(_COLUMNS, rows[:room], "\n".join(titles))
+
+
+_HEAD_LINES: Final = 3  # of columns, a line under them, and the prompt's that follows
+
+
+def _troubled(info: DeviceInfo) -> bool:
+    """It is away or kept out, but not revoked; its plan has failed; or not all of it can be read."""
+    if info.revoked:
+        return False
+    failed = info.report.state in (DeviceState.REJECTED, DeviceState.ROLLED_BACK)
+    return not info.online or bool(info.quarantine or info.unshown) or failed
 
 
 _NAME = "stageloom-planner"

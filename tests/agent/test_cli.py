@@ -119,6 +119,11 @@ def test_each_model_of_a_run_has_its_own_name_and_its_own_shapes(
     )
 
 
+def test_version_is_one_json_object_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": __version__}
+
+
 def test_version_is_an_option_too(tmp_path: Path) -> None:
     asked = _command("--version", home=tmp_path)
     assert asked.returncode == 0 and asked.stdout == f"{__version__}\n"
