@@ -133,6 +133,16 @@ def test_pushing_refuses_what_cannot_be(store: Store, tmp_path: Path) -> None:
         store.write(add_plan, "first", small_plan(store, "other"), "sequential")
 
 
+def test_what_is_desired_is_read_behind_what_is_being_committed(store: Store, tmp_path: Path) -> None:
+    enrol(store)
+    add_model(store, tmp_path)
+    store.write(add_plan, "first", small_plan(store), "sequential")
+    link = LinkStore(store)
+    assert link.desired(NANO) is None
+    pushed = store.submit(push, Push(device=NANO, plan="first", decided_by="operator"))
+    assert link.desired(NANO) == pushed.result(0.0)
+
+
 def test_the_history_pages_from_the_newest_on(store: Store, tmp_path: Path) -> None:
     enrol(store)
     enrol(store, DeviceId("other"), 2)
