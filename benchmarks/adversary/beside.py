@@ -19,6 +19,9 @@ from benchmarks.adversary.floods import FLOODS, Target
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import Credentials, Peer
 from benchmarks.adversary.plans import add_plan
+from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.routes import ACCESS_CREATE
+from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.shared.ids import Digest
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.token import Endpoints
@@ -63,9 +66,14 @@ def flooded(ground: Ground, flood: str, seconds: float) -> Noticed:
 
 def asked(ground: Ground, seconds: float) -> Noticed:
     """Let the clients of `benchmarks.adversary.api_clients` at a started planner's API for `seconds`."""
-    token = ground.ok("access", "create", "clients").strip()
-    target = api_clients.ApiTarget(int(ground.api.rpartition(":")[2]), token.partition(".")[0])
-    return _beside(ground, partial(api_clients.attack, target), seconds)
+    port = int(ground.api.rpartition(":")[2])
+    with PlannerClient(data_dir=ground.home) as client:
+        tokens = [
+            client.call(ACCESS_CREATE, AccessCreateRequest(name=f"bad-{number}", role=Role.VIEWER)).token
+            for number in range(api_clients.CLIENTS)
+        ]
+    targets = [api_clients.ApiTarget(port, token.partition(".")[0]) for token in tokens]
+    return _beside(ground, partial(api_clients.attack, targets), seconds)
 
 
 def _beside(ground: Ground, attack: Callable[[float], int], seconds: float) -> Noticed:
