@@ -31,6 +31,7 @@ from tests.link.memory_store import MemoryStore
 from tests.sim import world
 from tests.sim.agent import SPOOL_BYTES
 from tests.sim.faults import Faults
+from tests.sim.library import Nature
 from tests.sim.network import DOWN, UP
 from tests.sim.test_situations import in_a_trial, offline_for_days
 from tests.sim.watch import Broken
@@ -213,7 +214,11 @@ def test_a_trial_that_prefers_the_slower_plan_is_found(monkeypatch: pytest.Monke
         return honest(self, window, dataclasses.replace(figures, completed=completed), now)
 
     monkeypatch.setattr(TrialCore, "window_ended", upside_down)
-    assert "prefers" in first_broken(Faults())
+    with world.world(1, Faults()) as made:
+        _, candidate = in_a_trial(made)
+        made.natures[candidate.digest] = Nature(speed=0.7)
+        with pytest.raises(Broken, match="prefers"):
+            made.converge()
 
 
 # -- produced = stored + dropped + spooled ------------------------------------------------------------------
