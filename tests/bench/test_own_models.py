@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.bench.own_models import StatedLoad, OwnResult, result_text
+from stageloom.edge_agent.bench.own_models import OwnResult, StatedLoad, result_text
 from stageloom.edge_agent.cli.bench import by_model
 from stageloom.shared.errors import InputError
 from stageloom.shared.plan import Plan

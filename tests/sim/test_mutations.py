@@ -38,7 +38,7 @@ from tests.sim.watch import Broken
 
 pytestmark = pytest.mark.promise("simulated-worlds-find-planted")
 
-WORLDS = 80
+WORLDS = 40
 
 
 def first_broken(faults: Faults | None = None) -> str:
