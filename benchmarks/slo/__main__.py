@@ -23,6 +23,7 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
 from benchmarks.slo.one_mix import QUICK, MixEffort, MixMeasurement
+from stageloom.edge_agent.bench.contestant_process import ended_politely
 
 NO_REGISTRY = 3
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def measure(report: Report, options: argparse.Namespace) -> int:
     """Every mix, one after the other; the exit code is 3 where no registry answers."""
+    with ended_politely():
+        return _measure(report, options)
+
+
+def _measure(report: Report, options: argparse.Namespace) -> int:
     names = options.mix or list(MIXES)
     options.cache.mkdir(parents=True, exist_ok=True)
     effort = QUICK if options.quick else MixEffort(options.minutes * 60.0 / len(names))

@@ -91,6 +91,10 @@ class Contest:
         """Those that are here."""
         return list(self._processes)
 
+    def group(self, name: str) -> int:
+        """The process group of a contestant."""
+        return self._processes[name].group
+
     def capacities(
         self,
         found: Mapping[str, CapacityFound],

@@ -11,7 +11,11 @@ import pytest
 
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
 from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting
-from stageloom.edge_agent.bench.contestant_process import ContestantError, ContestantProcess
+from stageloom.edge_agent.bench.contestant_process import (
+    ContestantError,
+    ContestantProcess,
+    ended_politely,
+)
 from stageloom.edge_agent.bench.load import ArrivalWindow
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
@@ -121,6 +125,21 @@ def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
     with pytest.raises(ContestantError, match="has died"):
         process.window(WINDOW)
     process.stop()
+
+
+@pytest.mark.promise("contestants-wait-suspended")
+def test_a_comparison_that_is_told_to_end_leaves_nothing_running(models: list[ModelUnderTest]) -> None:
+    load = ContestLoad(weights=(1.0, 1.0), deadlines_s=(1.0, 1.0))
+    groups = []
+    with pytest.raises(SystemExit), ended_politely():
+        with Contest(models, load, lambda line: None) as contest:
+            contest.enter([ONNXRUNTIME[3], AgentSetting("stageloom", onnx_plan(models))])
+            assert contest.absent == {}
+            groups = [contest.group(name) for name in contest.names]
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+    assert len(groups) == 2
+    assert all(states_of_group(group) <= {"Z"} for group in groups)
 
 
 def test_a_contest_gives_all_the_same_arrivals(models: list[ModelUnderTest]) -> None:
