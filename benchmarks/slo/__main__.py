@@ -2,6 +2,8 @@
 
     python -m benchmarks.slo [--json] [--quick] [--mix NAME]... [--minutes M]
 
+Without `--mix` all four are measured, with `--quick` the first.
+
 The capacity of a contestant is the largest Poisson rate on a grid of 5 % at which 95 % of *each* model's
 tasks meet their deadline: five times its service time on one thread of its best runtime, at least 20 ms.
 Contestants take turns in windows of two seconds on the same seeded arrivals. `over_naive.MIX` compares with a
@@ -27,7 +29,11 @@ from stageloom.edge_agent.bench.contestant_process import ended_politely
 
 NO_REGISTRY = 3
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--mix": {"action": "append", "choices": list(MIXES), "help": "only this one; repeat for more"},
+    "--mix": {
+        "action": "append",
+        "choices": list(MIXES),
+        "help": "only this one; repeat for more",
+    },
     "--minutes": {"type": float, "default": 60.0, "metavar": "M", "help": "for all mixes; default 60"},
     "--cache": {"type": Path, "default": CACHE, "metavar": "DIR", "help": "downloads; default %(default)s"},
 }
@@ -40,7 +46,7 @@ def measure(report: Report, options: argparse.Namespace) -> int:
 
 
 def _measure(report: Report, options: argparse.Namespace) -> int:
-    names = options.mix or list(MIXES)
+    names = options.mix or list(MIXES)[: 1 if options.quick else None]
     options.cache.mkdir(parents=True, exist_ok=True)
     effort = QUICK if options.quick else MixEffort(options.minutes * 60.0 / len(names))
     figures: dict[str, float] = {}
