@@ -1,7 +1,6 @@
 """`stageloom-agent bench`: a user's own models, and what serves them best on this machine."""
 
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -45,6 +44,7 @@ def bench(
     stageloom-agent bench detector.onnx classifier.onnx
     stageloom-agent bench det=yolo.onnx:images=1x3x640x640 cls.onnx --rate det=15 --rate cls=60 --deadline 50
     """
+    from stageloom.edge_agent.bench.contestant_process import ended_politely
     from stageloom.edge_agent.bench.own_models import StatedLoad, result_text
     from stageloom.edge_agent.bench.own_models import bench as compare
 
@@ -55,13 +55,9 @@ def bench(
         deadlines_ms=by_model("--deadline", deadline or (), names),
         seconds=seconds,
     )
-    signal.signal(signal.SIGTERM, _interrupt)  # what is compared lives in processes that have to be ended
-    result = compare(arguments, load, lambda line: typer.echo(line, err=True))
+    with ended_politely():
+        result = compare(arguments, load, lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(result.document(), indent=2) if as_json else result_text(result))
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def by_model(option: str, given: Sequence[str], names: Sequence[str]) -> Mapping[str, float]:
