@@ -35,10 +35,11 @@ def bench(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Find the load that your models carry within their deadlines on this machine, served in several ways.
+    """Find what serves your own models best on this machine.
 
     A default session per model, tuned settings of onnxruntime and OpenVINO, and the agent with its own plan
-    take turns on the same random arrivals. It ends with a sentence that says what to use.
+    take turns on the same random arrivals, and each one's load within the deadlines is found. It ends with a
+    sentence that says what to use.
 
     \b
     stageloom-agent bench detector.onnx classifier.onnx

@@ -58,7 +58,8 @@ class RequestLimits:
 
     body_bytes: int = 1 << 20
     upload_bytes: int = 8 << 30
-    free_bytes: int = 512 << 20  # that an upload leaves on the disk, which holds the database, too
+    free_bytes: int = 512 << 20  # that an upload leaves on the disk, which holds the database, too,
+    free_share: float = 0.05  # or of a small disk this share
     body_s: float = 20.0
     send_s: float = 60.0
     at_once: int = 4  # requests of one token that are worked on; the others of it wait
@@ -411,9 +412,11 @@ async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> 
                 size += len(chunk)
                 if size > limits.upload_bytes:
                     raise _too_large(limits.upload_bytes)
-                if shutil.disk_usage(path.parent).free - len(chunk) < limits.free_bytes:
+                disk = shutil.disk_usage(path.parent)
+                left = min(limits.free_bytes, int(limits.free_share * disk.total))
+                if disk.free - len(chunk) < left:
                     raise StorageError(
-                        f"an upload leaves {limits.free_bytes >> 20} MiB of the disk free, and there is less",
+                        f"the disk is full: an upload would leave less than {left >> 20} MiB of it free",
                         remedy="free some space where the planner keeps its data",
                     )
                 file.write(chunk)

@@ -70,6 +70,7 @@ def test_every_mix_names_models_that_there_are() -> None:
         assert all(one.package or one.name in ZOO for one in mix)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> None:
     models = [

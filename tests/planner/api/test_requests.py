@@ -170,9 +170,9 @@ def test_an_upload_is_a_file_while_it_is_handled(tmp_path: Path) -> None:
 
 def test_an_upload_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with served(tmp_path, requests=RequestLimits(free_bytes=2 * free)) as rig:
+    with served(tmp_path, requests=RequestLimits(free_bytes=2 * free, free_share=1.0)) as rig:
         answer = asked(rig.path, "PUT", unbind(UPLOAD, ONE)[0], b"body")
-        refused(answer, 507, "MiB of the disk free, and there is less")
+        refused(answer, 507, "the disk is full: an upload would leave less than")
         assert rig.calls == []
     assert list(tmp_path.glob(".upload-*")) == []
 
