@@ -23,7 +23,6 @@ from stageloom.shared.search.compose import ModelChoice, Rules, compose
 CLEARLY: Final = 0.97
 """An executor takes the place of another if it takes at most this part of its time: less may be noise."""
 
-
 URGENCY: Final = 5.0
 """A task is taken to be wanted within this multiple of its own time,"""
 LEAST_PATIENCE_S: Final = 0.020
@@ -32,8 +31,9 @@ HELD_UP: Final = 0.1
 """How often urgent tasks may be held up too long while long steps are in every lane."""
 BLOCK_SHARE: Final = 0.5
 """Of the shortest patience of any model, what a block may take."""
-_NEVER_OVERDUE: Final = 1 << 20
-"""A block that is passed over often is not served before a task that is due sooner."""
+_OVERDUE_AFTER: Final = 1 << 10
+"""Choices in which a block may be passed over: those of a cut model often are, for tasks that are due sooner;
+tasks without a deadline must come to run all the same."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def auto_plan(
         scheduler="sequential",
         lanes=lanes,
         executor=ExecutorOptions(name=names[0]),
-        rules=Rules(step_choice=StepChoice.DEADLINE, max_skips=_NEVER_OVERDUE),
+        rules=Rules(step_choice=StepChoice.DEADLINE, max_skips=_OVERDUE_AFTER),
     )
     return replace(
         plan,
