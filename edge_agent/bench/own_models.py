@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_interval
+import numpy as np
+
+from stageloom.edge_agent.bench.capacity import CapacitySearch, bootstrap_capacities
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
@@ -40,7 +42,7 @@ _HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what 
 Progress = Callable[[str], None]
 
 Ratio = tuple[float, float, float]
-"""A ratio and the ends of its 95 % interval."""
+"""The middle of a ratio's bootstrap, and the ends of its 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,8 +266,9 @@ class _Bench:
 def _ratio(over: CapacityFound, under: CapacityFound) -> Ratio | None:
     if not over.per_s or not under.per_s:
         return None
-    low, high = ratio_interval(over.samples, under.samples)
-    return over.per_s / under.per_s, low, high
+    ratios = bootstrap_capacities(over.samples, 0) / bootstrap_capacities(under.samples, 1)
+    low, middle, high = np.percentile(ratios, [2.5, 50.0, 97.5])
+    return float(middle), float(low), float(high)
 
 
 def result_text(result: OwnResult) -> str:
