@@ -1,9 +1,8 @@
 """The plan of a device on which nothing was searched yet: good without a choice, known without a search.
 
 Every model runs whole if it can, in sessions of one thread, on whichever executor is known to run it fastest.
-There is a lane per core and each lane keeps to its core: threads that stay where their weights are cached,
-and that never wait for each other inside an operator, do more work than pools that share the cores. The task
-whose deadline comes first goes first, whatever its model.
+There is a lane per core and each lane keeps to its core: its thread stays where its weights are cached and
+waits for no other inside an operator. The task whose deadline comes first goes first, whatever its model.
 
 A step is never interrupted. Where the steps of a long model would hold up another model's tasks beyond what
 these can wait, the long model is cut into blocks: a task that is due sooner goes between them.
