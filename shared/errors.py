@@ -136,7 +136,7 @@ class TaskRefused(RefusedError):
 
 
 class TaskExpired(RefusedError):
-    """The task's deadline passed before its result."""
+    """The task's deadline passed before its result, or was too close for one."""
 
 
 class TaskCancelled(RefusedError):

@@ -243,13 +243,10 @@ class Chooser:
         return min(fits, key=_urgency)
 
     @staticmethod
-    def earliest_deadline_s(plan: PlanState, idle: int) -> float | None:
-        """The earliest deadline of what could begin in one of these idle lanes, None without such.
-
-        The plan must rank by deadline.
-        """
+    def first(plan: PlanState, idle: int) -> Rank | None:
+        """The first rank of what could begin in one of these idle lanes, None without such."""
         firsts = (stands[NO_LANE].first() for lanes, stands in plan.rivals.items() if lanes & idle)
-        return min((rank[1] for rank in firsts if rank is not None), default=None)
+        return min((rank for rank in firsts if rank is not None), default=None)
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance, ProgramStatus
 from stageloom.shared.engine.registry import TaskRegistry
 from stageloom.shared.engine.scheduler import StepScheduler
-from stageloom.shared.engine.slots import ModelState, PlanState, Track
+from stageloom.shared.engine.slots import CombinedState, ModelState, PlanState, Track
 from stageloom.shared.engine.stats import (
     EngineStats,
     QueueSnapshot,
@@ -35,6 +35,7 @@ from stageloom.shared.engine.steps import (
 from stageloom.shared.ids import StepId, TaskId
 
 _NEVER = float("inf")
+_TOO_LATE = "its deadline was too close for what was left to do"
 
 
 class EngineCore:
@@ -198,7 +199,7 @@ class EngineCore:
         Raises:
             ValueError: the step is not in flight.
         """
-        record = self._scheduler.retire(step_id)
+        record = self._scheduler.retire(step_id, now)
         out = self._begin(now)
         if record.last or error is not None:
             for instance, slot in record.members:
@@ -417,7 +418,8 @@ class EngineCore:
     def _launch_by_deadline(self, active: PlanState, now: float) -> None:
         """While a lane has room, launch the task of the earliest deadline, if none launched goes before it.
 
-        So queued and launched tasks compete alike: nothing is launched before it could begin.
+        So queued and launched tasks compete alike: nothing is launched before it could begin. What can no
+        longer end in time when its turn comes is given up, for those that can.
         """
         active.vacated = False
         self._launch_s = _NEVER
@@ -431,13 +433,44 @@ class EngineCore:
                     self._launch_s = min(self._launch_s, due_s)
                     continue
                 task = launcher.queue.first()
+                if self._gives_up(launcher, task, now):
+                    break
                 if first is None or (task.deadline_s, task.seq) < earliest:
                     first, earliest = launcher, (task.deadline_s, task.seq)
-            launched_s = self._scheduler.chooser.earliest_deadline_s(active, lanes)
-            if first is None or (launched_s is not None and launched_s <= earliest[0]):
-                return
-            self._launch_one(first, now, lanes)
-            self._scheduler.refresh(now)
+            else:
+                launched = self._scheduler.chooser.first(active, lanes)
+                if launched is not None and launched[1] != _NEVER and self._buries(launched[4], now):
+                    continue
+                if first is None or (launched is not None and launched[1] <= earliest[0]):
+                    return
+                self._launch_one(first, now, lanes)
+                self._scheduler.refresh(now)
+
+    def _gives_up(self, launcher: Launcher, task: Task, now: float) -> bool:
+        """End a task that waits and can no longer complete in time."""
+        target = launcher.target
+        if target is None or task.deadline_s - now > target.pace.rest_s[0]:
+            return False
+        if task.deadline_s - task.arrived_s <= target.pace.rest_s[0]:
+            target.pace.doubt()
+        self._registry.finish(task, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
+        return True
+
+    def _buries(self, combined: CombinedState, now: float) -> bool:
+        """End the tasks that this combined block would run and that can no longer complete in time."""
+        mask = combined.moves & combined.ready
+        late = [
+            row
+            for slot in combined.order
+            if mask & slot.bit and slot.instance is not None
+            for row in slot.instance.rows
+            if not row.ended and row.deadline_s - now <= slot.track.model.pace.rest_s[slot.block]
+        ]
+        for row in late:
+            if not row.ended:  # a shared one is in several members
+                self._registry.finish(row, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
+        self._scheduler.refresh(now)
+        return bool(late)
 
     def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         target = launcher.target

@@ -119,6 +119,7 @@ class StepRecord(Struct):
     members: "list[tuple[Instance, Slot]]"  # with the slot of the block that it runs
     last: bool  # some member runs its model's last block
     holds: "tuple[PlanState, ...]"  # plans that must outlive this step
+    issued_s: float
     waiters: "dict[CombinedState, None]" = {}  # combined blocks with a member that must come after it
 
     def carries(self, instance: Instance) -> bool:

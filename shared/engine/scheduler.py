@@ -35,6 +35,7 @@ class StepScheduler:
         "capacity",
         "chooser",
         "fallback_steps",
+        "free_s",
         "in_flight",
         "lanes",
         "max_load",
@@ -51,6 +52,7 @@ class StepScheduler:
         self.chooser = Chooser()
         self.fallback_steps = 0
         self.in_flight: InFlight = {}
+        self.free_s: list[float] = [-_NEVER]  # per lane, when its last step ended
         self.lanes: list[int] = [0]  # steps in flight per lane
         self.max_load = 1  # the deepest run-ahead of any plan so far
         self.capacity = 1  # steps in flight in all lanes, at most
@@ -60,6 +62,7 @@ class StepScheduler:
 
     def add(self, plan: PlanState) -> None:
         """Make room for the steps of one more plan."""
+        self.free_s.extend([-_NEVER] * (plan.lanes - len(self.lanes)))
         self.lanes.extend([0] * (plan.lanes - len(self.lanes)))
         self.max_load = max(self.max_load, plan.run_ahead)
         self.capacity = len(self.lanes) * self.max_load
@@ -200,7 +203,7 @@ class StepScheduler:
                 if slot.last:
                     last = True
             slot.advance(instance, touched)
-        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone)
+        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone, now)
         plan.steps += 1
         combined.lane = lane
         combined.in_flight += 1
@@ -230,8 +233,8 @@ class StepScheduler:
 
     # Leaving
 
-    def retire(self, step_id: StepId) -> StepRecord:
-        """A step ended: nothing waits for it any more.
+    def retire(self, step_id: StepId, now: float) -> StepRecord:
+        """A step ended: nothing waits for it any more. What it took is noted where tasks go by deadlines.
 
         Raises:
             ValueError: the step is not in flight.
@@ -245,7 +248,11 @@ class StepScheduler:
             combined.lane = NO_LANE
             if combined.moves:
                 self.touched[combined] = None  # it could run in any lane now
-        self.lanes[record.lane] -= 1
+        lane = record.lane
+        self.lanes[lane] -= 1
+        seconds = now - max(record.issued_s, self.free_s[lane])
+        self.free_s[lane] = now
+        by_deadline = combined.plan.by_deadline
         for waiter in sorted(record.waiters, key=_index):  # in an order that does not hang on who asked first
             self.touched[waiter] = None
         for plan in record.holds:
@@ -253,6 +260,8 @@ class StepScheduler:
         for instance, slot in record.members:
             if instance.passed <= slot.block and instance.track is slot.track:
                 instance.passed = slot.block + 1
+            if by_deadline:
+                slot.track.model.pace.note(slot.block, seconds)
         return record
 
     def drop_row(self, instance: Instance, task: Task) -> None:

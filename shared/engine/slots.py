@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.pace import Pace
 from stageloom.shared.engine.records import MAX_REMEMBERED, Instance, ProgramState, ProgramTable, StepRecord
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import StepId
@@ -260,13 +261,14 @@ class Track:
 class ModelState:
     """One model of a loaded plan."""
 
-    __slots__ = ("_at_once", "_in_order", "apart", "bound", "free_tracks", "index", "name", "tracks")
+    __slots__ = ("_at_once", "_in_order", "apart", "bound", "free_tracks", "index", "name", "pace", "tracks")
 
     def __init__(self, plan: "PlanState", index: int, bound: BoundModel) -> None:
         self.name = bound.plan.name
         self.index = index
         self.bound = bound
         self.tracks = [Track(plan, self, replica) for replica in range(bound.plan.replicas)]
+        self.pace = Pace(len(bound.blocks))
         self.free_tracks = (1 << bound.plan.replicas) - 1  # replicas whose slot 0 is free
         first_lanes = {
             plan.bound.lanes_of(plan.bound.home[Member(index, replica, 0)][0])

@@ -18,7 +18,8 @@ from stageloom.shared.engine.steps import (
     Step,
     Task,
 )
-from stageloom.shared.ids import TaskId
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import StepChoice
 from tests.engine.hazards import Hazards
 from tests.engine.memory import Device, Wrong
 
@@ -38,6 +39,7 @@ class Tally:
     fallbacks: int = 0
     waits: int = 0  # entries of `after`
     shared: int = 0
+    given_up: int = 0  # as too late, before their deadline
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
 
 
@@ -72,6 +74,8 @@ class PlayedEngine:
         self._hazards = Hazards()
         self._progress: dict[InstanceId, int] = {}  # the model's operators that it has passed
         self._preparing: set[ProgramKey] = set()
+        self._issued_s: dict[StepId, float] = {}
+        self._longest_s: dict[str, float] = {}  # by model, from a step's issue to its end
 
     # What the device and the applications do
 
@@ -105,6 +109,10 @@ class PlayedEngine:
         failed = self.fails(step)
         self.device.end(step.id, failed=failed)
         self._hazards.ended(step.id)
+        taken_s = self.now - self._issued_s.pop(step.id)
+        for member in step.members:
+            name = self.device.plans[step.program.plan].models[member.member.model].plan.name
+            self._longest_s[name] = max(self._longest_s.get(name, 0.0), taken_s)
         return self.core.step_done(step.id, self.now, "made to fail" if failed else None)
 
     # Actions
@@ -144,6 +152,7 @@ class PlayedEngine:
         self.tally.staged += sum(member.staged for member in step.members)
         self.tally.fallbacks += step.fallback
         self.tally.waits += len(step.after)
+        self._issued_s[step.id] = self.now
         assert step.lane < bound.plan.lanes
         mask = 0
         for member in step.members:
@@ -185,6 +194,15 @@ class PlayedEngine:
                     raise Wrong(f"task {task.id} was completed without outputs of {model}")
         if task.deadline_s is not None:
             if finish.outcome is Outcome.EXPIRED:
-                assert self.now == task.deadline_s, "not expired exactly at the deadline"
+                self.tally.given_up += self.now < task.deadline_s
+                assert task.deadline_s - self.now <= self._rest_s(task), "not expired exactly at the deadline"
             else:
                 assert self.now < task.deadline_s
+
+    def _rest_s(self, task: Task) -> float:
+        """What the task may be thought to need before it ends, at the most."""
+        active = self.core.snapshot(self.now).active
+        if active is None or self.device.plans[active].plan.step_choice is not StepChoice.DEADLINE:
+            return 0.0
+        blocks = {model.plan.name: len(model.blocks) for model in self.device.plans[active].models}
+        return max(blocks.get(name, 0) * self._longest_s.get(name, 0.0) for name in task.models)

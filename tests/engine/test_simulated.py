@@ -48,9 +48,9 @@ def test_scenarios_exercise_every_mechanism() -> None:
     for seed in range(40):
         tally = Scenario(seed).run()
         seen.update({outcome.value: count for outcome, count in tally.outcomes.items()})
-        for name in ("moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared"):
+        for name in ("moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared", "given_up"):
             seen[name] += getattr(tally, name)
-    wanted = {"moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared"}
+    wanted = {"moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared", "given_up"}
     assert {name for name, count in seen.items() if count} == wanted | {o.value for o in Outcome}
 
 

@@ -28,6 +28,7 @@ from stageloom.planner.twin.compiled.slots import (
     forget,
     lanes_of,
     leave,
+    note_pace,
     occupy,
     room,
     steps_before,
@@ -206,6 +207,7 @@ def issue(w: World, index: int, lane: int, now: float) -> None:
     step = w.steps[at]
     step.used, step.id, step.combined, step.lane = 1, clock.next_step, index, lane
     step.holds, step.after, step.num_riders = 1 << home.plan, 0, 0
+    step.issued_s = now
     step.time = step.tally = home.first_time
     clock.next_step += 1
     moves = home.moves
@@ -283,7 +285,7 @@ def note(w: World, at: int, active: int, now: float) -> None:
 
 
 @jit
-def retire(w: World, at: int) -> None:
+def retire(w: World, at: int, now: float) -> None:
     """Release a step that ended: nothing waits for it any more. Its riders stay readable."""
     step = w.steps[at]
     home = w.combined[step.combined]
@@ -292,7 +294,10 @@ def retire(w: World, at: int) -> None:
         home.lane = NOBODY
         if home.moves:  # it could run in any lane now
             touch(w, step.combined)
-    w.lanes[step.lane].load -= 1
+    lane = w.lanes[step.lane]
+    lane.load -= 1
+    seconds = now - max(step.issued_s, lane.free_s)
+    lane.free_s = now
     others = ~(1 << at)
     for p in range(w.clock[0].num_plans):
         plan = w.plans[p]
@@ -313,6 +318,8 @@ def retire(w: World, at: int) -> None:
         instance.steps -= 1
         if instance.track == rider.track and instance.passed <= rider.block:
             instance.passed = rider.block + 1
+        if w.plans[home.plan].by_deadline:
+            note_pace(w, w.targets[w.tracks[rider.track].target], rider.block, seconds)
     step.used = 0
 
 

@@ -236,7 +236,7 @@ def step_done(w: World, at: int, now: float) -> None:
     tally.max_s = max(tally.max_s, taken_s)
     for i in range(step.num_riders):
         w.models[w.tracks[w.riders[at, i].track].model].busy_s += taken_s / step.num_riders
-    retire(w, at)
+    retire(w, at, now)
     begin_event(w, now)
     key = w.plans[w.combined[step.combined].plan].key
     for i in range(step.num_riders):

@@ -67,8 +67,9 @@ TARGET: Final = _record(
 )
 TRACK: Final = _record(i8="plan model target replica first_slot blocks newest newest_id")
 SLOT: Final = _record(
+    f8="least_s",  # of a model's first replica; see `stageloom.shared.engine.pace`
     i8="""track block start home bit stride holder held writers readers
-        first_freed num_freed first_read num_read first_held num_held"""
+        first_freed num_freed first_read num_read first_held num_held""",
 )
 COMBINED: Final = _record(
     f8="since_s urgent_s rank passes stride",
@@ -90,11 +91,11 @@ INSTANCE: Final = _record(
     i8="id used on_board track model block passed over started live begin count bucket level steps",
 )
 STEP: Final = _record(
-    f8="left_s began_s share",
+    f8="issued_s left_s began_s share",
     i8="id used combined lane holds after num_riders time tally fallback following",
 )
 RIDER: Final = _record(i8="instance track block")
-LANE: Final = _record(i8="load running pending last")
+LANE: Final = _record(f8="free_s", i8="load running pending last")
 TIME: Final = _record(
     f8="alone_s share apart_s apart_share", i8="status"
 )  # NaN: not known yet; ProgramStatus

@@ -15,7 +15,15 @@ from stageloom.planner.twin.compiled.layout import (
     Records,
     World,
 )
-from stageloom.planner.twin.compiled.slots import enter, next_track, occupy, open_lanes, touch
+from stageloom.planner.twin.compiled.slots import (
+    doubt_pace,
+    enter,
+    next_track,
+    occupy,
+    open_lanes,
+    rest_s,
+    touch,
+)
 
 
 @jit
@@ -117,25 +125,84 @@ def launch_by_deadline(w: World, now: float) -> None:
         if not lanes:
             return
         idle = lane_idle(w)
-        first, earliest_s, earliest_task = NOBODY, NEVER, 0
+        first, earliest_s, earliest_task, gave_up = NOBODY, NEVER, 0, False
         for model in range(w.clock[0].num_models):
             if ready_s(w, model, idle, lanes) > now:
                 continue
+            if gives_up(w, model, now):
+                gave_up = True
+                break
             launcher = w.models[model]
             row = w.queues[model, launcher.head]
             deadline_s = row.arrived_s + launcher.deadline_s
             sooner = deadline_s < earliest_s or (deadline_s == earliest_s and row.task < earliest_task)
             if first == NOBODY or sooner:
                 first, earliest_s, earliest_task = model, deadline_s, row.task
-        if first == NOBODY:
+        if gave_up:
+            continue
+        launched = first_launched(w, plan, lanes)
+        if launched != NOBODY and buries(w, w.combined[launched], now):
+            continue
+        if first == NOBODY or (launched != NOBODY and w.combined[launched].rank <= earliest_s):
             return
-        for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
-            home = w.combined[c]
-            stands = home.lanes == 1 or home.stand == NOBODY
-            if home.runnable and stands and home.own & lanes and home.rank <= earliest_s:
-                return
         launch_one(w, first, now, lanes)
         refresh(w, now)
+
+
+@jit
+def first_launched(w: World, plan: Records, lanes: int) -> int:
+    """The combined block of the earliest deadline that could begin in an idle lane, or `NOBODY`."""
+    best = NOBODY
+    for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
+        home = w.combined[c]
+        stands = home.lanes == 1 or home.stand == NOBODY
+        if not (home.runnable and stands and home.own & lanes):
+            continue
+        found = w.combined[best]
+        if best == NOBODY or home.rank < found.rank or (home.rank == found.rank and home.tie < found.tie):
+            best = c
+    return best
+
+
+@jit
+def gives_up(w: World, model: int, now: float) -> bool:
+    """End the oldest task of a queue if it can no longer complete in time."""
+    launcher = w.models[model]
+    target = w.targets[launcher.target]
+    row = w.queues[model, launcher.head]
+    deadline_s = row.arrived_s + launcher.deadline_s
+    least_s = rest_s(w, target, 0)
+    if deadline_s - now > least_s:
+        return False
+    if deadline_s - row.arrived_s <= least_s:
+        doubt_pace(w, target)
+    log_end(w, model, row, EXPIRED, NOBODY, now)
+    drop_first(w, model)
+    return True
+
+
+@jit
+def buries(w: World, home: Records, now: float) -> bool:
+    """End the tasks that a combined block would run and that can no longer complete in time."""
+    mask = home.moves & home.ready
+    late = False
+    for i in range(home.first_member, home.first_member + home.num_members):
+        member = w.members[i]
+        if not mask & member.bit:
+            continue
+        slot = w.slots[member.slot]
+        index = slot.held
+        instance = w.instances[index]
+        least_s = rest_s(w, w.targets[w.tracks[slot.track].target], slot.block)
+        deadline_s = w.models[instance.model].deadline_s
+        while instance.used and not instance.over and instance.live:
+            oldest = w.rows[index, instance.begin + instance.count - instance.live]
+            if oldest.arrived_s + deadline_s - now > least_s:
+                break
+            drop_row(w, index, now)
+            late = True
+    refresh(w, now)
+    return late
 
 
 @jit

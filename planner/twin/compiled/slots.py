@@ -16,6 +16,7 @@ from stageloom.planner.twin.compiled.layout import (
     Records,
     World,
 )
+from stageloom.shared.engine.pace import DOUBT, UPWARDS
 
 
 @jit
@@ -273,6 +274,34 @@ def earliest_deadline_s(w: World, home: Records) -> float:
         if mask & member.bit:
             earliest_s = min(earliest_s, w.instances[w.slots[member.slot].held].deadline_s)
     return earliest_s
+
+
+@jit
+def note_pace(w: World, target: Records, block: int, seconds: float) -> None:
+    """A step that ran the block took so long; see `stageloom.shared.engine.pace`."""
+    slot = w.slots[w.tracks[target.first_track].first_slot + block]
+    known_s = slot.least_s
+    if 0.0 < known_s and known_s < seconds:
+        seconds = known_s + UPWARDS * (seconds - known_s)
+    slot.least_s = seconds
+
+
+@jit
+def doubt_pace(w: World, target: Records) -> None:
+    """A task was given up that had too little time from the start."""
+    track = w.tracks[target.first_track]
+    for s in range(track.first_slot, track.first_slot + track.blocks):
+        w.slots[s].least_s *= DOUBT
+
+
+@jit
+def rest_s(w: World, target: Records, block: int) -> float:
+    """What a model's blocks take from one of them on, at the least."""
+    track = w.tracks[target.first_track]
+    rest = 0.0
+    for s in range(track.first_slot + track.blocks - 1, track.first_slot + block - 1, -1):
+        rest = w.slots[s].least_s + rest
+    return rest
 
 
 @jit

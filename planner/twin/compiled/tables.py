@@ -319,6 +319,7 @@ class WorldMemory:
         self._scale = scale
         self.block: Records = layout.records(layout.memory_type(scale), 1)
         self.world: World = layout.views(self.block)
+        self.world.lanes.free_s = -NEVER
         self.world.lanes.running = self.world.lanes.pending = NOBODY
 
     def copy(self) -> "WorldMemory":

@@ -239,8 +239,28 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
     "launches do not compete by deadline": (
         10,
         "ledger",
-        "home.rank <= earliest_s",
-        "home.rank > earliest_s",
+        "w.combined[launched].rank <= earliest_s",
+        "w.combined[launched].rank > earliest_s",
+    ),
+    "no queued task is given up": (19, "ledger", "if deadline_s - now > least_s:", "if least_s >= 0.0:"),
+    "no launched task is given up": (
+        134,
+        "ledger",
+        "oldest.arrived_s + deadline_s - now > least_s",
+        "least_s >= 0.0",
+    ),
+    "the pace follows long steps at once": (
+        9,
+        "slots",
+        "known_s and known_s < seconds:",
+        "known_s and False:",
+    ),
+    "no doubt of a pace": (151, "slots", "w.slots[s].least_s *= DOUBT", "w.slots[s].least_s *= 1.0"),
+    "a step is thought to begin when it is issued": (
+        9,
+        "board",
+        "now - max(step.issued_s, lane.free_s)",
+        "now - step.issued_s",
     ),
     "arrivals before endings": (
         13,
