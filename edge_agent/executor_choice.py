@@ -1,4 +1,5 @@
-"""Which executor runs a model fastest on this device: measured once, at first sight, and remembered.
+"""Which executor runs a model fastest on this device, and with how many threads: measured once, at first
+sight, and remembered.
 
 An agent that makes its plan itself serves at once, on what it knows. What it does not know it has the engine
 process measure while nothing is to be served, one model on one executor after another. When all is known and
@@ -7,8 +8,8 @@ another plan is better, that plan takes over under the guard.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
 from typing import Final
@@ -23,10 +24,11 @@ from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.auto import KnownModel, auto_plan, fastest
+from stageloom.shared.search.auto import Times, auto_plan, widths
 from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.text import counted
 
-FIRST_CHOICE: Final = "onnx"
+FIRST_CHOICE: Final = ExecutorOptions(name="onnx")
 """Runs whatever was imported; others must show that they are faster."""
 
 _PACKAGES: Final = {"onnx": "onnxruntime", "openvino": "openvino"}
@@ -36,20 +38,35 @@ _ROUNDS: Final = (
 )
 _MOST: Final = 1024  # times that are remembered
 
-TimesByExecutor = dict[str, float]
-"""Seconds of one run of a whole model on one thread; infinity where it cannot run there."""
-
 
 def installed() -> tuple[str, ...]:
     """Executors on the processor that this environment has."""
     return tuple(name for name, package in _PACKAGES.items() if find_spec(package) is not None)
 
 
+def ways(executors: Sequence[str], cores: int) -> list[ExecutorOptions]:
+    """How a model may be run, to be measured: on each executor, with the threads that a lane may have."""
+    return [
+        ExecutorOptions(name=name, intra_op_threads=threads)
+        for name in executors
+        for threads in widths(cores)
+    ]
+
+
+class _Time(Struct, frozen=True, array_like=True):
+    """Seconds of one run of a whole model; infinity where it cannot run there."""
+
+    executor: str
+    threads: int
+    precision: str
+    seconds: float
+
+
 class _Remembered(Struct, frozen=True):
     """What was measured in one environment, by artifact; the newest last."""
 
     environment: str
-    times_s: dict[str, TimesByExecutor]
+    times: dict[str, list[_Time]]
 
 
 class ExecutorTimes:
@@ -58,7 +75,7 @@ class ExecutorTimes:
     def __init__(self, file: StateFile, environment: str) -> None:
         self._file = file
         self._environment = environment
-        self._times_s: dict[str, TimesByExecutor] = {}
+        self._times_s: dict[str, dict[ExecutorOptions, float]] = {}
         body = file.load().body
         if body is not None:
             try:
@@ -66,13 +83,13 @@ class ExecutorTimes:
             except msgspec.MsgspecError:
                 return  # of another version: measured again
             if found.environment == environment:
-                self._times_s = found.times_s
+                self._times_s = {artifact: dict(map(_read, rows)) for artifact, rows in found.times.items()}
 
-    def of(self, artifact: Digest) -> Mapping[str, float]:
-        """What is known of a model, by executor."""
+    def of(self, artifact: Digest) -> Times:
+        """What is known of a model: seconds of one run of the whole one, infinity where it cannot run."""
         return self._times_s.get(artifact, {})
 
-    def note(self, artifact: Digest, executor: str, seconds: float) -> None:
+    def note(self, artifact: Digest, executor: ExecutorOptions, seconds: float) -> None:
         """Remember what a model takes, in memory."""
         known = self._times_s.pop(artifact, {})
         self._times_s[artifact] = {**known, executor: seconds}
@@ -83,7 +100,18 @@ class ExecutorTimes:
         """Raises:
         StorageError: it cannot be written; the next start measures again.
         """
-        self._file.save(msgspec.msgpack.encode(_Remembered(self._environment, self._times_s)))
+        times = {artifact: list(map(_row, known.items())) for artifact, known in self._times_s.items()}
+        self._file.save(msgspec.msgpack.encode(_Remembered(self._environment, times)))
+
+
+def _row(known: tuple[ExecutorOptions, float]) -> _Time:
+    options, seconds = known
+    return _Time(options.name, options.intra_op_threads, options.precision, seconds)
+
+
+def _read(row: _Time) -> tuple[ExecutorOptions, float]:
+    options = ExecutorOptions(name=row.executor, intra_op_threads=row.threads, precision=row.precision)
+    return options, row.seconds
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,7 @@ class OwnModels:
 
     choices: tuple[ModelChoice, ...]
     needs: tuple[ArtifactNeed, ...]  # of the same models
+    cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
 
     def runnable(self, plan: Plan, counter: int = 0) -> RunnablePlan:
         """A plan of these models, ready to run."""
@@ -99,13 +128,8 @@ class OwnModels:
 
     def best(self, times: ExecutorTimes) -> Plan:
         """The plan for what is known."""
-        known = {}
-        for one in self.choices:
-            times_s = times.of(one.artifact)
-            name = fastest(times_s, FIRST_CHOICE)
-            if times_s.get(name, math.inf) < math.inf:
-                known[one.artifact] = KnownModel(name, times_s[name])
-        return auto_plan(self.choices, known, FIRST_CHOICE, sorted(os.sched_getaffinity(0)))
+        known = {one.artifact: times.of(one.artifact) for one in self.choices}
+        return auto_plan(self.choices, known, FIRST_CHOICE, self.cores)
 
 
 class ExecutorChoice:
@@ -116,14 +140,14 @@ class ExecutorChoice:
         models: OwnModels,
         times: ExecutorTimes,
         running: Plan,
-        executors: Sequence[str],
+        wanted: Sequence[ExecutorOptions],
     ) -> None:
-        """`running`: the plan that the agent begins with."""
+        """`running`: the plan that the agent begins with; `wanted`: the ways to run a model."""
         self._models = models
         self._times = times
         self._running = running
-        self._executors = executors
-        self._open: dict[int, tuple[ModelChoice, str]] = {}
+        self._wanted = wanted
+        self._open: dict[int, tuple[ModelChoice, ExecutorOptions]] = {}
         self.problems: list[str] = []  # that were met since they were last looked at
 
     @property
@@ -132,20 +156,20 @@ class ExecutorChoice:
         return len(self._open)
 
     def requests(self) -> list[StageProfileRequest]:
-        """What is to be measured; nothing with one executor, or once all is known."""
-        if len(self._executors) < 2:
+        """What is to be measured; nothing where there is no choice, or once all is known."""
+        if len(self._wanted) < 2:
             return []
         wanted = [
-            (choice, need, name)
+            (choice, need, options)
             for _ in range(_ROUNDS)
             for choice, need in zip(self._models.choices, self._models.needs, strict=True)
-            for name in self._executors
-            if name not in self._times.of(choice.artifact)
+            for options in self._wanted
+            if options not in self._times.of(choice.artifact)
         ]
         made = []
-        for number, (choice, need, name) in zip(count(1), wanted, strict=False):
-            plan = compose([choice], executor=ExecutorOptions(name=name))
-            self._open[number] = (choice, name)
+        for number, (choice, need, options) in zip(count(1), wanted, strict=False):
+            plan = compose([choice], executor=options)
+            self._open[number] = (choice, options)
             made.append(
                 StageProfileRequest(
                     request=number,
@@ -159,11 +183,12 @@ class ExecutorChoice:
 
     def answered(self, request: int, step_us: float | None, reason: str) -> PlanMeasured | None:
         """A measurement ended, without a time where it could not be made; the better plan after the last."""
-        choice, name = self._open.pop(request)
+        choice, options = self._open.pop(request)
         if step_us is None:
-            self.problems.append(f"model {choice.name!r} is not measured on {name}: {reason}")
-        known_s = self._times.of(choice.artifact).get(name, math.inf)
-        self._times.note(choice.artifact, name, min(known_s, math.inf if step_us is None else step_us * 1e-6))
+            self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
+        known_s = self._times.of(choice.artifact).get(options, math.inf)
+        taken_s = math.inf if step_us is None else step_us * 1e-6
+        self._times.note(choice.artifact, options, min(known_s, taken_s))
         if self._open:
             return None
         try:
@@ -178,12 +203,17 @@ class ExecutorChoice:
     def _cause(self, plan: Plan) -> str:
         """What was measured, for people."""
         said = []
-        for block in plan.combined:
-            member, name = block.members[0], plan.executors[block.executor].name
-            model = plan.models[member.model]
+        if plan.lanes != self._running.lanes:
+            threads = max(options.intra_op_threads for options in plan.executors)
+            said.append(f"{counted(plan.lanes, 'lane')} of {counted(threads, 'thread')}")
+        for index, model in enumerate(plan.models):
+            options = next(plan.executors[c.executor] for c in plan.combined if c.members[0].model == index)
             times_s = self._times.of(model.artifact)
-            if member.replica == 0 and name != FIRST_CHOICE and FIRST_CHOICE in times_s:
+            alone = ExecutorOptions(name=FIRST_CHOICE.name, intra_op_threads=options.intra_op_threads)
+            if options != alone and options in times_s and alone in times_s:
                 said.append(
-                    f"{model.name} {times_s[FIRST_CHOICE] / times_s[name]:.1f} times as fast on {name}"
+                    f"{model.name} {times_s[alone] / times_s[options]:.1f} times as fast on {options.name}"
                 )
+            if model.cuts:
+                said.append(f"{model.name} in {counted(model.num_blocks, 'block')}")
         return ", ".join(said) or "measured"

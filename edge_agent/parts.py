@@ -108,7 +108,7 @@ def make_parts(
             lifecycle.handle,
             environment=machine.environment,
             clocks=machine.clocks,
-            executor=FIRST_CHOICE if config.executor == AUTO else config.executor,
+            executor=FIRST_CHOICE.name if config.executor == AUTO else config.executor,
             intra_op_threads=config.intra_op_threads,
             wall_s=config.profile_wall_s,
         ),

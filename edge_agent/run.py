@@ -74,13 +74,14 @@ def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = Non
 
 
 def _serving_alone(config: AgentConfig) -> Agent:
-    from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, installed
+    from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, installed, ways
     from stageloom.edge_agent.lifecycle.alone import first_plan, own_models
 
     models = own_models(config, ArtifactStore(config.home_path / "artifacts"), _log.info)
     times = ExecutorTimes(StateFile(config.home_path / "executor_times"), device_class())
     plan = first_plan(config, models, times, _log.info)
-    choice = ExecutorChoice(models, times, plan, installed()) if config.executor == AUTO else None
+    wanted = ways(installed(), len(models.cores)) if config.executor == AUTO else []
+    choice = ExecutorChoice(models, times, plan, wanted) if wanted else None
     return Agent(config, lambda plans: (alone(models.runnable(plan, 1), plans), ()), choice)
 
 

@@ -10,7 +10,7 @@ from benchmarks.runner import progress
 from stageloom.edge_agent.bench.ablations import ablations
 from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_interval
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad, p99_ms
-from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s, openvino_reduces
+from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.rival_settings import (
@@ -21,7 +21,8 @@ from stageloom.edge_agent.bench.rival_settings import (
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
-from stageloom.shared.search.auto import KnownModel
+from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.shared.plan import Plan
 
 STAGELOOM = "stageloom"
 _SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
@@ -86,40 +87,29 @@ class MixMeasurement:
         self._effort = effort
         self._began_s = self._started_s = time.monotonic()
         self._result = MixResult()
-        self.services = self._service_times()
-        self.best = {
-            model: min((taken, runtime) for runtime, taken in found.items() if isinstance(taken, float))
-            for model, found in self._by_name().items()
-        }
+        self._services = TimesAlone.measure(models, 0.5, progress)
+        self.best = {model.name: self._best_of(model.name) for model in models}
         self._deadlines = deadlines_s({model: taken for model, (taken, _) in self.best.items()})
 
-    def _by_name(self) -> dict[str, dict[str, float | str]]:
-        return {
-            model.name: {runtime: found[model.name] for runtime, found in self.services.items()}
-            for model in self._models
-        }
+    def _best_of(self, model: str) -> tuple[float, RuntimeName]:
+        found = self._services.best(model)
+        assert found is not None, f"no runtime takes {model}: {self._services.alone(model)}"
+        return found
 
-    def _service_times(self) -> dict[str, Mapping[str, float | str]]:
-        return {
-            runtime.value: measure_service_s(self._models, runtime, 0.5)
-            for runtime in RuntimeName
-            if is_installed(runtime)
-        }
-
-    @property
-    def known(self) -> dict[str, KnownModel]:
-        """By model, what an agent would have measured of it."""
-        return {
-            model: KnownModel("openvino" if runtime == RuntimeName.OPENVINO.value else "onnx", taken)
-            for model, (taken, runtime) in self.best.items()
-        }
+    def _plan(self, *, whole: bool = False) -> Plan:
+        """What the agent should make of these times."""
+        times = {model.name: self._services.of(model.name) for model in self._models}
+        return own_plan(self._models, times, whole=whole)
 
     def run(self) -> MixResult:
         """All of it. The agent makes its plan itself; ablations are of the plan that it should make."""
-        plan = own_plan(self._models, self.known)
-        for model, services in self._by_name().items():
-            times = {f"{runtime}_ms": _ms(taken) for runtime, taken in services.items()}
-            self._row("service", model=model, deadline_ms=_ms(self._deadlines[model]), **times)
+        plan = self._plan()
+        for model in self._models:
+            times = {
+                f"{runtime.value}_{threads}_ms": _ms(found[model.name])
+                for (runtime, threads), found in self._services.taken.items()
+            }
+            self._row("service", model=model.name, deadline_ms=_ms(self._deadlines[model.name]), **times)
         load = ContestLoad(
             weights=self._weights,
             deadlines_s=[self._deadlines[model.name] for model in self._models],
@@ -130,7 +120,7 @@ class MixMeasurement:
             families = {setting.name: setting.family for setting in settings}
             parts = ablations(plan)
             if any(model.cuts for model in plan.models):
-                parts["whole"] = own_plan(self._models, self.known, whole=True)
+                parts["whole"] = self._plan(whole=True)
             less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
             contest.enter([*settings, AgentSetting(STAGELOOM), *less])
             self._started_s = time.monotonic()
@@ -143,7 +133,7 @@ class MixMeasurement:
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
         bfloat16 = openvino and openvino_reduces(self._models[0])
-        chosen = {model: RuntimeName(runtime) for model, (_, runtime) in self.best.items()}
+        chosen = {model: runtime for model, (_, runtime) in self.best.items()}
         settings = [*rival_settings(openvino=openvino, bfloat16=bfloat16), by_deadline(chosen)]
         return [one for one in settings if self._effort.every_setting or one.name in _QUICK_RIVALS]
 

@@ -16,11 +16,11 @@ def is_installed(runtime: RuntimeName) -> bool:
 
 
 def measure_service_s(
-    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float
+    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float, threads: int = 1
 ) -> Mapping[str, float | str]:
-    """Per model the seconds of one run on one thread, or why the runtime does not take it."""
+    """Per model the seconds of one run, or why the runtime does not take it."""
     with _process() as pool:
-        return pool.submit(service_times_s, tuple(models), runtime, seconds).result()
+        return pool.submit(service_times_s, tuple(models), runtime, seconds, threads).result()
 
 
 def openvino_reduces(model: ModelUnderTest) -> bool:

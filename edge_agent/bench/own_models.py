@@ -12,7 +12,6 @@ import numpy as np
 
 from stageloom.edge_agent.bench.capacity import CapacitySearch, bootstrap_capacities
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
-from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
@@ -24,19 +23,17 @@ from stageloom.edge_agent.bench.rival_settings import (
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.machine.device import cpu_name
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
-from stageloom.shared.search.auto import KnownModel
-from stageloom.shared.text import counted
 
 OURS: Final = "stageloom"
-EXECUTOR_OF: Final = {RuntimeName.ONNXRUNTIME: "onnx", RuntimeName.OPENVINO: "openvino"}
 _SERVICE_S: Final = 0.4
-_WINDOW_S: Final = 1.0
+_WINDOW_S: Final = 1.5
 _MOST_WINDOWS: Final = 40
-_LOOKING: Final = 0.6  # of the time, at most: to find about which load each carries
+_LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
 _HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what is measured
 
 Progress = Callable[[str], None]
@@ -51,7 +48,7 @@ class StatedLoad:
 
     rates_per_s: Mapping[str, float] = field(default_factory=dict)
     deadlines_ms: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 60.0  # for all of it; more time gives narrower intervals
+    seconds: float = 120.0  # for all of it; more time gives narrower intervals
 
     def check(self, names: Sequence[str]) -> None:
         """Raises:
@@ -150,42 +147,32 @@ class _Bench:
         self._models = models
         self._load = load
         self._progress = progress
-        self._services = self._service_times()
-        self._known = {model.name: self._fastest(model.name) for model in models}
+        self._services = TimesAlone.measure(models, _SERVICE_S, progress)
+        self._alone_s = {model.name: self._shortest_s(model.name) for model in models}
         given = {name: ms * 1e-3 for name, ms in load.deadlines_ms.items()}
-        services = {name: one.seconds for name, one in self._known.items()}
-        self._deadlines = deadlines_s(services, given_s=given)
+        self._deadlines = deadlines_s(self._alone_s, given_s=given)
         self._weights = [load.rates_per_s.get(model.name, 1.0) for model in models]
 
-    def _service_times(self) -> dict[RuntimeName, Mapping[str, float | str]]:
-        found = {}
-        for runtime in RuntimeName:
-            if is_installed(runtime):
-                self._progress(f"timing {counted(len(self._models), 'model')} alone on {runtime.value}")
-                found[runtime] = measure_service_s(self._models, runtime, _SERVICE_S)
-        return found
-
-    def _fastest(self, name: str) -> KnownModel:
-        times = {runtime: found[name] for runtime, found in self._services.items()}
-        taken = {runtime: one for runtime, one in times.items() if isinstance(one, float)}
-        if not taken:
+    def _shortest_s(self, name: str) -> float:
+        best = self._services.best(name)
+        if best is None:
+            times = self._services.alone(name)
             reasons = "; ".join(f"{runtime.value}: {one}" for runtime, one in times.items()) or "none is here"
             raise ExecutorError(
                 f"no backend runs model {name!r}: {reasons}",
                 remedy="pip install 'stageloom[edge,onnx]', or [edge,onnx,openvino]",
             )
-        best = min(taken, key=lambda runtime: taken[runtime])
-        return KnownModel(EXECUTOR_OF[best], taken[best])
+        return best[0]
 
     def _settings(self) -> list[RivalSetting]:
         tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
-        if RuntimeName.OPENVINO in self._services:
+        if RuntimeName.OPENVINO in self._services.runtimes:
             tuned += [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
         return [NAIVE, *tuned]
 
     def run(self) -> OwnResult:
         """All of it."""
-        plan = own_plan(self._models, self._known)
+        plan = own_plan(self._models, {one.name: self._services.of(one.name) for one in self._models})
         load = ContestLoad(
             weights=self._weights,
             deadlines_s=[self._deadlines[model.name] for model in self._models],
@@ -201,7 +188,7 @@ class _Bench:
 
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
         busy_s = sum(
-            weight * self._known[model.name].seconds
+            weight * self._alone_s[model.name]
             for weight, model in zip(self._weights, self._models, strict=True)
         )
         first_per_s = sum(self._weights) / busy_s
@@ -231,7 +218,7 @@ class _Bench:
         best = max(rivals, key=lambda name: found[name].per_s)
         naive = NAIVE.name if NAIVE.name in found else best
         return OwnResult(
-            models=tuple(map(self._model_row, self._models)),
+            models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(
                 {
                     "contestant": name,
@@ -251,14 +238,17 @@ class _Bench:
             plan=plan,
         )
 
-    def _model_row(self, model: ModelUnderTest) -> dict[str, Any]:
+    def _model_row(self, model: ModelUnderTest, plan: Plan) -> dict[str, Any]:
+        index = next(number for number, one in enumerate(plan.models) if one.name == model.name)
+        options = next(plan.executors[one.executor] for one in plan.combined if one.members[0].model == index)
         row: dict[str, Any] = {
             "model": model.name,
             "deadline_ms": self._deadlines[model.name] * 1e3,
-            "executor": self._known[model.name].executor,
+            "executor": options.name,
+            "threads": options.intra_op_threads,
+            "blocks": plan.models[index].num_blocks,
         }
-        for runtime, found in self._services.items():
-            taken = found[model.name]
+        for runtime, taken in self._services.alone(model.name).items():
             row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
         return row
 

@@ -23,7 +23,7 @@ from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import RefusedError, UnavailableError
 from stageloom.shared.plan import Plan
-from stageloom.shared.search.auto import KnownModel, auto_plan
+from stageloom.shared.search.auto import Times, auto_plan
 from stageloom.shared.search.compose import ModelChoice
 
 _START_S: Final = 240.0
@@ -143,10 +143,8 @@ def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:
     return tuple(ModelFile(path=str(one.path.resolve()), name=one.name, shapes={}) for one in models)
 
 
-def own_plan(
-    models: Sequence[ModelUnderTest], known: Mapping[str, KnownModel], *, whole: bool = False
-) -> Plan:
-    """The plan that an agent makes of these models where it has measured this. `known`: by model.
+def own_plan(models: Sequence[ModelUnderTest], times: Mapping[str, Times], *, whole: bool = False) -> Plan:
+    """The plan that an agent makes of these models where it has measured this. `times`: by model.
 
     `whole`: no model is cut.
 
@@ -157,7 +155,7 @@ def own_plan(
         ModelChoice(name=one.name, artifact=one.digest, graph=open_artifact(one.artifact).graph)
         for one in models
     ]
-    by_artifact = {one.digest: known[one.name] for one in models}
+    by_artifact = {one.digest: times[one.name] for one in models}
     cores = sorted(os.sched_getaffinity(0))
     return auto_plan(choices, by_artifact, FIRST_CHOICE, cores, whole=whole)
 

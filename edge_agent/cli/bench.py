@@ -32,7 +32,7 @@ def bench(
     ] = None,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=5.0, max=36_000.0, help="How long to measure, about.")
-    ] = 60.0,
+    ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Find what serves your own models best on this machine.

@@ -1,15 +1,14 @@
 """The plan of a device on which nothing was searched yet: good without a choice, known without a search.
 
-Every model runs whole if it can, in sessions of one thread, on whichever executor is known to run it fastest.
-There is a lane per core and each lane keeps to its core: its thread stays where its weights are cached and
-waits for no other inside an operator. The task whose deadline comes first goes first, whatever its model.
-
-A step is never interrupted. Where the steps of a long model would hold up another model's tasks beyond what
-these can wait, the long model is cut into blocks: a task that is due sooner goes between them.
+Every lane keeps to its cores: its thread stays where its weights are cached. The task whose deadline comes
+first goes first, whatever its model. A step is never interrupted, so a long model can hold up another one's
+tasks; it may then be cut into blocks, between which a task goes that is due sooner, or run with several
+threads, on fewer lanes. Which of that carries most is worked out from the times that were measured
+(`deadline_load`), for tasks that are wanted within a few times their own time.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -18,96 +17,184 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Plan, QueuePlan, QueueRule, Resource, StepChoice
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
+from stageloom.shared.search.deadline_load import ServedModel, load_within_deadlines
 
 CLEARLY: Final = 0.97
 """An executor takes the place of another if it takes at most this part of its time: less may be noise."""
+BETTER: Final = 1.02
+"""Wider lanes, and cuts, must carry so many times the load of whole models on a lane per core."""
 
 URGENCY: Final = 5.0
 """A task is taken to be wanted within this multiple of its own time,"""
 LEAST_PATIENCE_S: Final = 0.020
 """and never sooner than this: what sits around a model, cameras and networks, has its own delays."""
-HELD_UP: Final = 0.1
-"""How often urgent tasks may be held up too long while long steps are in every lane."""
-BLOCK_SHARE: Final = 0.5
-"""Of the shortest patience of any model, what a block may take."""
+BLOCK_SHARES: Final = (1.0, 0.5, 0.25)
+"""What a block may take at the most, of the shortest patience of any model: what is tried."""
+BORDER_SHARES: Final[Mapping[str, float]] = {"onnx": 0.002, "openvino": 0.008}
+"""What a border adds to a model's time, by executor, as kernels begin anew (`benchmarks.host_executors`)."""
+STEP_S: Final = 0.0003
+"""What a step takes beside its inference."""
 _OVERDUE_AFTER: Final = 1 << 10
 """Choices in which a block may be passed over: those of a cut model often are, for tasks that are due sooner;
 tasks without a deadline must come to run all the same."""
 
+Times = Mapping[ExecutorOptions, float]
+"""Seconds of one run of a whole model, by executor; infinity where it cannot run there."""
+
 
 @dataclass(frozen=True)
-class KnownModel:
-    """What was measured of a model: which executor runs it, and the seconds it takes there on one thread."""
+class Arrangement:
+    """How lanes share the cores, and how each model runs in them."""
 
-    executor: str
-    seconds: float
+    lanes: int
+    width: int  # cores of a lane
+    blocks: tuple[int, ...]  # by model
+    run_by: tuple[ExecutorOptions, ...]  # by model
 
 
 def auto_plan(
     models: Sequence[ModelChoice],
-    known: Mapping[Digest, KnownModel],
-    default: str,
+    times: Mapping[Digest, Times],
+    default: ExecutorOptions,
     cores: Sequence[int],
     *,
     whole: bool = False,
 ) -> Plan:
-    """A lane per core. `known`: by artifact; `default` runs the models that are not there.
+    """The plan that carries most of those that are tried. `times`: by artifact, as far as they are known.
 
-    `whole`: no model is cut, whatever it holds up.
+    `default` runs what was not measured. `whole`: no model is cut, whatever it holds up.
 
     Raises:
         PlanError: the plan would not be legal.
     """
-    lanes = min(len(cores), MAX_LANES)
-    times_s = [known[one.artifact].seconds if one.artifact in known else None for one in models]
-    blocks = [1] * len(models) if whole else block_counts(times_s, lanes)
+    known = [times.get(one.artifact, {}) for one in models]
+    most = [1 if whole else len(one.graph.base_cuts) + 1 for one in models]
+    return _plan(models, best_arrangement(known, most, default, len(cores)), cores)
+
+
+def best_arrangement(
+    known: Sequence[Times], most_blocks: Sequence[int], default: ExecutorOptions, cores: int
+) -> Arrangement:
+    """Of all arrangements the one that carries most. `known` and `most_blocks`: by model.
+
+    A lane per core and whole models unless another is clearly better, or while some model is unknown.
+    """
+    simple, *others = _arrangements(known, most_blocks, default, cores)
+    patience_s = [_patience_s(one) for one in known]
+    if not others or any(one is None for one in patience_s):
+        return simple
+    best, most = simple, BETTER * _carried(simple, known, patience_s)
+    for other in others:
+        if (carried := _carried(other, known, patience_s)) > most:
+            best, most = other, carried
+    return best
+
+
+def _arrangements(
+    known: Sequence[Times], most_blocks: Sequence[int], default: ExecutorOptions, cores: int
+) -> Iterator[Arrangement]:
+    """Those that are tried, whole models on a lane per core first."""
+    for width in widths(cores):
+        lanes = min(cores // width, MAX_LANES)
+        usable = [
+            {options: taken for options, taken in one.items() if options.intra_op_threads in (1, width)}
+            for one in known
+        ]
+        if width > 1 and not any(o.intra_op_threads == width for one in usable for o in one):
+            continue
+        single = replace(default, intra_op_threads=1)
+        whole = tuple(fastest(one, single) for one in usable)
+        yield Arrangement(lanes, width, (1,) * len(known), whole)
+        seconds = [one.get(options) for one, options in zip(usable, whole, strict=True)]
+        patience_s = [_patience_s(one) for one in known]
+        seen = {(1,) * len(known)}
+        for share in BLOCK_SHARES:
+            counts = tuple(map(min, block_counts(seconds, patience_s, share), most_blocks))
+            if counts in seen:
+                continue
+            seen.add(counts)
+            run_by = tuple(
+                fastest({o: _with_borders(o, t, number) for o, t in one.items()}, single)
+                for one, number in zip(usable, counts, strict=True)
+            )
+            yield Arrangement(lanes, width, counts, run_by)
+
+
+def widths(cores: int) -> list[int]:
+    """How many cores a lane may have: a few numbers that leave no core over, 1 first."""
+    return [1, *(one for one in sorted({2, 4, cores}) if 1 < one <= cores and not cores % one)]
+
+
+def _patience_s(times: Times) -> float | None:
+    """How long a task of the model may take in all; None where nothing is known."""
+    shortest = min((t for o, t in times.items() if o.intra_op_threads == 1), default=math.inf)
+    return max(URGENCY * shortest, LEAST_PATIENCE_S) if shortest < math.inf else None
+
+
+def _with_borders(options: ExecutorOptions, seconds: float, blocks: int) -> float:
+    return seconds * (1.0 + BORDER_SHARES.get(options.name, 0.01) * (blocks - 1))
+
+
+def _carried(one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None]) -> float:
+    """The load that an arrangement carries: the geometric mean over two mixes of models.
+
+    They have equally many tasks of each model, and equal shares of the processor.
+    """
+    served = []
+    for times, options, blocks, most_s in zip(known, one.run_by, one.blocks, patience_s, strict=True):
+        assert most_s is not None
+        block_s = _with_borders(options, times[options], blocks) / blocks + STEP_S
+        served.append(ServedModel((block_s,) * blocks, most_s))
+    alone_s = [min(times.values()) for times in known]
+    by_work = [replace(model, weight=1.0 / taken) for model, taken in zip(served, alone_s, strict=True)]
+    return math.sqrt(load_within_deadlines(served, one.lanes) * load_within_deadlines(by_work, one.lanes))
+
+
+def _plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequence[int]) -> Plan:
+    """The plan of an arrangement."""
     cut = [
         replace(
             one,
             partition=even_cuts(one.graph, number),
-            replicas=lanes,
+            replicas=found.lanes,
             queue=QueuePlan(rule=QueueRule.DEADLINE),
         )
-        for one, number in zip(models, blocks, strict=True)
+        for one, number in zip(models, found.blocks, strict=True)
     ]
-    run_by = [known[one.artifact].executor if one.artifact in known else default for one in models]
-    names = list(dict.fromkeys(run_by))
+    options = list(dict.fromkeys(found.run_by))
     plan = compose(
         cut,
         scheduler="sequential",
-        lanes=lanes,
-        executor=ExecutorOptions(name=names[0]),
-        rules=Rules(step_choice=StepChoice.DEADLINE, max_skips=_OVERDUE_AFTER),
+        lanes=found.lanes,
+        executor=options[0],
+        rules=Rules(
+            step_choice=StepChoice.DEADLINE,
+            max_skips=_OVERDUE_AFTER,
+            run_ahead=1,  # what waits behind a step cannot be overtaken
+        ),
     )
+    ends = range(found.width, found.lanes * found.width + 1, found.width)
     return replace(
         plan,
         combined=tuple(
-            replace(block, executor=names.index(run_by[block.members[0].model])) for block in plan.combined
+            replace(block, executor=options.index(found.run_by[block.members[0].model]))
+            for block in plan.combined
         ),
-        further_executors=tuple(ExecutorOptions(name=name) for name in names[1:]),
-        resources=tuple(Resource(cores=(core,)) for core in cores[:lanes]),
-        lane_resources=tuple(range(lanes)),
+        further_executors=tuple(options[1:]),
+        resources=tuple(Resource(cores=tuple(cores[end - found.width : end])) for end in ends),
+        lane_resources=tuple(range(found.lanes)),
     )
 
 
-def block_counts(seconds: Sequence[float | None], lanes: int) -> list[int]:
-    """Into how many blocks each model is to be cut; `seconds` per model, if known. [num_models]
+def block_counts(
+    seconds: Sequence[float | None], patience_s: Sequence[float | None], share: float
+) -> list[int]:
+    """Into how many blocks each model is to be cut; `seconds` and `patience_s` per model, if known.
 
-    A task that arrives while each of n lanes is in a step of t seconds waits longer than s with probability
-    (1 - s / t)^n, as the times left are uniform; s is what the task can wait beyond its own time. A model of
-    which that is more than `HELD_UP` for some other one gets blocks of at most `BLOCK_SHARE` of the shortest
-    patience: the block that runs and the own one of the urgent task fit into it.
+    A block takes at most `share` of the shortest patience of any model. Returns [num_models].
     """
-    patience_s = [max(URGENCY * one, LEAST_PATIENCE_S) for one in seconds if one is not None]
-    times_s = [one for one in seconds if one is not None]
-    slack_s = min((most - one for most, one in zip(patience_s, times_s, strict=True)), default=0.0)
-    longest_s = BLOCK_SHARE * min(patience_s, default=0.0)
-    return [
-        math.ceil(one / longest_s)
-        if one is not None and one > slack_s and (1.0 - slack_s / one) ** lanes > HELD_UP
-        else 1
-        for one in seconds
-    ]
+    longest_s = share * min((one for one in patience_s if one is not None), default=math.inf)
+    return [1 if one in (None, math.inf) else max(1, math.ceil(one / longest_s)) for one in seconds]
 
 
 def even_cuts(graph: Graph, blocks: int) -> tuple[int, ...]:
@@ -125,13 +212,10 @@ def even_cuts(graph: Graph, blocks: int) -> tuple[int, ...]:
     )
 
 
-def fastest(times_s: Mapping[str, float], default: str) -> str:
-    """The executor with the shortest time, `default` unless another one is clearly faster.
-
-    `times_s`: by executor, infinity where it cannot run the model.
-    """
+def fastest(times_s: Times, default: ExecutorOptions) -> ExecutorOptions:
+    """The executor with the shortest time, `default` unless another one is clearly faster."""
     if not times_s:
         return default
-    best = min(times_s, key=lambda name: (times_s[name], name))
+    best = min(times_s, key=lambda one: (times_s[one], one.name, one.intra_op_threads, one.precision))
     known_s = times_s.get(default)
     return best if known_s is None or times_s[best] <= CLEARLY * known_s else default

@@ -5,28 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels
+from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels, ways
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.messages.control import ArtifactNeed
-from stageloom.shared.plan import decode_plan
+from stageloom.shared.plan import ExecutorOptions, decode_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 NAMES = ("onnx", "openvino")
-A, B = model("a", DIAMOND), model("b", CHAIN)
+A, B = model("a", DIAMOND), model("b", CHAIN, cuts=[1])
 MODELS = OwnModels(
     tuple(ModelChoice(name=name, artifact=one[0], graph=one[1]) for name, one in [("a", A), ("b", B)]),
     tuple(ArtifactNeed(name, one[0], 8) for name, one in [("a", A), ("b", B)]),
+    (0, 1),
 )
+ONNX, OPENVINO = (ExecutorOptions(name=name) for name in NAMES)
 
 
 def times(tmp_path: Path, environment: str = "here") -> ExecutorTimes:
     return ExecutorTimes(StateFile(tmp_path / "times"), environment)
 
 
-def choice(known: ExecutorTimes, names: tuple[str, ...] = NAMES) -> ExecutorChoice:
-    return ExecutorChoice(MODELS, known, MODELS.best(known), names)
+def choice(known: ExecutorTimes, names: tuple[str, ...] = NAMES, cores: int = 1) -> ExecutorChoice:
+    return ExecutorChoice(MODELS, known, MODELS.best(known), ways(names, cores))
 
 
 def answer(asking: ExecutorChoice, us: dict[tuple[str, str], float | None]) -> list[PlanMeasured | None]:
@@ -63,13 +65,13 @@ def test_the_shorter_of_two_measurements_counts(tmp_path: Path) -> None:
     numbers = [request.request for request in asking.requests()]
     for number in numbers:
         asking.answered(number, 1e3 * (number + 1), "")
-    assert known.of(A[0]) == {"onnx": 2e-3, "openvino": 3e-3}
+    assert known.of(A[0]) == {ONNX: 2e-3, OPENVINO: 3e-3}
 
 
 def test_what_was_measured_is_known_at_the_next_start(tmp_path: Path) -> None:
     answer(choice(times(tmp_path)), dict(SLOW_A))
     again = times(tmp_path)
-    assert again.of(A[0]) == {"onnx": 3e-3, "openvino": 1e-3}
+    assert again.of(A[0]) == {ONNX: 3e-3, OPENVINO: 1e-3}
     assert [one.name for one in MODELS.best(again).executors] == ["openvino", "onnx"]
     assert choice(again).requests() == []
 
@@ -86,9 +88,27 @@ def test_a_model_that_an_executor_cannot_run_stays_on_the_other_and_is_said(tmp_
     answers = answer(asking, {**SLOW_A, ("a", "openvino"): None})
     assert answers == [None] * 8
     assert asking.problems == ["model 'a' is not measured on openvino: why not"] * 2
-    assert times(tmp_path).of(A[0]) == {"onnx": 3e-3, "openvino": math.inf}
+    assert times(tmp_path).of(A[0]) == {ONNX: 3e-3, OPENVINO: math.inf}
 
 
 @pytest.mark.parametrize("names", [(), ("onnx",)])
 def test_with_one_executor_nothing_is_measured(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert choice(times(tmp_path), names).requests() == []
+
+
+def test_every_width_of_a_lane_is_measured_on_every_executor(tmp_path: Path) -> None:
+    asked = [decode_plan(one.plan, one.plan_digest) for one in choice(times(tmp_path), cores=4).requests()]
+    found = {(plan.models[0].name, plan.executor.name, plan.executor.intra_op_threads) for plan in asked}
+    assert found == {(model, name, threads) for model in "ab" for name in NAMES for threads in (1, 2, 4)}
+    assert len(asked) == 2 * len(found)
+
+
+def test_what_the_better_plan_cuts_is_said(tmp_path: Path) -> None:
+    asking = choice(times(tmp_path), ("onnx",), cores=2)
+    answers = []
+    for request in asking.requests():
+        plan = decode_plan(request.plan, request.plan_digest)
+        seconds = {"a": 0.001, "b": 0.4}[plan.models[0].name] / plan.executor.intra_op_threads
+        answers.append(asking.answered(request.request, 1e6 * seconds, ""))
+    assert answers[-1] is not None
+    assert answers[-1].cause == "b in 2 blocks"

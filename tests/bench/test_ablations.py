@@ -5,8 +5,7 @@ import pytest
 from stageloom.edge_agent.bench.ablations import ablations
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.stageloom_contestant import own_plan
-from stageloom.shared.plan import Plan, StepChoice
-from stageloom.shared.search.auto import KnownModel
+from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
 from tests.agent.models import write_tiny
 
 
@@ -18,7 +17,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[ModelUnderTest]:
 
 @pytest.fixture
 def plan(models: list[ModelUnderTest]) -> Plan:
-    return own_plan(models, {"tiny0": KnownModel("openvino", 1e-3), "tiny1": KnownModel("onnx", 1e-3)})
+    openvino, onnx = (ExecutorOptions(name=name) for name in ("openvino", "onnx"))
+    return own_plan(models, {"tiny0": {openvino: 1e-3}, "tiny1": {onnx: 1e-3}})
 
 
 def test_an_ablation_takes_one_part_away(plan: Plan) -> None:

@@ -30,7 +30,7 @@ from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
-from stageloom.shared.search.auto import KnownModel
+from stageloom.shared.plan import ExecutorOptions
 from tests.agent.models import write_tiny
 from tests.planner.processes import until
 
@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[ModelUnderTest]:
 
 
 def onnx_plan(models: Sequence[ModelUnderTest]) -> bytes:
-    return own_plan(models, {model.name: KnownModel("onnx", 1e-3) for model in models}).wire
+    return own_plan(models, {model.name: {ExecutorOptions(name="onnx"): 1e-3} for model in models}).wire
 
 
 def states_of_group(group: int) -> set[str]:

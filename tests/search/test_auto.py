@@ -1,6 +1,7 @@
 """The plan of a device on which nothing was searched yet."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from math import fsum
 
@@ -9,8 +10,16 @@ import pytest
 from benchmarks import zoo
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import MAX_LANES, Member, Plan, QueueRule, StepChoice, decode_plan
-from stageloom.shared.search.auto import KnownModel, auto_plan, block_counts, even_cuts, fastest
+from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Member, Plan, QueueRule, StepChoice, decode_plan
+from stageloom.shared.search.auto import (
+    Times,
+    auto_plan,
+    best_arrangement,
+    block_counts,
+    even_cuts,
+    fastest,
+    widths,
+)
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -21,8 +30,15 @@ MODELS = [
 ]
 
 
-def plan_for(cores: list[int], known: dict[Digest, tuple[str, float]] | None = None) -> Plan:
-    plan = auto_plan(MODELS, {k: KnownModel(*v) for k, v in (known or {}).items()}, "onnx", cores)
+ONNX, OPENVINO = ExecutorOptions(name="onnx"), ExecutorOptions(name="openvino")
+
+
+def wide(options: ExecutorOptions, threads: int = 2) -> ExecutorOptions:
+    return replace(options, intra_op_threads=threads)
+
+
+def plan_for(cores: list[int], known: dict[Digest, Times] | None = None) -> Plan:
+    plan = auto_plan(MODELS, known or {}, ONNX, cores)
     bind(plan, dict([LEFT, RIGHT]))
     return decode_plan(plan.wire)
 
@@ -43,37 +59,77 @@ def test_there_are_no_more_lanes_than_a_plan_may_have() -> None:
 
 
 def test_each_model_runs_on_its_own_executor() -> None:
-    plan = plan_for([0, 1], {RIGHT[0]: ("openvino", 1.0)})
+    plan = plan_for([0, 1], {RIGHT[0]: {OPENVINO: 1.0}})
     by_model = {(one.members[0].model, plan.executors[one.executor].name) for one in plan.combined}
     assert by_model == {(0, "onnx"), (1, "openvino")}
-    assert [one.name for one in plan_for([0], {LEFT[0]: ("x", 1.0), RIGHT[0]: ("x", 1.0)}).executors] == ["x"]
+    assert plan_for([0], {LEFT[0]: {OPENVINO: 1.0}, RIGHT[0]: {OPENVINO: 1.0}}).executors == (OPENVINO,)
 
 
 def test_a_model_that_would_hold_up_an_urgent_one_is_cut() -> None:
-    known = {LEFT[0]: ("onnx", 0.001), RIGHT[0]: ("onnx", 0.025)}
+    known: dict[Digest, Times] = {LEFT[0]: {ONNX: 0.001}, RIGHT[0]: {ONNX: 0.030}}
     assert [one.cuts for one in plan_for([0], known).models] == [(), (2,)]
-    assert [one.cuts for one in plan_for([0, 1], known).models] == [(), ()], "a lane is free soon"
+    assert [one.cuts for one in auto_plan(MODELS, known, ONNX, [0], whole=True).models] == [(), ()]
+
+
+def test_lanes_get_several_cores_where_one_fast_lane_carries_more() -> None:
+    # Two cores: alone a long step holds up urgent tasks, with two threads it does not, and cannot be cut.
+    known: dict[Digest, Times] = {
+        LEFT[0]: {ONNX: 0.0050, wide(ONNX): 0.0025},
+        RIGHT[0]: {ONNX: 0.0420, wide(ONNX): 0.0195},
+    }
+    plan = auto_plan(MODELS, known, ONNX, [2, 3], whole=True)
+    bind(plan, dict([LEFT, RIGHT]))
+    assert plan.lanes == 1 and plan.cores_of(0) == (2, 3)
+    assert plan.executors == (wide(ONNX),)
+    assert {one.replicas for one in plan.models} == {1}
+
+
+def test_a_model_that_does_not_split_runs_on_one_thread_of_a_wide_lane() -> None:
+    known: list[Times] = [{ONNX: 0.0050, wide(ONNX): 0.0055}, {ONNX: 0.042, wide(ONNX): 0.015}]
+    found = best_arrangement(known, [1, 1], ONNX, 2)
+    assert (found.lanes, found.width, found.run_by) == (1, 2, (ONNX, wide(ONNX)))
+
+
+def test_a_cut_model_runs_where_borders_cost_least() -> None:
+    known: list[Times] = [{ONNX: 0.0002}, {ONNX: 0.105, OPENVINO: 0.100}]
+    whole = best_arrangement(known, [1, 1], ONNX, 2)
+    cut = best_arrangement(known, [1, 30], ONNX, 2)
+    assert (whole.blocks[1], whole.run_by[1]) == (1, OPENVINO)
+    assert cut.blocks[1] > 4 and cut.run_by[1] == ONNX
+
+
+def test_nothing_is_tried_while_a_model_is_unknown() -> None:
+    found = best_arrangement([{}, {ONNX: 0.2, wide(ONNX): 0.1}], [9, 9], ONNX, 2)
+    assert (found.lanes, found.blocks) == (2, (1, 1))
+
+
+def test_a_model_that_runs_nowhere_stays_on_the_default() -> None:
+    found = best_arrangement([{ONNX: math.inf, OPENVINO: math.inf}, {ONNX: 0.1}], [1, 1], ONNX, 1)
+    assert found.run_by == (ONNX, ONNX)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "lanes", "blocks"),
+    ("cores", "found"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (6, [1, 2, 6]), (8, [1, 2, 4, 8])]
+)
+def test_lanes_may_have_as_many_cores_as_leave_none_over(cores: int, found: list[int]) -> None:
+    assert widths(cores) == found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "patience_s", "share", "blocks"),
     [
-        ([0.001, 0.2], 2, [1, 20]),  # (1 - 0.019 / 0.2)^2 = 0.82; blocks of 10 ms
-        ([0.001, 0.2], 1, [1, 20]),
-        ([0.001, 0.025], 2, [1, 1]),  # (1 - 0.019 / 0.025)^2 = 0.06
-        ([0.001, 0.025], 1, [1, 3]),  # 0.24
-        ([0.001, 0.2, 0.3], 2, [1, 20, 30]),
-        ([0.001, 0.2], 40, [1, 1]),  # a lane is free soon
-        ([0.2, 0.2], 2, [1, 1]),  # 0.8 s can be waited for
-        ([0.2], 2, [1]),
-        ([None, 0.2], 2, [1, 1]),
-        ([], 2, []),
+        ([0.001, 0.2], [0.020, 1.0], 0.5, [1, 20]),
+        ([0.001, 0.2], [0.020, 1.0], 1.0, [1, 10]),
+        ([0.001, 0.2, 0.3], [0.020, 1.0, 1.5], 1.0, [1, 10, 15]),
+        ([0.2, 0.2], [1.0, 1.0], 0.5, [1, 1]),
+        ([None, 0.2], [None, 1.0], 1.0, [1, 1]),
+        ([], [], 1.0, []),
     ],
 )
-def test_what_holds_up_others_is_cut_into_blocks_that_fit(
-    seconds: list[float | None], lanes: int, blocks: list[int]
+def test_blocks_take_a_share_of_the_shortest_patience(
+    seconds: list[float | None], patience_s: list[float | None], share: float, blocks: list[int]
 ) -> None:
-    assert block_counts(seconds, lanes) == blocks
+    assert block_counts(seconds, patience_s, share) == blocks
 
 
 def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
@@ -99,4 +155,5 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
     ],
 )
 def test_another_executor_must_be_clearly_faster(times_s: dict[str, float], chosen: str) -> None:
-    assert fastest(times_s, "onnx") == chosen
+    by_options = {ExecutorOptions(name=name): taken for name, taken in times_s.items()}
+    assert fastest(by_options, ONNX).name == chosen
