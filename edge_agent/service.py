@@ -185,6 +185,7 @@ class Agent:
             self.loop.stop()
 
     def _tick(self) -> None:
+        self._engine.take_ends()
         self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
         self._engine.check_alive(busy=not serving)
@@ -197,6 +198,7 @@ class Agent:
         return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._lifecycle.status().state}"
 
     def _count(self) -> None:
+        self._engine.take_ends()
         now_s = self.loop.now()
         length_us, self._counted_s = round((now_s - self._counted_s) * 1e6), now_s
         self._journal.record(task_rows(self._ledger.take_intervals(), length_us))
@@ -234,6 +236,7 @@ class Agent:
         return ""
 
     def status(self) -> bytes:
+        self._engine.take_ends()
         active, pause_s = self._plans.active, self._plans.last_pause_s
         reason = self.not_ready()
         found = AgentStatus(
@@ -314,7 +317,7 @@ class Agent:
     def _task_done(self, done: engine.TaskDone) -> None:
         if done.outcome is Outcome.COMPLETED:
             self._parts.waiting.task_completed(done.queued_s, done.ended_s)
-        self._endpoint.task_ended(done.task, done.outcome, done.code, done.reason, done.queued_s)
+        self._endpoint.task_done(done)
         if self._plans.phase is not None:
             self._lifecycle.do(self._plans.task_ended(done.outcome, done.reason, done.plan))
         if self._stopping:

@@ -47,6 +47,7 @@ class DeclaredLayout:
     """Where the tensors of an application's tasks lie. `check` is the only check of it, once per plan."""
 
     id: int  # unique in this agent
+    application: int  # the connection's
     declared: DeclareLayout
     arenas: tuple[Arena, ...] = ()
     checked_for: Mapping[str, ModelSignature] | None = None  # the models of that plan, by identity
@@ -76,6 +77,7 @@ class DeclaredLayout:
                 (prefix[ref.model] + ref.tensor, arenas[ref.arena].id, ref.offset_bytes)
                 for ref in self.declared.outputs
             ),
+            self.application,
         )
 
 
@@ -152,7 +154,8 @@ class ApplicationConnection:
         return True
 
     def close(self) -> None:
-        """Close the socket; arenas are closed by their owner, once no task uses them."""
+        """Close the socket, which the engine process has, too; arenas are closed once no task uses them."""
         self._unsent.clear()
         with contextlib.suppress(OSError):
-            self.sock.close()
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

@@ -23,6 +23,7 @@ from stageloom.edge_agent.ingest.connection import (
 from stageloom.edge_agent.ingest.ledger import UNKNOWN_MODEL, OpenTask, TaskLedger
 from stageloom.edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
+    MAX_REASON_CHARS,
     PROTOCOL_VERSION,
     AgentWelcome,
     AskStatus,
@@ -47,13 +48,16 @@ from stageloom.edge_agent.ingest.messages import (
 )
 from stageloom.edge_agent.loop import READ, WRITE, Loop
 from stageloom.edge_agent.worker.messages import (
+    AddApplication,
     AddArena,
     CancelTask,
     Command,
+    DropApplication,
     DropArena,
     DropLayout,
     RunTask,
     StartRecording,
+    TaskDone,
 )
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import DecodeError, StorageError, TaskRefused
@@ -64,7 +68,8 @@ _log = logging.getLogger(__name__)
 _PACKETS_PER_TURN = 32  # of one connection, before the others have their turn
 _MAX_CONNECTIONS = 256
 _BACKLOG = 128
-_REASON_CHARS = 1000
+_ENDS_AT_ONCE = 32
+"""So many tasks are handed to the engine process before ends are read: a wake-up for each costs more."""
 
 
 class Engine(Protocol):
@@ -78,6 +83,9 @@ class Engine(Protocol):
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> bool:
         """Send a command; False if no process takes it."""
+
+    def take_ends(self) -> None:
+        """Hand on the ends that applications have been told of."""
 
 
 class Backend(Protocol):
@@ -114,6 +122,7 @@ class Endpoint:
         self._connections: dict[int, ApplicationConnection] = {}
         self._numbers = count(1)  # of connections, arenas, layouts and recordings; none is used again
         self._recordings: dict[int, tuple[int, int]] = {}  # the connection and request of each
+        self._unread = 0  # tasks handed to the engine process since ends were read
 
     def listen(self, directory: Path) -> Path:
         """Open the socket `agent.sock` in a directory that only the owner may enter.
@@ -152,28 +161,47 @@ class Endpoint:
     def engine_ready(self) -> None:
         """A new engine process maps every arena; it is told a layout with the first task in it."""
         for connection in self._connections.values():
+            if connection.greeted:
+                self._add_application(connection)
             for arena in connection.arenas.values():
                 self._add_arena(arena)
 
-    def task_ended(
-        self, task: TaskId, outcome: Outcome, code: str = "", reason: str = "", queued_at_s: float = 0.0
-    ) -> None:
-        """Count the end and tell the owner, if it is still there."""
+    def task_done(self, done: TaskDone) -> None:
+        """The engine process reports an end: count it, and tell the owner if it was not told."""
+        ended = self._ledger.end(done.task, done.outcome, done.ended_s)
+        if ended is not None:
+            self._end(ended, done.outcome, done.code, done.reason, done.queued_s, told=done.told)
+
+    def task_ended(self, task: TaskId, outcome: Outcome, code: str = "", reason: str = "") -> None:
+        """Count an end that the engine process does not report, and tell the owner, if it is still there."""
         ended = self._ledger.end(task, outcome, self._loop.now())
-        if ended is None:
-            return
+        if ended is not None:
+            self._end(ended, outcome, code, reason)
+
+    def _end(
+        self,
+        ended: OpenTask,
+        outcome: Outcome,
+        code: str,
+        reason: str,
+        queued_at_s: float = 0.0,
+        *,
+        told: bool = False,
+    ) -> None:
         self._release(ended)
         connection = self._connections.get(ended.owner)
         if connection is None:
             return
         connection.tasks.pop(ended.owner_task, None)
+        if told:
+            return
         self._send(
             connection,
             TaskEnded(
                 ended.owner_task,
                 outcome.value,
                 code,
-                reason[:_REASON_CHARS],
+                reason[:MAX_REASON_CHARS],
                 ended.received_at_s,
                 queued_at_s,
             ),
@@ -183,7 +211,7 @@ class Endpoint:
         """Tell the application that a recording is in its file; with a reason there is none."""
         connection, request = self._recordings.pop(number, (0, 0))
         if connection in self._connections:
-            self._send(self._connections[connection], TraceWritten(request, reason[:_REASON_CHARS]))
+            self._send(self._connections[connection], TraceWritten(request, reason[:MAX_REASON_CHARS]))
 
     def end_all(self, outcome: Outcome, code: str, reason: str) -> None:
         """The engine is gone: every open task and every recording ends."""
@@ -294,6 +322,7 @@ class Endpoint:
                         remedy="install the same stageloom on both sides",
                     )
                 connection.greeted = True
+                self._add_application(connection)
                 limits = self._limits
                 self._send(
                     connection,
@@ -313,6 +342,9 @@ class Endpoint:
         elif not self._engine.send(StartRecording(number, trace.seconds), descriptors):
             self.recording_ended(number, "the engine process is not running; try again in a moment")
 
+    def _add_application(self, connection: ApplicationConnection) -> None:
+        self._engine.send(AddApplication(connection.id), [connection.sock.fileno()])
+
     def _add_arena(self, arena: Arena) -> None:
         self._engine.send(AddArena(arena.id, arena.nbytes), [arena.descriptor])
 
@@ -326,7 +358,7 @@ class Endpoint:
             self._drop_layout(old)
         if len(connection.layouts) >= self._limits.max_layouts:
             raise TaskRefused("bad_reference", f"more than {self._limits.max_layouts} layouts are declared")
-        connection.layouts[declared.layout] = DeclaredLayout(next(self._numbers), declared)
+        connection.layouts[declared.layout] = DeclaredLayout(next(self._numbers), connection.id, declared)
 
     def _submit(self, connection: ApplicationConnection, submit: SubmitRequest) -> None:
         if submit.task <= connection.last_task:
@@ -360,7 +392,14 @@ class Endpoint:
         for arena in layout.arenas:
             arena.open_tasks += 1
         # If the process has just ended the task is answered with all others.
-        self._engine.send(RunTask(task.id, layout.id, submit.priority, deadline_s))
+        self._engine.send(RunTask(task.id, layout.id, submit.priority, deadline_s, submit.task, now_s))
+        self._unread += 1
+        if self._unread >= _ENDS_AT_ONCE:
+            self._take_ends()
+
+    def _take_ends(self) -> None:
+        self._unread = 0
+        self._engine.take_ends()
 
     def _prepare(self, connection: ApplicationConnection, layout: DeclaredLayout) -> None:
         """Tell the engine process a layout that it does not have.
@@ -389,6 +428,8 @@ class Endpoint:
     ) -> DeclaredLayout:
         if why := self._backend.not_ready():
             raise TaskRefused("not_ready", why, remedy="see `stageloom-agent status`")
+        if len(connection.tasks) >= self._limits.max_tasks:
+            self._take_ends()
         if len(connection.tasks) >= self._limits.max_tasks:
             raise TaskRefused(
                 "too_many_tasks",
@@ -428,8 +469,10 @@ class Endpoint:
         self._loop.watch(connection.sock, 0, self._accept)
         if reason:
             _log.warning("connection %d of an application ends: %s", connection.id, reason)
-            connection.send(Goodbye(reason[:_REASON_CHARS]))
+            connection.send(Goodbye(reason[:MAX_REASON_CHARS]))
         connection.close()
+        if connection.greeted:
+            self._engine.send(DropApplication(connection.id))
         for layout in connection.layouts.values():
             self._drop_layout(layout)
         connection.layouts.clear()

@@ -106,7 +106,7 @@ class TaskLedger:
         return task
 
     def end(self, task: TaskId, outcome: Outcome, now_s: float) -> OpenTask | None:
-        """The task ended; None if it had ended before (the first end stands)."""
+        """The task ended at `now_s`; None if it had ended before (the first end stands)."""
         ended = self._open.pop(task, None)
         if ended is None:
             return None

@@ -20,6 +20,7 @@ MAX_PACKET_BYTES: Final = 64 << 10
 MAX_TENSORS: Final = 256
 MAX_SHARED_MODELS: Final = 16
 MAX_TRACE_S: Final = 600.0
+MAX_REASON_CHARS: Final = 1000
 ALIGNMENT_BYTES: Final = 64
 """Tensors lie at multiples of this in an arena: a cache line, and wide enough for every vector unit."""
 

@@ -1,4 +1,4 @@
-"""`python -m stageloom.edge_agent.worker FD CONFIG`: started by `EngineClient.start`, not by hand."""
+"""`python -m stageloom.edge_agent.worker FD ENDS_FD CONFIG`: started by `EngineClient.start`, not by hand."""
 
 import logging
 import os
@@ -24,13 +24,14 @@ def _die(problem: threading.ExceptHookArgs) -> None:
 
 
 def main() -> NoReturn:
-    """Take the inherited channel and serve."""
-    config = decode_config(sys.argv[2])
+    """Take the inherited channels and serve."""
+    config = decode_config(sys.argv[3])
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the agent stops us
     sys.setswitchinterval(config.switch_interval_s)
     threading.excepthook = _die
-    EngineProcess(Channel(socket.socket(fileno=int(sys.argv[1]))), config).run()
+    channel, ends = (Channel(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+    EngineProcess(channel, ends, config).run()
 
 
 if __name__ == "__main__":

@@ -12,11 +12,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from stageloom.edge_agent.ingest.messages import MAX_REASON_CHARS, TaskEnded
+from stageloom.edge_agent.ingest.messages import encode as encode_packet
 from stageloom.edge_agent.worker.messages import (
+    AddApplication,
     AddArena,
     AddLayout,
     ArenaRefused,
     CancelTask,
+    DropApplication,
     DropArena,
     DropLayout,
     Handlers,
@@ -44,20 +50,42 @@ ADDRESSING = ("int32", "int64", "bool")
 class ArenaTasks:
     """Used by the receiving thread; `answer` of a task runs on any."""
 
-    def __init__(self, report: Callable[[Report], None], driver: Callable[[], EngineRuntime | None]) -> None:
+    def __init__(
+        self,
+        report: Callable[[Report], None],
+        report_end: Callable[[TaskDone], None],
+        driver: Callable[[], EngineRuntime | None],
+    ) -> None:
         self.report = report
+        self.report_end = report_end
         self._driver = driver
+        self._applications: dict[int, _Application] = {}
         self._arenas: dict[int, _MappedArena] = {}
         self.tasks_in: dict[int, set[TaskId]] = {}  # by arena
         self._layouts: dict[int, _Layout] = {}
         self.handlers: Handlers = {
             RunTask: self._run,
             CancelTask: lambda command, fds: self._cancel(command.task),
+            AddApplication: self._add_application,
+            DropApplication: self._drop_application,
             AddLayout: self._add_layout,
             DropLayout: self._drop_layout,
             AddArena: self._add_arena,
             DropArena: self._drop_arena,
         }
+
+    def _add_application(self, command: AddApplication, fds: list[int]) -> None:
+        if len(fds) != 1:
+            raise ValueError(f"application {command.application} came without its socket")
+        self._applications[command.application] = _Application(fds[0])
+
+    def _drop_application(self, command: DropApplication, fds: list[int]) -> None:
+        self._applications.pop(command.application, None)
+
+    def tell(self, application: int, ended: TaskEnded) -> bool:
+        """Tell an application of an end. False: it takes nothing now or is gone; the agent sees to it."""
+        found = self._applications.get(application)
+        return found is not None and found.take(encode_packet(ended))
 
     def _add_arena(self, command: AddArena, fds: list[int]) -> None:
         """Map an arena; a refused one is reported, and tasks that name it are refused."""
@@ -163,6 +191,26 @@ class ArenaTasks:
         return arena.view(tensor, place[1])
 
 
+class _Application:
+    """An application's socket, open for as long as any thread may write to it."""
+
+    def __init__(self, fd: int) -> None:
+        """Keep a copy of `fd`."""
+        self._fd = os.dup(fd)
+        os.set_blocking(self._fd, False)
+
+    def take(self, packet: bytes) -> bool:
+        """Send a packet; False if the application does not take it now, or is gone."""
+        try:
+            os.write(self._fd, packet)
+        except OSError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
 class _MappedArena:
     """A client's memory file, mapped into this process."""
 
@@ -229,7 +277,7 @@ class _Layout:
 class _ArenaTask(EngineTask):
     """One task in place."""
 
-    __slots__ = ("_arenas", "_inputs", "_outputs", "_owner")
+    __slots__ = ("_application", "_arenas", "_command", "_inputs", "_outputs", "_owner")
 
     def __init__(self, owner: ArenaTasks, layout: _Layout, command: RunTask) -> None:
         super().__init__(
@@ -240,6 +288,8 @@ class _ArenaTask(EngineTask):
             deadline_s=command.deadline_s,
         )
         self._owner = owner
+        self._application = layout.declared.application
+        self._command = command
         self._inputs = layout.inputs if not layout.addressing else layout.settled_inputs()
         self._outputs = layout.outputs
         self._arenas = layout.arenas
@@ -256,8 +306,22 @@ class _ArenaTask(EngineTask):
             place[...] = outputs[name]
 
     def answer(self, done: TaskDone) -> None:
-        """Report the end to the agent."""
+        """Tell the application of the end, then report it to the agent.
+
+        In this order: an end that was reported and not told would be told by nobody if the process ended
+        between the two, and of one that was told twice the application takes the first.
+        """
         for arena in self._arenas:
             if (tasks := self._owner.tasks_in.get(arena)) is not None:
                 tasks.discard(self.id)
-        self._owner.report(done)
+        command = self._command
+        ended = TaskEnded(
+            command.owner_task,
+            done.outcome.value,
+            done.code,
+            done.reason[:MAX_REASON_CHARS],
+            command.received_at_s,
+            done.queued_s,
+        )
+        told = self._owner.tell(self._application, ended)
+        self._owner.report_end(replace(done, told=True) if told else done)

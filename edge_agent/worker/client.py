@@ -48,7 +48,8 @@ class EngineClient:
         self._silent_s = silent_s
         self._on_report = on_report
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None  # open exactly while there is a process
+        self._channel: Channel | None = None  # open exactly while there is a process, as is
+        self._ends: Channel | None = None  # what is read without being woken, see `take_ends`
         self._start_timer: Timer | None = None
         self._heard_s = loop.now()
         self._watched = 0  # readiness that the loop was last asked for
@@ -98,23 +99,27 @@ class EngineClient:
             return
         self.life += 1
         ours, theirs = channel_pair()
-        for end in (ours, theirs):
+        our_ends, their_ends = channel_pair()
+        for end in (ours, theirs, their_ends):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        passed = [theirs.fileno(), their_ends.fileno()]
         module = [sys.executable, "-m", "stageloom.edge_agent.worker"]
         try:
             self._process = subprocess.Popen(
-                [*module, str(theirs.fileno()), encode_config(self._config)],
-                pass_fds=[theirs.fileno()],
+                [*module, *map(str, passed), encode_config(self._config)],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
             ours.close()
+            our_ends.close()
             _log.error("the engine process cannot be started: %s; trying again in a second", error)
             self.start_in(_RETRY_S)
             return
         finally:
             theirs.close()
-        self._channel = Channel(ours)
+            their_ends.close()
+        self._channel, self._ends = Channel(ours), Channel(our_ends)
         self._watched = 0
         self._heard_s = self.sign_s = self._loop.now()
         self._watch(self._channel)
@@ -147,20 +152,34 @@ class EngineClient:
 
     def _reap(self, grace_s: float) -> int:
         """Close the channel and return the exit code; a process that lives on after `grace_s` is killed."""
-        process, channel = self._process, self._channel
+        process, channel, ends = self._process, self._channel, self._ends
         assert process is not None
         assert channel is not None
+        assert ends is not None
         self._process = self._channel = None
         self.sign_s = self._loop.now()
         self._loop.watch(channel.fileno(), 0, self._ready)
         channel.close()
         try:
-            return process.wait(grace_s)
+            returncode = process.wait(grace_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait()
+            returncode = process.wait()
+        self.take_ends()  # nothing is added any more
+        self._ends = None
+        ends.close()
+        return returncode
 
     # Reports
+
+    def take_ends(self) -> None:
+        """Hand on the ends of tasks that applications have been told of; nothing wakes this process for them.
+
+        It happens before every other report, which keeps their order, and once the process is gone.
+        """
+        with contextlib.suppress(ChannelClosed):
+            while self._ends is not None and (received := self._ends.receive()):
+                self._on_report(decode_report(received[0]))
 
     def _watch(self, channel: Channel) -> None:
         events = READ | (WRITE if channel.backlog else 0)
@@ -182,6 +201,7 @@ class EngineClient:
         except ChannelClosed:
             reports.append(Exited(self._reap(1.0)))
         self._heard_s = self.sign_s = self._loop.now()
+        self.take_ends()
         for report in reports:
             self._on_report(report)
         if self._channel is not None:

@@ -65,6 +65,18 @@ class AddArena(_Message, frozen=True, tag=4):
     size_bytes: int
 
 
+class AddApplication(_Message, frozen=True, tag=24):
+    """An application's socket, sent along: ends of its tasks are told there, and to the agent afterwards."""
+
+    application: int
+
+
+class DropApplication(_Message, frozen=True, tag=25):
+    """The application is gone: ends of its tasks are told to the agent alone."""
+
+    application: int
+
+
 class DropArena(_Message, frozen=True, tag=5):
     """Forget an arena; tasks that lie in it end as cancelled."""
 
@@ -78,6 +90,7 @@ class AddLayout(_Message, frozen=True, tag=20):
     models: tuple[str, ...]
     inputs: tuple[Place, ...]
     outputs: tuple[Place, ...]
+    application: int = 0  # whose tasks they are; 0: the agent tells their ends
 
 
 class DropLayout(_Message, frozen=True, tag=21):
@@ -93,6 +106,8 @@ class RunTask(_Message, frozen=True, tag=6):
     layout: int
     priority: int = 0
     deadline_s: float | None = None
+    owner_task: int = 0  # its number at the application
+    received_at_s: float = 0.0  # when the agent read it
 
 
 class CancelTask(_Message, frozen=True, tag=7):
@@ -168,6 +183,8 @@ Command: TypeAlias = (
     LoadPlan
     | SwitchPlan
     | Unload
+    | AddApplication
+    | DropApplication
     | AddArena
     | DropArena
     | AddLayout
@@ -236,6 +253,7 @@ class TaskDone(_Message, frozen=True, tag=6):
     ended_s: float
     parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
     plan: PlanKey | None = None  # whose step ended it; None: no step did
+    told: bool = False  # the application knows it already
 
 
 class QueueStats(_Message, frozen=True):

@@ -23,7 +23,7 @@ from stageloom.edge_agent.worker.recorder import Recording
 from stageloom.edge_agent.worker.resources import ArtifactTable, MemoryBudget, budget
 from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.engine.steps import PlanKey, Step
+from stageloom.shared.engine.steps import Outcome, PlanKey, Step
 from stageloom.shared.errors import StageloomError, UnavailableError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.plan import decode_plan
@@ -40,14 +40,16 @@ _EXIT_BUG = 70
 class EngineProcess:
     """One life of the engine. `run` receives on the main thread; lanes report from their own."""
 
-    def __init__(self, channel: Channel, config: WorkerConfig) -> None:
+    def __init__(self, channel: Channel, ends: Channel, config: WorkerConfig) -> None:
+        """`ends` takes what wakes nobody: ends of tasks that the application has been told of."""
         self._config = config
         self._channel = channel
-        self._sending = threading.Lock()
+        self._ends = ends
+        self._sending = threading.Lock()  # through either
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._executors = Executors()
         self._driver: EngineRuntime | None = None  # from the first plan on
-        self._tasks = ArenaTasks(self.report, lambda: self._driver)
+        self._tasks = ArenaTasks(self.report, self._report_end, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._profiler = Profiler(
@@ -93,10 +95,18 @@ class EngineProcess:
 
     def report(self, report: Report) -> None:
         """Send a report, from any thread."""
+        self._send(self._channel, report)
+
+    def _report_end(self, done: messages.TaskDone) -> None:
+        """The agent reads it when it next looks. It is woken for what it must tell, or judge a plan by."""
+        wakes = not done.told or done.outcome is Outcome.FAILED
+        self._send(self._channel if wakes else self._ends, done)
+
+    def _send(self, channel: Channel, report: Report) -> None:
         try:
             with self._sending:
-                self._channel.send(messages.encode(report))
-                waiting = self._channel.backlog
+                channel.send(messages.encode(report))
+                waiting = channel.backlog
         except ChannelClosed:
             return  # the main thread reads the same end and ends the process
         except UnavailableError:
@@ -111,6 +121,8 @@ class EngineProcess:
         while True:
             events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
             poll.register(self._channel.fileno(), events)
+            if self._ends.backlog:
+                poll.register(self._ends.fileno(), select.POLLOUT)
             wait_s = min(self._next_stats_s, self._next_sample_s) - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
@@ -120,11 +132,18 @@ class EngineProcess:
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
                 if event & select.POLLOUT:
-                    with self._sending:
-                        self._channel.flush()
+                    self._flush(poll)
             while (received := self._channel.receive()) is not None:
                 self._execute(*received)
             self._report_regularly()
+
+    def _flush(self, poll: select.poll) -> None:
+        with self._sending:
+            self._channel.flush()
+            if self._ends.backlog:
+                self._ends.flush()
+                if not self._ends.backlog:
+                    poll.unregister(self._ends.fileno())
 
     def _execute(self, message: bytes, fds: list[int]) -> None:
         try:
@@ -139,6 +158,7 @@ class EngineProcess:
     def _stop(self, command: messages.Stop, fds: list[int]) -> NoReturn:
         with self._sending:
             self._channel.flush()
+            self._ends.flush()
         os._exit(0)
 
     # Plans

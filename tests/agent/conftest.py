@@ -23,6 +23,7 @@ from stageloom.edge_agent.worker.messages import (
     DropLayout,
     RunTask,
     StartRecording,
+    TaskDone,
 )
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import TaskId
@@ -91,6 +92,8 @@ class PlayedBackend:
                 self.endpoint.recording_ended(number, self.why_not_ready)
         return True
 
+    def take_ends(self) -> None: ...
+
     def complete(self, task: RunTask) -> None:
         assert self.endpoint is not None
         layout = self.layouts[task.layout]
@@ -98,7 +101,8 @@ class PlayedBackend:
         data = self.arenas[arena][offset : offset + 16]
         for _, arena, offset in layout.outputs:
             self.arenas[arena][offset : offset + 16] = data
-        self.endpoint.task_ended(task.task, Outcome.COMPLETED, queued_at_s=time.monotonic())
+        now = time.monotonic()
+        self.endpoint.task_done(TaskDone(task.task, Outcome.COMPLETED, "", "", now, now, now))
 
     def cancel(self, task: TaskId) -> None:
         self.cancelled.append(task)

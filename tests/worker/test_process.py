@@ -4,6 +4,7 @@ import fcntl
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.ingest.messages import TaskEnded, decode_to_application
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
-from stageloom.edge_agent.worker.messages import TaskDone, WorkerConfig, decode_config
+from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, TaskDone, WorkerConfig, decode_config
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import SettingError
@@ -342,6 +344,79 @@ def test_idle_engine_without_a_plan_reports_that_it_lives(fresh: RealEngine) -> 
     assert stats[0].at_s < stats[1].at_s
 
 
+def _told(application: socket.socket) -> TaskEnded:
+    """What an application is told next."""
+    application.settimeout(TIMEOUT_S)
+    ended = decode_to_application(application.recv(MAX_MESSAGE_BYTES))
+    assert isinstance(ended, TaskEnded)
+    return ended
+
+
+@pytest.fixture
+def application(fresh: RealEngine, model: Artifact) -> Iterator[socket.socket]:
+    """An application's end of its connection; the process has the other one, and serves layout 3 to it."""
+    ours, theirs = channel_pair()
+    fd = _memory()
+    fresh.send(messages.AddArena(ARENA, SIZE), [fd])
+    os.close(fd)
+    _serve(fresh, 1, _plan(model, executor="null"), model)
+    fresh.send(messages.AddApplication(9), [theirs.fileno()])
+    fresh.send(messages.AddLayout(3, ("net",), (IN,), (OUT,), application=9))
+    theirs.close()
+    yield ours
+    ours.close()
+
+
+def _run(engine: RealEngine, task: int) -> None:
+    engine.send(messages.RunTask(TaskId(task), 3, owner_task=100 + task, received_at_s=5.0))
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_an_application_is_told_before_the_agent_hears_of_it(
+    fresh: RealEngine, application: socket.socket
+) -> None:
+    """1. The application is told. 2. The agent was not woken. 3. It hears of the same end when it looks."""
+    for task in range(3):
+        _run(fresh, task)
+    told = [_told(application) for _ in range(3)]
+    assert {(end.task, end.outcome, end.received_at_s) for end in told} == {
+        (100 + task, "completed", 5.0) for task in range(3)
+    }
+    assert not [report for report in fresh.reports if isinstance(report, TaskDone)]
+    heard: dict[TaskId, TaskDone] = {}
+    while len(heard) < 3:
+        fresh.client.take_ends()
+        heard |= {report.task: report for report in fresh.reports if isinstance(report, TaskDone)}
+    assert all(done.told and done.outcome is Outcome.COMPLETED for done in heard.values())
+    assert {done.queued_s for done in heard.values()} == {end.queued_at_s for end in told}
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_the_agent_hears_of_ends_before_it_hears_that_the_process_is_gone(
+    fresh: RealEngine, application: socket.socket
+) -> None:
+    _run(fresh, 1)
+    assert _told(application).outcome == "completed"
+    _run(fresh, 2)
+    assert _told(application).outcome == "completed"  # so the first end has been reported, too
+    pid = fresh.client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    fresh.wait_for(messages.Exited)
+    assert [report.task for report in fresh.reports if isinstance(report, TaskDone)][:1] == [1]
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_an_end_that_the_application_does_not_take_is_the_agents_to_tell(
+    fresh: RealEngine, application: socket.socket
+) -> None:
+    fresh.send(messages.DropApplication(9))
+    _run(fresh, 1)
+    done = fresh.wait_for(TaskDone)
+    assert (done.task, done.outcome, done.told) == (1, Outcome.COMPLETED, False)
+    assert application.recv(1) == b""  # and the process holds its socket no longer
+
+
 def test_draining_answers_what_is_queued_and_takes_no_more(fresh: RealEngine, model: Artifact) -> None:
     fd = _memory()
     fresh.send(messages.AddArena(ARENA, SIZE), [fd])
@@ -393,9 +468,11 @@ def test_kill_9_is_reported_once_and_then_nothing_more(fresh: RealEngine) -> Non
 
 def test_the_process_ends_when_its_agent_is_gone() -> None:
     ours, theirs = channel_pair()
-    command = [sys.executable, "-m", "stageloom.edge_agent.worker", str(theirs.fileno()), "{}"]
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+    fd = theirs.fileno()
+    command = [sys.executable, "-m", "stageloom.edge_agent.worker", str(fd), str(os.dup(fd)), "{}"]
+    with subprocess.Popen(command, pass_fds=[fd, int(command[4])]) as process:
         theirs.close()
+        os.close(int(command[4]))
         Channel(ours).close()
         assert process.wait(TIMEOUT_S) == 0
 
