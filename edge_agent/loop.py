@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import queue
-import selectors
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+_TROUBLE = select.EPOLLHUP | select.EPOLLERR
+"""Told unasked; whoever watches finds out what it is by reading or writing."""
 
 
 class Timer:
@@ -43,21 +45,21 @@ class Loop:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self.last_turn_s = now()
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[int, Callable[[int], None]]] = {}  # by descriptor
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._running = False
 
     def watch(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
         """Call `callback(ready events)` whenever `file` is ready for one of `events`; 0 stops that."""
-        known = file in self._selector.get_map()
-        if not events:
-            if known:
-                self._selector.unregister(file)
-        elif known:
-            self._selector.modify(file, events, callback)
-        else:
-            self._selector.register(file, events, callback)
+        fd = file if isinstance(file, int) else file.fileno()
+        known = self._watched.pop(fd, None)
+        if events:
+            (self._epoll.register if known is None else self._epoll.modify)(fd, events)
+            self._watched[fd] = events, callback
+        elif known is not None:
+            self._epoll.unregister(fd)
 
     def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
         """Call once at an instant of `now`'s clock."""
@@ -88,17 +90,19 @@ class Loop:
         """Wait for the next thing, at most `longest_s`, and do all that is due."""
         if self._timers:
             longest_s = min(longest_s, max(self._timers[0][0] - self.now(), 0.0))
-        ready = self._selector.select(longest_s)
-        self.last_turn_s = self.now()
-        for key, events in ready:
+        watched = self._watched
+        ready = [(fd, watched[fd], events) for fd, events in self._epoll.poll(longest_s, len(watched) or 1)]
+        now_s = self.last_turn_s = self.now()
+        for fd, watch, events in ready:
             # An earlier callback of this turn may have closed this file.
-            if self._selector.get_map().get(key.fd) is key:
-                _guarded(key.data, events)
-        while self._timers and self._timers[0][0] <= self.now():
+            if watched.get(fd) is watch:
+                asked, callback = watch
+                _guarded(callback, asked if events & _TROUBLE else events)
+        while self._timers and self._timers[0][0] <= now_s:
             _guarded(heapq.heappop(self._timers)[2].fire)
 
     def close(self) -> None:
-        self._selector.close()
+        self._epoll.close()
         self._timers.clear()
 
 

@@ -30,6 +30,8 @@ from stageloom.shared.errors import DecodeError, UnavailableError
 SOCKET_NAME = "agent.sock"
 Answer = TypeVar("Answer", bound=ToApplication)
 _LONGEST_ADDRESS_BYTES = 107  # sun_path holds 108 with its end
+_FD_SPACE = socket.CMSG_SPACE(array.array("i").itemsize * 2)
+_CLOSE_ON_EXEC, _CUT_OFF = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC)  # enums are slow to compare
 
 
 @contextlib.contextmanager
@@ -85,12 +87,10 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     A packet that was too long for the buffer comes back with one byte more than is allowed, so that decoding
     refuses it.
     """
-    packet, ancillary, flags, _ = sock.recvmsg(
-        MAX_PACKET_BYTES + 1, socket.CMSG_SPACE(array.array("i").itemsize * 2), socket.MSG_CMSG_CLOEXEC
-    )
-    if flags & socket.MSG_TRUNC:
+    packet, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES + 1, _FD_SPACE, _CLOSE_ON_EXEC)
+    if flags & _CUT_OFF:
         packet = bytes(MAX_PACKET_BYTES + 1)
-    return packet, descriptors_in(ancillary)
+    return packet, descriptors_in(ancillary) if ancillary else []
 
 
 def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

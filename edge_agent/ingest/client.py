@@ -35,6 +35,7 @@ from stageloom.edge_agent.ingest.client_memory import (
     kind_of,
 )
 from stageloom.edge_agent.ingest.messages import (
+    MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
     AgentWelcome,
     CancelRequest,
@@ -61,6 +62,8 @@ from stageloom.shared.errors import (
     TaskRefused,
     UnavailableError,
 )
+
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)  # enums are slow to pass
 
 
 class TaskFuture(Future[Any]):
@@ -271,7 +274,7 @@ class _Session:
     def _send_locked(self, packet: bytes, descriptor: int | None) -> None:
         try:
             if descriptor is None:
-                self._sock.send(packet, socket.MSG_NOSIGNAL)
+                self._sock.send(packet, _NO_SIGNAL)
             else:
                 channel.send_with_descriptor(self._sock, packet, descriptor)
         except OSError as error:
@@ -286,7 +289,7 @@ class _Session:
         self._sock.settimeout(None)
         while True:
             try:
-                packet, _ = channel.receive(self._sock)
+                packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
                 if not packet:
                     break
                 self._take(decode_to_application(packet))

@@ -16,6 +16,7 @@ from stageloom.edge_agent.worker.messages import AddLayout
 from stageloom.shared.errors import TaskRefused
 from stageloom.shared.ids import TaskId
 
+_SEND_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)  # enums are slow to combine
 # Of <linux/fcntl.h>; Python's fcntl module names them from 3.9 on, typeshed only for Linux.
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -146,7 +147,7 @@ class ApplicationConnection:
 
     def _try_send(self, packet: bytes) -> bool:
         try:
-            self.sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self.sock.send(packet, _SEND_FLAGS)
         except BlockingIOError:
             return False
         except OSError:

@@ -53,8 +53,11 @@ class TaskTotals(Struct, kw_only=True):
 
     def end(self, outcome: Outcome) -> None:
         """A task ended."""
-        name = outcome.value
-        setattr(self, name, getattr(self, name) + 1)
+        if outcome is Outcome.COMPLETED:
+            self.completed += 1
+        else:
+            name = outcome.value
+            setattr(self, name, getattr(self, name) + 1)
         self.open -= 1
 
 
@@ -101,8 +104,10 @@ class TaskLedger:
         task = OpenTask(TaskId(self._next), owner, owner_task, model, now_s)
         self._next += 1
         self._open[task.id] = task
-        self._totals_of(model).begin()
-        self._interval_of(model).counts.begin()
+        totals = self.totals.get(model) or self._totals_of(model)
+        interval = self._interval.get(model) or self._interval_of(model)
+        totals.begin()
+        interval.counts.begin()
         return task
 
     def end(self, task: TaskId, outcome: Outcome, now_s: float) -> OpenTask | None:
@@ -110,8 +115,10 @@ class TaskLedger:
         ended = self._open.pop(task, None)
         if ended is None:
             return None
-        self._totals_of(ended.model).end(outcome)
-        interval = self._interval_of(ended.model)
+        model = ended.model
+        totals = self.totals.get(model) or self._totals_of(model)
+        interval = self._interval.get(model) or self._interval_of(model)
+        totals.end(outcome)
         interval.counts.end(outcome)
         if outcome is Outcome.COMPLETED:
             interval.add_latency(max(round((now_s - ended.received_at_s) * 1e6), 0))

@@ -18,6 +18,8 @@ from stageloom.shared.errors import UnavailableError
 MAX_BACKLOG = 16384
 _MAX_FDS = 4
 _FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # enums are slow to compare
+_CUT_OFF = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 class ChannelClosed(UnavailableError):
@@ -98,9 +100,7 @@ class Channel:
             ValueError: the message was larger than the limit; it is lost.
         """
         try:
-            message, ancillary, flags, _ = self._sock.recvmsg(
-                MAX_MESSAGE_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC
-            )
+            message, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE_BYTES, _FD_SPACE, _CLOSE_ON_EXEC)
         except BlockingIOError:
             return None
         except ConnectionResetError as error:
@@ -108,7 +108,7 @@ class Channel:
         if not message:
             raise ChannelClosed
         fds = descriptors_in(ancillary) if ancillary else []
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT_OFF:
             for fd in fds:
                 os.close(fd)
             raise ValueError("a message was cut off at the size limit")

@@ -118,24 +118,31 @@ class EngineProcess:
     def _serve(self) -> None:
         poll = select.poll()
         poll.register(self._nudge, select.POLLIN)
+        watched = 0
         while True:
             events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
-            poll.register(self._channel.fileno(), events)
+            if events != watched:
+                watched = events
+                poll.register(self._channel.fileno(), events)
             if self._ends.backlog:
                 poll.register(self._ends.fileno(), select.POLLOUT)
-            wait_s = min(self._next_stats_s, self._next_sample_s) - time.monotonic()
+            wait_s = max(self._due_s - time.monotonic(), 0.0)
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
-            due_s = min(self._measuring.due_s, self._recording.due_s)
-            wait_s = min(wait_s, due_s - time.monotonic())
-            for fd, event in poll.poll(max(0.0, wait_s) * 1000):
+            for fd, event in poll.poll(wait_s * 1000):
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
                 if event & select.POLLOUT:
                     self._flush(poll)
             while (received := self._channel.receive()) is not None:
                 self._execute(*received)
-            self._report_regularly()
+            if self._draining or self._due_s <= time.monotonic():
+                self._report_regularly()
+
+    @property
+    def _due_s(self) -> float:
+        """When there is something to report or to measure."""
+        return min(self._next_stats_s, self._next_sample_s, self._measuring.due_s, self._recording.due_s)
 
     def _flush(self, poll: select.poll) -> None:
         with self._sending:

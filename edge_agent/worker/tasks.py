@@ -1,7 +1,7 @@
 """The tasks that the engine process has taken and not answered. The runtime's lock guards the table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.edge_agent.executor.base import Rows, StepResult
 from stageloom.edge_agent.worker.accounting import WindowCounter
@@ -20,8 +20,16 @@ class EngineTask(Task):
 
     __slots__ = ("finish", "problem", "started_s", "writing")
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
+    def __init__(
+        self,
+        *,
+        id: TaskId,
+        models: tuple[str, ...],
+        nbytes: int,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        super().__init__(id=id, models=models, nbytes=nbytes, priority=priority, deadline_s=deadline_s)
         self.started_s: float | None = None  # when its first step began to run
         self.writing = 0  # lanes that are writing its outputs: the answer waits for them
         self.problem = ""  # why its outputs could not be written

@@ -90,11 +90,12 @@ class Rivals:
 class Chooser:
     """Step choice and its counts, over the combined blocks of all loaded plans."""
 
-    __slots__ = ("_busy", "_choices", "_idle", "_late_s", "_passes", "_timed", "_urgent")
+    __slots__ = ("_busy", "_choices", "_idle", "_late_s", "_passes", "_timed", "_urgent", "candidates")
 
     def __init__(self) -> None:
         self._idle: list[list[Rivals]] = [[]]  # those that a lane may take from while nothing is in it,
         self._busy: list[list[Rivals]] = [[]]  # and those while something is
+        self.candidates = 0  # admitted and not dismissed
         self._choices = 0
         self._passes = 0.0  # of the last one chosen under WEIGHTED
         self._urgent: dict[CombinedState, None] = {}  # overdue, or late
@@ -134,6 +135,7 @@ class Chooser:
             if before is not None:
                 self._change(combined, before, rivals)
             else:
+                self.candidates += 1
                 combined.since_turn = rivals.turns
                 rivals.line[combined] = None
                 if plan.step_choice is _WEIGHTED and combined.passes < self._passes:
@@ -179,6 +181,7 @@ class Chooser:
         """It can no longer run: what it was passed over for is gone."""
         rivals = combined.rivals
         if rivals is not None:
+            self.candidates -= 1
             rivals.line.pop(combined, None)
             combined.rivals = combined.rank = None
             if combined.overdue_seq or combined.late_s != _NEVER:
@@ -245,8 +248,13 @@ class Chooser:
     @staticmethod
     def first(plan: PlanState, idle: int) -> Rank | None:
         """The first rank of what could begin in one of these idle lanes, None without such."""
-        firsts = (stands[NO_LANE].first() for lanes, stands in plan.rivals.items() if lanes & idle)
-        return min((rank for rank in firsts if rank is not None), default=None)
+        found: Rank | None = None
+        for lanes, stands in plan.rivals.items():
+            if lanes & idle:
+                rank = stands[NO_LANE].first()
+                if rank is not None and (found is None or rank < found):
+                    found = rank
+        return found
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

@@ -428,6 +428,8 @@ class EngineCore:
             first: Launcher | None = None
             earliest: tuple[float, int] = (_NEVER, 0)
             for launcher in self._registry.launchers.values():
+                if not launcher.queue.launchable:
+                    continue
                 due_s = self._due_s(launcher, early=idle, lanes=lanes)
                 if due_s > now:
                     self._launch_s = min(self._launch_s, due_s)

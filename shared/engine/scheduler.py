@@ -5,7 +5,6 @@ Whatever changes a slot touches combined blocks; `refresh` works out their moves
 
 from operator import attrgetter
 
-from stageloom.shared.bitmask import mask_of
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.records import Instance, ProgramState, ProgramStatus, StepRecord
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
@@ -154,11 +153,18 @@ class StepScheduler:
 
     def open_lanes(self, plan: PlanState) -> int:
         """The plan's lanes that could begin a step now, as a mask; its only one, that could take the next."""
-        limit = plan.run_ahead if plan.lanes == 1 else 1
-        return mask_of(lane for lane in range(plan.lanes) if self.lanes[lane] < limit)
+        number = plan.lanes
+        limit = plan.run_ahead if number == 1 else 1
+        mask = 0
+        for lane in range(number):
+            if self.lanes[lane] < limit:
+                mask |= 1 << lane
+        return mask
 
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""
+        if not self.chooser.candidates:
+            return False
         lanes = self.lanes
         lane = 0
         if len(lanes) == 1:
