@@ -35,7 +35,7 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """Not thread-safe: the caller guards `send` and `flush` with one lock and receives on one thread."""
+    """Not thread-safe: the caller guards `send` and `flush` with one lock, `receive` with another."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)

@@ -1,5 +1,10 @@
-"""The engine process: commands from the agent drive the engine, what becomes of them goes back as reports."""
+"""The engine process: commands from the agent drive the engine, what becomes of them goes back as reports.
 
+Commands are taken one after the other, in the order in which they came, by an idle lane or, while every lane
+is busy, by the main thread.
+"""
+
+import contextlib
 import logging
 import math
 import os
@@ -38,7 +43,7 @@ _EXIT_BUG = 70
 
 
 class EngineProcess:
-    """One life of the engine. `run` receives on the main thread; lanes report from their own."""
+    """One life of the engine; `run` is its main thread, and reports what is due."""
 
     def __init__(self, channel: Channel, ends: Channel, config: WorkerConfig) -> None:
         """`ends` takes what wakes nobody: ends of tasks that the application has been told of."""
@@ -46,6 +51,7 @@ class EngineProcess:
         self._channel = channel
         self._ends = ends
         self._sending = threading.Lock()  # through either
+        self._taking = threading.Lock()  # while commands are carried out, and what they asked for
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._executors = Executors()
         self._driver: EngineRuntime | None = None  # from the first plan on
@@ -87,11 +93,7 @@ class EngineProcess:
         threading.Thread(target=_work, args=(self._loads,), name="load", daemon=True).start()
         self._profiler.start()
         self.report(messages.Ready(os.getpid()))
-        try:
-            self._serve()
-        except ChannelClosed:
-            log.info("the agent is gone")
-        os._exit(0)
+        self._serve()
 
     def report(self, report: Report) -> None:
         """Send a report, from any thread."""
@@ -115,47 +117,63 @@ class EngineProcess:
         if waiting:
             os.eventfd_write(self._nudge, 1)
 
-    def _serve(self) -> None:
-        poll = select.poll()
-        poll.register(self._nudge, select.POLLIN)
-        watched = 0
+    def _serve(self) -> NoReturn:
+        epoll, channel = select.epoll(), self._channel.fileno()
+        epoll.register(self._nudge, select.EPOLLIN)
         while True:
-            events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
-            if events != watched:
-                watched = events
-                poll.register(self._channel.fileno(), events)
-            if self._ends.backlog:
-                poll.register(self._ends.fileno(), select.POLLOUT)
+            # Anew each time: this thread is the last to be woken, behind every lane.
+            sends = select.EPOLLOUT if self._channel.backlog else 0
+            epoll.register(channel, select.EPOLLIN | select.EPOLLEXCLUSIVE | sends)
+            ends = self._ends.fileno() if self._ends.backlog else -1
+            if ends >= 0:
+                epoll.register(ends, select.EPOLLOUT)
             wait_s = max(self._due_s - time.monotonic(), 0.0)
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
-            for fd, event in poll.poll(wait_s * 1000):
+            for fd, _ in epoll.poll(wait_s):
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
-                if event & select.POLLOUT:
-                    self._flush(poll)
-            while (received := self._channel.receive()) is not None:
-                self._execute(*received)
+            epoll.unregister(channel)
+            if ends >= 0:
+                epoll.unregister(ends)
+            if sends or ends >= 0:
+                self._flush()
+            self.take()
             if self._draining or self._due_s <= time.monotonic():
-                self._report_regularly()
+                with self._taking:
+                    self._report_regularly()
 
     @property
     def _due_s(self) -> float:
         """When there is something to report or to measure."""
         return min(self._next_stats_s, self._next_sample_s, self._measuring.due_s, self._recording.due_s)
 
-    def _flush(self, poll: select.poll) -> None:
-        with self._sending:
+    def _flush(self) -> None:
+        with self._sending, contextlib.suppress(ChannelClosed):  # reading finds out, too
             self._channel.flush()
-            if self._ends.backlog:
-                self._ends.flush()
-                if not self._ends.backlog:
-                    poll.unregister(self._ends.fileno())
+            self._ends.flush()
+
+    def fileno(self) -> int:
+        """What commands come from."""
+        return self._channel.fileno()
+
+    def take(self) -> None:
+        """Carry out the commands that wait, on any thread; end the process once the agent is gone."""
+        try:
+            with self._taking:
+                while (received := self._channel.receive()) is not None:
+                    self._execute(*received)
+        except ChannelClosed:
+            log.info("the agent is gone")
+            os._exit(0)
 
     def _execute(self, message: bytes, fds: list[int]) -> None:
         try:
             command = messages.decode_command(message)
-            self._handlers[type(command)](command, fds)
+            kind = type(command)
+            self._handlers[kind](command, fds)
+            if kind not in self._tasks.handlers:
+                os.eventfd_write(self._nudge, 1)  # it may have something to report, or to wait for
         except (StageloomError, ValueError) as error:
             log.error("a command could not be carried out: %s", error)
         finally:
@@ -181,7 +199,7 @@ class EngineProcess:
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
-            driver = self._driver or EngineRuntime(self._executors, on_released=self._released)
+            driver = self._driver or EngineRuntime(self._executors, on_released=self._released, commands=self)
             try:
                 stated_bytes, free = self._admit(bound)
                 driver.load(key, bound, artifacts)

@@ -1,8 +1,9 @@
 """Drives the engine core with threads: one per lane, one for time, one for preparing programs.
 
 Leader and follower: the thread that ends a step takes the core's lock, reports the end, carries out what the
-core decides, and goes on with its lane's next step with the lock released. An idle lane waits on a lock of
-its own. Nothing here knows where tensors come from or who asks: see `inprocess` and `process`.
+core decides, and goes on with its lane's next step with the lock released. An idle lane waits on a bell of
+its own, and may take commands meanwhile. Nothing here knows where tensors come from or who asks: see
+`inprocess` and `process`.
 """
 
 import contextlib
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner, one_line
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
+from stageloom.edge_agent.worker.bells import Bell, CommandBell, LockBell
 from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
 from stageloom.edge_agent.worker.pinning import LanePin, require_cores
 from stageloom.edge_agent.worker.recorder import Recorder
@@ -62,11 +64,21 @@ def _held_lock() -> threading.Lock:
     return lock
 
 
+class Commands(Protocol):
+    """What idle lanes take before anybody else is woken for it."""
+
+    def fileno(self) -> int:
+        """Readable when a command waits."""
+
+    def take(self) -> None:
+        """Carry out every command that waits."""
+
+
 @dataclass(slots=True)
 class _LaneQueue:
-    """One lane's issued steps and the lock that its thread sleeps on."""
+    """One lane's issued steps and the bell that its thread sleeps on."""
 
-    wake: threading.Lock = field(default_factory=_held_lock)
+    bell: Bell
     pending: deque[tuple[Step, str | None]] = field(default_factory=deque)  # with why it was not issued
     idle: bool = False
 
@@ -83,6 +95,7 @@ class EngineRuntime:
         executor: StepRunner,
         *,
         on_released: Callable[[PlanKey], None] = lambda key: None,
+        commands: Commands | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
@@ -91,6 +104,7 @@ class EngineRuntime:
         self._traces_beside = False
         self._tally = StepCounter()
         self._on_released = on_released
+        self._commands = commands
         self._clock = clock
         self._core = EngineCore()
         self._lock = threading.Lock()
@@ -128,7 +142,9 @@ class EngineRuntime:
             now = self._clock()
             actions = self._core.load(key, bound, now)
             while len(self._lanes) < bound.plan.lanes:
-                self._lanes.append(_LaneQueue())
+                commands = self._commands
+                bell = LockBell() if commands is None else CommandBell(commands.fileno())
+                self._lanes.append(_LaneQueue(bell))
                 self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
             self._plans[key] = bound
             self._act(actions, now)
@@ -307,12 +323,14 @@ class EngineRuntime:
             for lane in self._lanes:
                 if lane.idle:
                     lane.idle = False
-                    lane.wake.release()
+                    lane.bell.ring()
             if self._timer_until_s > -math.inf:
                 self._wake_timer()
         self._chores.put(None)
         for thread in self._threads:
             thread.join()
+        for lane in self._lanes:
+            lane.bell.close()
         self.executor.close()
 
     # Actions; the lock is held
@@ -364,7 +382,7 @@ class EngineRuntime:
         lane.pending.append((step, problem))
         if lane.idle:
             lane.idle = False
-            lane.wake.release()
+            lane.bell.ring()
 
     def _drop(self, action: DropInstance) -> None:
         waits = self._in_flight & set(action.after)
@@ -407,7 +425,14 @@ class EngineRuntime:
                 if self._stopping:
                     return
                 lane.idle = True
-            lane.wake.acquire()
+            if lane.bell.wait():
+                self._take_commands(lane)
+
+    def _take_commands(self, lane: _LaneQueue) -> None:
+        assert self._commands is not None
+        with self._lock:
+            lane.idle = False  # a step that comes of them is found in the queue
+        self._commands.take()
 
     def _finish_step(self, step: Step) -> None:
         try:
