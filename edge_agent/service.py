@@ -307,6 +307,8 @@ class Agent:
                     self._journal.record([trace_row(report, plan.ref.digest)])
             case engine.Exited():
                 self._exited(report.returncode)
+            case engine.PassOn():
+                self._endpoint.pass_on(report.application, report.packet)
             case engine.ArenaRefused():
                 text = f"tasks that name arena {report.arena} are refused: {report.reason}"
                 self._journal.note("arena_refused", text)

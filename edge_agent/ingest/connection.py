@@ -136,7 +136,10 @@ class ApplicationConnection:
 
     def send(self, message: ToApplication) -> None:
         """Send, or keep for `flush`; never waits."""
-        packet = encode(message)
+        self.send_packet(encode(message))
+
+    def send_packet(self, packet: bytes) -> None:
+        """The same with an encoded message."""
         if self._unsent or not self._try_send(packet):
             self._unsent.append(packet)
 

@@ -122,6 +122,7 @@ class Endpoint:
         self._connections: dict[int, ApplicationConnection] = {}
         self._numbers = count(1)  # of connections, arenas, layouts and recordings; none is used again
         self._recordings: dict[int, tuple[int, int]] = {}  # the connection and request of each
+        self._last: tuple[OpenTask, TaskDone] | None = None  # whose end the engine process told last
         self._unread = 0  # tasks handed to the engine process since ends were read
 
     def listen(self, directory: Path) -> Path:
@@ -167,33 +168,43 @@ class Endpoint:
                 self._add_arena(arena)
 
     def task_done(self, done: TaskDone) -> None:
-        """The engine process reports an end: count it, and tell the owner if it was not told."""
+        """The engine process reports an end: count it, and tell the owner if that does not do so."""
         ended = self._ledger.end(done.task, done.outcome, done.ended_s)
-        if ended is not None:
-            self._end(ended, done.outcome, done.code, done.reason, done.queued_s, told=done.told)
+        if ended is None:
+            return
+        self._forget_task(ended)
+        if done.told:
+            self._last = ended, done
+        else:
+            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s)
+
+    def pass_on(self, application: int, packet: bytes) -> None:
+        """Send what an application did not take from the engine process."""
+        connection = self._connections.get(application)
+        if connection is not None:
+            had_unsent = connection.has_unsent
+            connection.send_packet(packet)
+            if connection.has_unsent and not had_unsent:
+                self._watch(connection)
 
     def task_ended(self, task: TaskId, outcome: Outcome, code: str = "", reason: str = "") -> None:
         """Count an end that the engine process does not report, and tell the owner, if it is still there."""
         ended = self._ledger.end(task, outcome, self._loop.now())
         if ended is not None:
-            self._end(ended, outcome, code, reason)
+            self._forget_task(ended)
+            self._tell(ended, outcome, code, reason)
 
-    def _end(
-        self,
-        ended: OpenTask,
-        outcome: Outcome,
-        code: str,
-        reason: str,
-        queued_at_s: float = 0.0,
-        *,
-        told: bool = False,
-    ) -> None:
+    def _forget_task(self, ended: OpenTask) -> None:
         self._release(ended)
         connection = self._connections.get(ended.owner)
+        if connection is not None:
+            connection.tasks.pop(ended.owner_task, None)
+
+    def _tell(
+        self, ended: OpenTask, outcome: Outcome, code: str, reason: str, queued_at_s: float = 0.0
+    ) -> None:
+        connection = self._connections.get(ended.owner)
         if connection is None:
-            return
-        connection.tasks.pop(ended.owner_task, None)
-        if told:
             return
         self._send(
             connection,
@@ -214,7 +225,14 @@ class Endpoint:
             self._send(self._connections[connection], TraceWritten(request, reason[:MAX_REASON_CHARS]))
 
     def end_all(self, outcome: Outcome, code: str, reason: str) -> None:
-        """The engine is gone: every open task and every recording ends."""
+        """The engine is gone: every open task and every recording ends.
+
+        The last end that it reported may not have been told any more. An application takes the first of two.
+        """
+        if self._last is not None:
+            ended, done = self._last
+            self._last = None
+            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s)
         for task in self._ledger.open_tasks():
             self.task_ended(task.id, outcome, code, reason)
         for number in list(self._recordings):

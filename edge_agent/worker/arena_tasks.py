@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from stageloom.edge_agent.ingest.messages import MAX_REASON_CHARS, TaskEnded
 from stageloom.edge_agent.ingest.messages import encode as encode_packet
 from stageloom.edge_agent.worker.messages import (
@@ -53,13 +51,13 @@ class ArenaTasks:
     def __init__(
         self,
         report: Callable[[Report], None],
-        report_end: Callable[[TaskDone], None],
+        report_end: "Callable[[TaskDone, Application | None, bytes], None]",
         driver: Callable[[], EngineRuntime | None],
     ) -> None:
         self.report = report
         self.report_end = report_end
         self._driver = driver
-        self._applications: dict[int, _Application] = {}
+        self.applications: dict[int, Application] = {}
         self._arenas: dict[int, _MappedArena] = {}
         self.tasks_in: dict[int, set[TaskId]] = {}  # by arena
         self._layouts: dict[int, _Layout] = {}
@@ -77,15 +75,10 @@ class ArenaTasks:
     def _add_application(self, command: AddApplication, fds: list[int]) -> None:
         if len(fds) != 1:
             raise ValueError(f"application {command.application} came without its socket")
-        self._applications[command.application] = _Application(fds[0])
+        self.applications[command.application] = Application(command.application, fds[0])
 
     def _drop_application(self, command: DropApplication, fds: list[int]) -> None:
-        self._applications.pop(command.application, None)
-
-    def tell(self, application: int, ended: TaskEnded) -> bool:
-        """Tell an application of an end. False: it takes nothing now or is gone; the agent sees to it."""
-        found = self._applications.get(application)
-        return found is not None and found.take(encode_packet(ended))
+        self.applications.pop(command.application, None)
 
     def _add_arena(self, command: AddArena, fds: list[int]) -> None:
         """Map an arena; a refused one is reported, and tasks that name it are refused."""
@@ -191,11 +184,12 @@ class ArenaTasks:
         return arena.view(tensor, place[1])
 
 
-class _Application:
+class Application:
     """An application's socket, open for as long as any thread may write to it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, id: int, fd: int) -> None:
         """Keep a copy of `fd`."""
+        self.id = id
         self._fd = os.dup(fd)
         os.set_blocking(self._fd, False)
 
@@ -306,11 +300,7 @@ class _ArenaTask(EngineTask):
             place[...] = outputs[name]
 
     def answer(self, done: TaskDone) -> None:
-        """Tell the application of the end, then report it to the agent.
-
-        In this order: an end that was reported and not told would be told by nobody if the process ended
-        between the two, and of one that was told twice the application takes the first.
-        """
+        """Report the end, with what the application is told."""
         for arena in self._arenas:
             if (tasks := self._owner.tasks_in.get(arena)) is not None:
                 tasks.discard(self.id)
@@ -323,5 +313,5 @@ class _ArenaTask(EngineTask):
             command.received_at_s,
             done.queued_s,
         )
-        told = self._owner.tell(self._application, ended)
-        self._owner.report_end(replace(done, told=True) if told else done)
+        application = self._owner.applications.get(self._application)
+        self._owner.report_end(done, application, encode_packet(ended))

@@ -66,6 +66,13 @@ class Channel:
             raise UnavailableError("the engine process does not read its messages", remedy="restart it")
         self._backlog.append((message, tuple(os.dup(fd) for fd in fds)))
 
+    def try_send(self, message: bytes) -> bool:
+        """Send now, without descriptors and before what waits for `flush`; False if it cannot be."""
+        try:
+            return self._try_send(message, ())
+        except ChannelClosed:
+            return False
+
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it.
 

@@ -253,7 +253,14 @@ class TaskDone(_Message, frozen=True, tag=6):
     ended_s: float
     parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
     plan: PlanKey | None = None  # whose step ended it; None: no step did
-    told: bool = False  # the application knows it already
+    told: bool = False  # the engine process tells the application itself
+
+
+class PassOn(_Message, frozen=True, tag=23):
+    """An application that does not take the end of its task now: the packet is for it."""
+
+    application: int
+    packet: bytes
 
 
 class QueueStats(_Message, frozen=True):
@@ -402,6 +409,7 @@ Report: TypeAlias = (
     | PlanActive
     | PlanReleased
     | TaskDone
+    | PassOn
     | Stats
     | OperatorTimes
     | StepTraced

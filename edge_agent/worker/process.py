@@ -16,11 +16,13 @@ from dataclasses import asdict
 from queue import SimpleQueue
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.accounting import WindowTimer
-from stageloom.edge_agent.worker.arena_tasks import ArenaTasks
+from stageloom.edge_agent.worker.arena_tasks import Application, ArenaTasks
 from stageloom.edge_agent.worker.channel import Channel, ChannelClosed
 from stageloom.edge_agent.worker.messages import Handlers, Report, WorkerConfig
 from stageloom.edge_agent.worker.profiling import Profiler, read_plan
@@ -46,7 +48,7 @@ class EngineProcess:
     """One life of the engine; `run` is its main thread, and reports what is due."""
 
     def __init__(self, channel: Channel, ends: Channel, config: WorkerConfig) -> None:
-        """`ends` takes what wakes nobody: ends of tasks that the application has been told of."""
+        """`ends` takes what wakes nobody: ends of tasks that their application is told of here."""
         self._config = config
         self._channel = channel
         self._ends = ends
@@ -95,26 +97,37 @@ class EngineProcess:
         self.report(messages.Ready(os.getpid()))
         self._serve()
 
+    def _report_end(self, done: messages.TaskDone, application: Application | None, packet: bytes) -> None:
+        """Report an end where it wakes nobody, then tell the application.
+
+        One end at a time: if the process ends between the two, the last one that was reported is the only one
+        that its application may not know, and the agent tells it. The agent is woken to tell an end itself,
+        and for a failure, by which it may judge a plan.
+        """
+        if application is None or done.outcome is Outcome.FAILED:
+            self.report(done)
+            return
+        with self._sending:
+            reported = self._ends.try_send(messages.encode(replace(done, told=True)))
+            if reported and not application.take(packet):
+                self._send(messages.PassOn(application.id, packet))
+        if not reported:
+            self.report(done)
+
     def report(self, report: Report) -> None:
         """Send a report, from any thread."""
-        self._send(self._channel, report)
+        with self._sending:
+            self._send(report)
 
-    def _report_end(self, done: messages.TaskDone) -> None:
-        """The agent reads it when it next looks. It is woken for what it must tell, or judge a plan by."""
-        wakes = not done.told or done.outcome is Outcome.FAILED
-        self._send(self._channel if wakes else self._ends, done)
-
-    def _send(self, channel: Channel, report: Report) -> None:
+    def _send(self, report: Report) -> None:
         try:
-            with self._sending:
-                channel.send(messages.encode(report))
-                waiting = channel.backlog
+            self._channel.send(messages.encode(report))
         except ChannelClosed:
             return  # the main thread reads the same end and ends the process
         except UnavailableError:
             log.error("the agent has not read its reports for a long time")
             os._exit(_EXIT_BUG)
-        if waiting:
+        if self._channel.backlog:
             os.eventfd_write(self._nudge, 1)
 
     def _serve(self) -> NoReturn:
@@ -124,9 +137,6 @@ class EngineProcess:
             # Anew each time: this thread is the last to be woken, behind every lane.
             sends = select.EPOLLOUT if self._channel.backlog else 0
             epoll.register(channel, select.EPOLLIN | select.EPOLLEXCLUSIVE | sends)
-            ends = self._ends.fileno() if self._ends.backlog else -1
-            if ends >= 0:
-                epoll.register(ends, select.EPOLLOUT)
             wait_s = max(self._due_s - time.monotonic(), 0.0)
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
@@ -134,10 +144,9 @@ class EngineProcess:
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
             epoll.unregister(channel)
-            if ends >= 0:
-                epoll.unregister(ends)
-            if sends or ends >= 0:
-                self._flush()
+            if sends:
+                with self._sending, contextlib.suppress(ChannelClosed):  # reading finds out, too
+                    self._channel.flush()
             self.take()
             if self._draining or self._due_s <= time.monotonic():
                 with self._taking:
@@ -147,11 +156,6 @@ class EngineProcess:
     def _due_s(self) -> float:
         """When there is something to report or to measure."""
         return min(self._next_stats_s, self._next_sample_s, self._measuring.due_s, self._recording.due_s)
-
-    def _flush(self) -> None:
-        with self._sending, contextlib.suppress(ChannelClosed):  # reading finds out, too
-            self._channel.flush()
-            self._ends.flush()
 
     def fileno(self) -> int:
         """What commands come from."""
@@ -183,7 +187,6 @@ class EngineProcess:
     def _stop(self, command: messages.Stop, fds: list[int]) -> NoReturn:
         with self._sending:
             self._channel.flush()
-            self._ends.flush()
         os._exit(0)
 
     # Plans

@@ -7,12 +7,14 @@ import socket
 import stat
 import struct
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stageloom import Client, TaskFuture
 from stageloom.edge_agent.ingest import channel
@@ -33,6 +35,7 @@ from stageloom.edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import (
     AgentRestarted,
@@ -194,6 +197,31 @@ def test_every_end_is_a_typed_error(
         hosted.call(lambda: hosted.endpoint.task_ended(task.task, outcome, code, "the cause; the remedy"))
         with pytest.raises(error, match="the cause"):
             future.result(20)
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_an_end_that_an_engine_process_reported_last_is_told_again_when_it_is_gone(hosted: Hosted) -> None:
+    """1. Two tasks end; the process tells the first one and dies. 2. Both futures have their results."""
+    with Client(hosted.path) as client:
+        futures = [client.submit("echo", {"input": np.ones((1, 4), np.float32)}) for _ in range(2)]
+        eventually(lambda: len(hosted.backend.accepted) == 2, "both tasks are with the engine")
+        first, last = hosted.backend.accepted
+        now = time.monotonic()
+
+        def end() -> None:
+            done = TaskDone(first.task, Outcome.COMPLETED, "", "", now, now, now, told=True)
+            hosted.endpoint.task_done(done)
+            hosted.endpoint.pass_on(
+                hosted.backend.layouts[first.layout].application,
+                encode(TaskEnded(first.owner_task, "completed")),
+            )
+            hosted.endpoint.task_done(replace(done, task=last.task))
+            hosted.endpoint.end_all(Outcome.FAILED, "agent_restarted", "the engine process ended")
+
+        hosted.call(end)
+        for future in futures:
+            assert set(future.result(20.0)) == {"output"}
+        assert hosted.ledger.totals["echo"].completed == 2
 
 
 def test_second_end_of_a_task_changes_nothing(hosted: Hosted) -> None:

@@ -1,5 +1,6 @@
 """The engine as a real process: commands, arenas, crashes. Nothing an agent sends may end it by accident."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -352,6 +353,12 @@ def _told(application: socket.socket) -> TaskEnded:
     return ended
 
 
+def _told_now(application: socket.socket) -> int:
+    ended = decode_to_application(application.recv(MAX_MESSAGE_BYTES))
+    assert isinstance(ended, TaskEnded)
+    return ended.task
+
+
 @pytest.fixture
 def application(fresh: RealEngine, model: Artifact) -> Iterator[socket.socket]:
     """An application's end of its connection; the process has the other one, and serves layout 3 to it."""
@@ -375,7 +382,7 @@ def _run(engine: RealEngine, task: int) -> None:
 def test_an_application_is_told_before_the_agent_hears_of_it(
     fresh: RealEngine, application: socket.socket
 ) -> None:
-    """1. The application is told. 2. The agent was not woken. 3. It hears of the same end when it looks."""
+    """1. The application is told. 2. The agent was not woken. 3. It reads of the same end when it looks."""
     for task in range(3):
         _run(fresh, task)
     told = [_told(application) for _ in range(3)]
@@ -383,10 +390,9 @@ def test_an_application_is_told_before_the_agent_hears_of_it(
         (100 + task, "completed", 5.0) for task in range(3)
     }
     assert not [report for report in fresh.reports if isinstance(report, TaskDone)]
-    heard: dict[TaskId, TaskDone] = {}
-    while len(heard) < 3:
-        fresh.client.take_ends()
-        heard |= {report.task: report for report in fresh.reports if isinstance(report, TaskDone)}
+    fresh.client.take_ends()
+    heard = {report.task: report for report in fresh.reports if isinstance(report, TaskDone)}
+    assert len(heard) == 3
     assert all(done.told and done.outcome is Outcome.COMPLETED for done in heard.values())
     assert {done.queued_s for done in heard.values()} == {end.queued_at_s for end in told}
 
@@ -395,15 +401,39 @@ def test_an_application_is_told_before_the_agent_hears_of_it(
 def test_the_agent_hears_of_ends_before_it_hears_that_the_process_is_gone(
     fresh: RealEngine, application: socket.socket
 ) -> None:
-    _run(fresh, 1)
-    assert _told(application).outcome == "completed"
-    _run(fresh, 2)
-    assert _told(application).outcome == "completed"  # so the first end has been reported, too
+    for task in (1, 2):
+        _run(fresh, task)
+        assert _told(application).outcome == "completed"
     pid = fresh.client.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     fresh.wait_for(messages.Exited)
-    assert [report.task for report in fresh.reports if isinstance(report, TaskDone)][:1] == [1]
+    assert [report.task for report in fresh.reports if isinstance(report, TaskDone)] == [1, 2]
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_what_a_full_socket_does_not_take_is_passed_on_by_the_agent(
+    fresh: RealEngine, application: socket.socket
+) -> None:
+    """1. The application reads nothing. 2. Each end is in its socket or is the agent's to pass on, once."""
+    passed: list[messages.PassOn] = []
+    tasks = 0
+    while not passed:
+        for _ in range(64):
+            _run(fresh, tasks)
+            tasks += 1
+        while len([report for report in fresh.reports if isinstance(report, TaskDone)]) < tasks:
+            fresh.loop.turn(0.01)
+            fresh.client.take_ends()
+        passed += [report for report in fresh.reports if isinstance(report, messages.PassOn)]
+    assert {one.application for one in passed} == {9}
+    packets = [decode_to_application(one.packet) for one in passed]
+    ended = [packet.task for packet in packets if isinstance(packet, TaskEnded)]
+    application.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ended.append(_told_now(application))
+    assert sorted(ended) == list(range(100, 100 + tasks))
 
 
 @pytest.mark.promise("end-told-before-agent")
