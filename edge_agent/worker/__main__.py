@@ -1,5 +1,6 @@
 """`python -m stageloom.edge_agent.worker FD ENDS_FD CONFIG`: started by `EngineClient.start`, not by hand."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from stageloom.edge_agent.worker.messages import decode_config
 from stageloom.edge_agent.worker.process import EngineProcess
 
 _EXIT_BUG = 70
+_SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
 
 def _die(problem: threading.ExceptHookArgs) -> None:
@@ -27,6 +29,9 @@ def main() -> NoReturn:
     """Take the inherited channels and serve."""
     config = decode_config(sys.argv[3])
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Applications see that the agent is gone by their sockets, which this process has, too: it goes with the
+    # agent, also where it is frozen.
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the agent stops us
     sys.setswitchinterval(config.switch_interval_s)
     threading.excepthook = _die
