@@ -54,7 +54,7 @@ from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import write_keys
-from stageloom.shared.search.auto import KnownModel
+from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.token import Endpoints
 
 SHAPE = (1, 3, 224, 224)
@@ -251,7 +251,7 @@ def task_costs(report: Report, quick: bool) -> None:
             file = Path(folder) / f"{name}.onnx"
             onnx.save(small_model(), file)
             model = prepare(name, file, {}, Path(folder) / name)
-            known = KnownModel("null" if name == "null" else "onnx", 0.001)
+            known = {ExecutorOptions(name="null" if name == "null" else "onnx"): 0.001}
             plan = own_plan([model], {name: known})
             options = RuntimeOptions(workers=plan.lanes, threads=1)
             load = partial(_runtime, name == "null", options, model)
