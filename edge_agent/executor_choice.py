@@ -17,12 +17,16 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
+from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.machine.executors import machine_facts
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
+from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.auto import Times, auto_plan, widths
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -30,6 +34,9 @@ from stageloom.shared.text import counted
 
 FIRST_CHOICE: Final = ExecutorOptions(name="onnx")
 """Runs whatever was imported; others must show that they are faster."""
+
+TIMES_NAME: Final = "executor_times"
+"""The file in the agent's home that remembers."""
 
 _PACKAGES: Final = {"onnx": "onnxruntime", "openvino": "openvino"}
 _LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
@@ -89,6 +96,24 @@ class ExecutorTimes:
         """What is known of a model: seconds of one run of the whole one, infinity where it cannot run."""
         return self._times_s.get(artifact, {})
 
+    def rows(self) -> list[ExecutorTime]:
+        """What is known of float32, for the planner: times of sessions, one task at a time."""
+        return [
+            ExecutorTime(
+                Digest(artifact),
+                options.name,
+                options.intra_op_threads,
+                1,
+                self._environment,
+                seconds * 1e6 if seconds < math.inf else None,
+                0,
+                "" if seconds < math.inf else "it could not be measured when this agent served alone",
+            )
+            for artifact, times_s in self._times_s.items()
+            for options, seconds in times_s.items()
+            if options.precision == "fp32"
+        ]
+
     def note(self, artifact: Digest, executor: ExecutorOptions, seconds: float) -> None:
         """Remember what a model takes, in memory."""
         known = self._times_s.pop(artifact, {})
@@ -112,6 +137,13 @@ def _row(known: tuple[ExecutorOptions, float]) -> _Time:
 def _read(row: _Time) -> tuple[ExecutorOptions, float]:
     options = ExecutorOptions(name=row.executor, intra_op_threads=row.threads, precision=row.precision)
     return options, row.seconds
+
+
+def told_at_start(config: AgentConfig) -> list[RowData]:
+    """What the planner is to know of this device: its cores and executors, and what was measured on them."""
+    usual = FIRST_CHOICE.name if config.executor == AUTO else config.executor
+    times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
+    return [machine_facts(usual, config.intra_op_threads), *times.rows()]
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,17 @@ def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = Non
 
 
 def _serving_alone(config: AgentConfig) -> Agent:
-    from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, installed, ways
+    from stageloom.edge_agent.executor_choice import (
+        TIMES_NAME,
+        ExecutorChoice,
+        ExecutorTimes,
+        installed,
+        ways,
+    )
     from stageloom.edge_agent.lifecycle.alone import first_plan, own_models
 
     models = own_models(config, ArtifactStore(config.home_path / "artifacts"), _log.info)
-    times = ExecutorTimes(StateFile(config.home_path / "executor_times"), device_class())
+    times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
     plan = first_plan(config, models, times, _log.info)
     wanted = ways(installed(), len(models.cores)) if config.executor == AUTO else []
     choice = ExecutorChoice(models, times, plan, wanted) if wanted else None

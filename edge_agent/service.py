@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.executor_choice import ExecutorChoice
+from stageloom.edge_agent.executor_choice import ExecutorChoice, told_at_start
 from stageloom.edge_agent.ingest.channel import runtime_directory
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.endpoint import Endpoint
@@ -146,6 +146,7 @@ class Agent:
                 self._profiles.wanted(request)
         for problem in self._parts.found:
             self._journal.found(problem)
+        self._journal.record(told_at_start(self._config))
         try:
             self.loop.run()
         finally:
@@ -293,6 +294,8 @@ class Agent:
             case engine.PlanReleased():
                 self._lifecycle.do(self._plans.released(PlanKey(report.key)))
                 self._lifecycle.collect()
+            case engine.WholeTime():
+                self._profiles.whole_time(report)
             case engine.OperatorTimes():
                 self._profiles.operator_times(report)
             case engine.StageTimes():

@@ -10,7 +10,7 @@ import msgspec
 from stageloom.planner.api.jobs import Job, JobCancelled
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
-from stageloom.planner.costs.measured import device_costs, trained_policy
+from stageloom.planner.costs.measured import device_costs, plan_costs, trained_policy
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.schema.explanation import PlanEvaluation
 from stageloom.planner.schema.plan import ModelOptions as Choice
@@ -180,11 +180,10 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
     decoded = decode_plan(store.read(plan_info, plan).wire)
     calibration = store.read(calibration_of, device)
     graphs = {model.artifact: store.graph(model.artifact) for model in decoded.models}
-    costs = device_costs(
+    costs = plan_costs(
         store,
         calibration.costs_key,
-        decoded.executor,
-        [(model.artifact, model.batch) for model in decoded.models],
+        decoded,
         graph_of=store.graph,
         now_us=now_us,
         taught_by=calibration.taught_by,

@@ -90,6 +90,12 @@ class BoundPlan:
             return (1 << plan.lanes) - 1
         return mask_of(lane for lane, own in enumerate(plan.lane_resources) if own in resources)
 
+    def cores_of(self, combined: int) -> tuple[int, ...]:
+        """The cores that may run a combined block, ascending; empty where the system chooses."""
+        lanes, plan = self.lanes_of(combined), self.plan
+        cores = [plan.cores_of(lane) for lane in range(plan.lanes) if lanes >> lane & 1]
+        return tuple(sorted(set().union(*cores))) if all(cores) else ()
+
     def run_by(self, name: str) -> tuple[int, ...]:
         """The combined blocks that executors of this name run, ascending."""
         return tuple(i for i in range(len(self.combined)) if self.executor_of(i).name == name)

@@ -5,15 +5,12 @@ not run.
 """
 
 import os
-import re
 import resource
 import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import distributions
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,78 +18,17 @@ from msgspec import Struct
 
 from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
 from stageloom.edge_agent.lifecycle.alone import require_names
-from stageloom.edge_agent.machine.device import cpu_name, driver_version, gpu_names, installed
+from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
+from stageloom.edge_agent.machine.executors import (
+    OnnxFacts,
+    TorchFacts,
+    core_ranges,
+    executor_problems,
+    onnx_facts,
+    torch_facts,
+)
 from stageloom.shared.errors import SettingError
 from stageloom.shared.systemd.install import UNIT_DIRECTORY
-
-_LIBRARIES = re.compile(r"nvidia-(cudnn|cublas|cuda-runtime)(-cu\d+)?$")
-
-
-@dataclass(frozen=True, slots=True)
-class TorchFacts:
-    """Versions; empty where there is none."""
-
-    torch: str = ""
-    cuda: str = ""  # that torch was built for
-    libraries: tuple[str, ...] = ()  # that pip brought along: `cudnn 9.10.2`
-    driver: str = ""
-
-
-def torch_facts(proc: Path = Path("/proc")) -> TorchFacts:
-    """What torch this interpreter would import, read from files: importing it takes a second and may fail."""
-    spec = find_spec("torch")
-    text = ""
-    if spec is not None and spec.origin is not None:
-        try:
-            text = (Path(spec.origin).parent / "version.py").read_text(errors="replace")
-        except OSError:
-            text = "__version__ = 'unknown'"
-    facts = version_facts(text)
-    driver = driver_version(proc) or ("unknown" if (proc / "driver/nvidia/version").exists() else "")
-    return TorchFacts(facts.torch, facts.cuda, _libraries() if facts.cuda else (), driver)
-
-
-def version_facts(text: str) -> TorchFacts:
-    """What torch's `version.py` says of itself."""
-    number = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
-    cuda = re.search(r"^cuda(?:: [^=]+)? = '([^']+)'", text, re.MULTILINE)
-    return TorchFacts(number[1] if number else "", cuda[1] if cuda else "")
-
-
-def _libraries() -> tuple[str, ...]:
-    names = {}
-    for distribution in distributions():
-        found = _LIBRARIES.match(distribution.metadata["Name"] or "")
-        if found:
-            names[found[1]] = f"{found[1]} {distribution.version}"
-    return tuple(names[name] for name in sorted(names))
-
-
-_CUDA_LIBRARIES = ("libonnxruntime_providers_cuda.so", "onnxruntime_providers_cuda.dll")
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxFacts:
-    """What the executor onnx_cuda would find."""
-
-    present: bool = False
-    cuda: bool = False  # the CUDA provider's library came along
-    bindings: str = ""  # the version of cuda-bindings
-
-
-def onnx_facts() -> OnnxFacts:
-    """What onnxruntime this interpreter would import, read from files."""
-    spec = find_spec("onnxruntime")
-    if spec is None or spec.origin is None:
-        return OnnxFacts()
-    bindings = installed(("cuda-bindings",)).get("cuda-bindings", "")
-    return OnnxFacts(True, has_cuda(Path(spec.origin).parent), bindings)
-
-
-def has_cuda(package: Path) -> bool:
-    """Whether an installed onnxruntime brought CUDAExecutionProvider along."""
-    return any((package / "capi" / name).is_file() for name in _CUDA_LIBRARIES)
-
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -127,6 +63,7 @@ def examine(home: Path) -> list[Check]:
         _python,
         _packages,
         lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
+        lambda: executors_check(executor_problems(), sorted(os.sched_getaffinity(0))),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
         lambda: openvino_check(installed(("openvino",))),
         lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
@@ -174,6 +111,16 @@ def runtime_check(versions: dict[str, str]) -> Check:
         "not installed: plans for the onnx executor cannot run",
         "pip install 'stageloom[onnx]', or the wheel that your GPU's vendor offers",
     )
+
+
+def executors_check(problems: Mapping[str, str], cores: Sequence[int]) -> Check:
+    """Which executors plans can name here, on which cores, and why not the others."""
+    usable = [name for name, problem in problems.items() if not problem]
+    where = f"on cores {', '.join(f'{a}-{b}' if a < b else f'{a}' for a, b in core_ranges(cores))}"
+    rest = "; ".join(f"not {name}: {problem}" for name, problem in problems.items() if problem)
+    if not usable:
+        return _fail("executors", f"none can be used; {rest}", "pip install 'stageloom[edge,onnx]'")
+    return _ok("executors", f"{', '.join(usable)} {where}" + (f"; {rest}" if rest else ""))
 
 
 def gpu_check(names: list[str], versions: dict[str, str]) -> Check:

@@ -8,17 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from msgspec import UNSET
+
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
 from stageloom.edge_agent.worker.client import memory_file
-from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
+from stageloom.edge_agent.worker.messages import (
+    Command,
+    OperatorTimes,
+    Profile,
+    ProfileStages,
+    StageTimes,
+    WholeTime,
+)
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ProfileRequest, StageProfileRequest
-from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import decode_plan
+from stageloom.shared.text import bounded
 
 _STAGE_REPEATS: Final = 9
 _LIVES: Final = 2
@@ -91,6 +101,23 @@ class ProfileQueue:
             if self._deaths[number] >= _LIVES:
                 self._give_up(request)
 
+    def whole_time(self, time: WholeTime) -> None:
+        """What the model of a request takes as a whole; its operators' times end the request."""
+        request = self._open.get(time.request)
+        if isinstance(request, ProfileRequest):
+            executor, threads = self._under(request)
+            row = ExecutorTime(
+                Digest(request.artifact.digest),
+                executor,
+                threads,
+                request.batch,
+                bounded(self._environment(), 128),
+                time.time_us,
+                time.runs,
+                bounded(time.reason),
+            )
+            self._record([row])
+
     def operator_times(self, times: OperatorTimes) -> None:
         """The engine's answer, or part of it."""
         if times.request in self._open:
@@ -134,20 +161,28 @@ class ProfileQueue:
                 self._send(command, [fd])
             return
         digest = request.artifact.digest
+        executor, threads = self._under(request)
         self._send(
             Profile(
                 request=request.request,
                 artifact=digest,
                 path=str(self._path_of(digest)),
-                executor=self._executor,
+                executor=executor,
                 timing=TimingRequest(
                     batch=request.batch,
-                    intra_op_threads=self._intra_op_threads,
+                    intra_op_threads=threads,
                     limit_s=request.budget_s,
                     wall_s=self._wall_s,
                 ),
             ),
             (),
+        )
+
+    def _under(self, request: ProfileRequest) -> tuple[str, int]:
+        """The executor and threads that a request names, else those that the agent is set to."""
+        return (
+            self._executor if request.executor is UNSET else request.executor,
+            self._intra_op_threads if request.intra_op_threads is UNSET else request.intra_op_threads,
         )
 
     def _give_up(self, request: Request) -> None:

@@ -117,7 +117,7 @@ class CancelTask(_Message, frozen=True, tag=7):
 
 
 class Profile(_Message, frozen=True, tag=8):
-    """Time every operator of an artifact while the queues are empty."""
+    """Time an artifact as a whole, and every operator of it, while the queues are empty."""
 
     request: int
     artifact: str
@@ -311,6 +311,15 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     operators: int = 0
 
 
+class WholeTime(_Message, frozen=True, tag=23):
+    """One run of the whole artifact that a `Profile` is about; None: it cannot run, for the `reason`."""
+
+    request: int
+    time_us: float | None
+    runs: int
+    reason: str = ""
+
+
 class StepTraced(_Message, frozen=True, tag=9):
     """One step's groups on their streams."""
 
@@ -412,6 +421,7 @@ Report: TypeAlias = (
     | PassOn
     | Stats
     | OperatorTimes
+    | WholeTime
     | StepTraced
     | Drained
     | Exited

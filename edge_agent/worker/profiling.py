@@ -37,8 +37,9 @@ from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step,
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.ids import Digest, StepId, TaskId
 from stageloom.shared.launch_list import LaunchList
-from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, Member, decode_plan
+from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, ExecutorOptions, Member, decode_plan
 from stageloom.shared.schedule import Schedule, StageSchedule
+from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.stage_times import stage_spans
 
 if TYPE_CHECKING:
@@ -247,6 +248,10 @@ def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
 
 log = logging.getLogger(__name__)
 
+_WHOLE_RUNS: Final = 9
+_WHOLE_SHARE: Final = 0.25
+"""Of a request's time, what running the whole model may take."""
+
 _TOO_BUSY = "some were not timed: the time limit came first, or the device was too busy"
 
 
@@ -297,6 +302,9 @@ class Profiler:
         user = ("profile", request.request)
         try:
             artifact = self._artifacts.use(user, digest, {digest: request.path})
+            whole = self._whole(request, artifact)
+            if whole is not None:
+                self._report(whole)
             executor = make_executor(request.executor)
             try:
                 timed = executor.time_operators(artifact, request.timing, self._idle)
@@ -315,6 +323,27 @@ class Profiler:
                     request.request, digest, request.timing.batch, part, reason, first, len(times)
                 )
             )
+
+    def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | None:
+        """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
+        the device was too busy."""
+        asked = request.timing
+        moments = IdleTime(self._idle, own_s=_WHOLE_SHARE * asked.limit_s, wall_s=asked.wall_s)
+        try:
+            choice = ModelChoice(
+                name="model", artifact=artifact.digest, graph=artifact.graph, batch=asked.batch
+            )
+            options = ExecutorOptions(name=request.executor, intra_op_threads=asked.intra_op_threads)
+            bound = bind(compose([choice], executor=options), {artifact.digest: artifact.graph})
+            with self._executor(bound) as (executor, serving):
+                (found,) = profile_stages(
+                    bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
+                )
+        except Exception as error:  # there is no time, and the engine goes on
+            return messages.WholeTime(request.request, None, 0, _one_line(error))
+        if not found.step_s:
+            return None
+        return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))
 
     # Stages
 

@@ -130,6 +130,11 @@ def _tell(reply: schema.DeviceShowReply, *, live: bool) -> None:
         "reported": _generation(report.epoch, report.generation, report.active),
         "state": (report.state.value if report.state else "-") + (report.reason and f": {report.reason}"),
     }
+    if reply.machine is not None:
+        lines["cores"] = ", ".join(map(str, reply.machine.cores)) or "-"
+        lines["executors"] = "; ".join(
+            one.name + (f": {one.problem}" if one.problem else "") for one in reply.machine.executors
+        )
     if waits := waits_for(info, live=live):
         lines["waits for"] = waits
     emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
@@ -253,6 +258,17 @@ def profile(
         str | None,
         typer.Option("--plan", metavar="PLAN", help="Measure this plan's stages, not operators."),
     ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            metavar="NAME",
+            help="One of those that `device show` lists. Default: what runs a model there.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="Of --executor, inside one operator.")
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
     budget: Annotated[
         str, typer.Option("--budget", metavar="TIME", help="What the device may spend, such as 20s or 2m.")
@@ -262,21 +278,25 @@ def profile(
     ] = "2m",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
 ) -> None:
-    """Have a device measure every operator. Plans for it are then searched with its own times.
+    """Have a device measure models, whole and every operator. Plans for it are then made with its own times.
 
     \b
     stageloom device profile shop-7 --model resnet50 --budget 10s
+    stageloom device profile shop-7 --executor openvino      # for plans with several executors
     stageloom device profile shop-7 --plan inception
     """
-    if plan is not None and (models or batch != 1):
+    if plan is not None and (models or batch != 1 or executor or threads):
         raise InputError(
-            "--plan measures the stages of one plan as it is", remedy="leave out --model, --batch"
+            "--plan measures the stages of one plan as it is",
+            remedy="leave out --model, --batch, --executor, --threads",
         )
     request = schema.DeviceProfileRequest(
         device=DeviceId(device),
         models=tuple(models or ()),
         plan=plan,
         batch=batch,
+        executor=executor,
+        intra_op_threads=threads,
         budget_s=parse_duration(budget, "--budget"),
         wait_s=parse_duration(timeout, "--timeout") if wait else 0.0,
     )
@@ -290,7 +310,10 @@ def profile(
 
 def _tell_measured(device: str, reply: schema.DeviceProfileReply) -> None:
     if reply.measured:
-        columns = ["model", "batch", "operators", "measured", "total_us", "reason"]
+        columns = [
+            *("model", "batch", "executor", "intra_op_threads", "whole_us"),
+            *("operators", "measured", "total_us", "reason"),
+        ]
         rows = [tuple(getattr(row, name) for name in columns) for row in reply.measured]
         emit_table(columns, rows, empty="nothing was measured")
     else:

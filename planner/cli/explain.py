@@ -190,7 +190,10 @@ def _trial(trial: TrialInfo) -> str:
 def _block(block: BlockExplanation, now_s: float) -> Iterator[str]:
     stages = counted(block.lines[-1].last + 1, "stage")
     parts = stages if block.streams is None else counted(block.streams, "stream")
-    yield f"combined block {block.index}: {block.members}, {counted(block.operators, 'operator')} in {parts}"
+    yield (
+        f"combined block {block.index}: {block.members}, {counted(block.operators, 'operator')} in {parts}, "
+        f"on {_place(block)}"
+    )
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""
@@ -200,6 +203,14 @@ def _block(block: BlockExplanation, now_s: float) -> Iterator[str]:
     gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
     yield f"  predicted {block.predicted_us:.1f} us, {gaps}{measured}"
     yield f"  beside it: {', '.join(_beside(block.beside))}"
+
+
+def _place(block: BlockExplanation) -> str:
+    """What runs a block, and where."""
+    threads = f", {block.intra_op_threads} threads" if block.intra_op_threads != 1 else ""
+    resources = f", resources {', '.join(map(str, block.resources))}" if block.resources else ""
+    cores = f", cores {', '.join(map(str, block.cores))}" if block.cores else ""
+    return block.executor + threads + resources + cores
 
 
 def _source(line: StageExplanation, now_s: float) -> str:

@@ -196,7 +196,8 @@ def renewal(
     """The costs of a device that drifted.
 
     An operator is taken to have changed as its stage has, where that was measured before and is seen now;
-    else as its block; else as everything together.
+    else as its block; else as everything together. `stages` are of the plan's first executor; those of the
+    others are `unseen`, and a profile that is asked for keeps them under theirs.
     """
     ratios = {block.combined_block: block.ratio for block in drift.blocks}
     weights = {block.combined_block: float(block.steps) for block in drift.blocks}
@@ -226,8 +227,9 @@ def renewal(
                 members, batch, stage.stage.groups, stage.seconds, stage.stage.merge, stage.samples, now_us
             )
             for stage in seen
+            if not combined.plan.executor
         ]
-        if not seen and isinstance(combined.plan.schedule, StageSchedule):
+        if (not seen or combined.plan.executor) and isinstance(combined.plan.schedule, StageSchedule):
             unseen.append(block)
     return Renewal(
         factors={key: _mean(entries) for key, entries in told.items()},

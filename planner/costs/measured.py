@@ -18,7 +18,7 @@ from stageloom.planner.store.store import Reader
 from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
-from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.costs import CostTable, MeasuredStage, fitted, samples
 from stageloom.shared.search.interference import Interference, Sample
@@ -51,9 +51,11 @@ def device_costs(
     stages = tuple(store.read(stage_costs, key, executor))
     operators, measured_at = {}, {}
     for artifact, batch in models:
-        found = store.read(operator_costs, key, artifact, batch)
+        found = store.read(operator_costs, key, artifact, batch, executor)
         measured_at[artifact] = batch if found else 1
-        operators[artifact] = found if found or batch == 1 else store.read(operator_costs, key, artifact)
+        operators[artifact] = (
+            found if found or batch == 1 else store.read(operator_costs, key, artifact, 1, executor)
+        )
     table = cost_table(operators, measured_at)
     teachers = [(key, stages), *((one, store.read(stage_costs, one, executor)) for one in taught_by)]
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
@@ -64,6 +66,27 @@ def device_costs(
         stages=tuple(stage for stage in stages if all(member[0] in operators for member in stage.members)),
         fresh_since_us=max(now_us - round(STALE_S * 1e6), 0),
     )
+
+
+def plan_costs(
+    store: Reader,
+    key: str,
+    plan: Plan,
+    *,
+    graph_of: Callable[[Digest], Graph],
+    now_us: int = 0,
+    taught_by: Sequence[str] = (),
+) -> CostTable:
+    """`device_costs` of a plan's models on its first executor, with those on the others beside."""
+    models = [(model.artifact, model.batch) for model in plan.models]
+    tables = {
+        executor: device_costs(
+            store, key, executor, models, graph_of=graph_of, now_us=now_us, taught_by=taught_by
+        )
+        for executor in plan.executors
+    }
+    first = tables.pop(plan.executor)
+    return replace(first, beside=tables)
 
 
 _Key = tuple[str, ExecutorOptions]
@@ -86,7 +109,9 @@ def _learned(
             of_batch = tuple(stage for stage in stages if stage.batch == batch)
             artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
             graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
-            operators = {one: store.read(operator_costs, device_class, one, batch) for one in graphs}
+            operators = {
+                one: store.read(operator_costs, device_class, one, batch, executor) for one in graphs
+            }
             table = cost_table(operators, dict.fromkeys(graphs, batch))
             taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
     key = teachers[0][0], executor

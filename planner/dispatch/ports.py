@@ -17,7 +17,9 @@ from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.control import Alarm, Desired, LocalPlan, Report
 from stageloom.shared.messages.telemetry import (
     KIND_OF,
+    ExecutorTime,
     Ledger,
+    MachineFacts,
     PlanActivated,
     ProfileResult,
     RowData,
@@ -114,7 +116,10 @@ class ArtifactFile:
 
 _SINGLE_TAGS: Final = frozenset(
     kind.__struct_config__.tag
-    for kind in (PlanActivated, ProfileResult, StageProfileResult, StateChange, TrialEnded)
+    for kind in (
+        *(ExecutorTime, MachineFacts, PlanActivated, ProfileResult),
+        *(StageProfileResult, StateChange, TrialEnded),
+    )
 )
 
 _INTEGER_BYTES: Final = dict.fromkeys(range(0x80), 1) | {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}

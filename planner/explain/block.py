@@ -57,7 +57,7 @@ def explain_block(
     """
     combined = bound.combined[index]
     graph, schedule = combined.graph, combined.plan.schedule
-    costs = block_costs(bound, index, table)
+    costs, executor = block_costs(bound, index, table), bound.executor_of(index)
     predicted_s = schedule_s(schedule, graph, costs)
     least_s = bound_s(schedule, (graph, costs), Limits())
     best_s = None
@@ -73,6 +73,10 @@ def explain_block(
         members=" + ".join(
             f"{bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in combined.plan.members
         ),
+        executor=executor.name,
+        intra_op_threads=executor.intra_op_threads,
+        resources=combined.plan.resources,
+        cores=bound.cores_of(index),
         operators=graph.size,
         stage_string=to_string(schedule),
         lines=tuple(lines),

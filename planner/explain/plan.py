@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import explain_block
 from stageloom.planner.replan.predict import predict, serves
@@ -61,9 +61,11 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     )
     looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
     operators = {
-        (one.artifact, OpId(op), one.batch)
-        for one in plan.models
-        for op in range(len(graphs[one.artifact].operators))
+        (bound.executor_of(index), model.plan.artifact, OpId(op), model.plan.batch)
+        for index, block in enumerate(plan.combined)
+        for member in block.members
+        for model in (bound.models[member.model],)
+        for op in model.blocks[member.block].operators
     }
     return PlanExplanation(
         plan=info.plan,
@@ -77,8 +79,11 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
         contention=table.rates.contention,
         fitted_to=0 if table.interference is None else table.interference.samples,
         operators=len(operators),
-        operators_measured=sum(table.is_measured(*key) for key in operators),
-        stages_measured=len(table.stages),
+        operators_measured=sum(
+            table.under(executor).is_measured(artifact, op, batch)
+            for executor, artifact, op, batch in operators
+        ),
+        stages_measured=sum(len(table.under(executor).stages) for executor in plan.executors),
         predicted_ms=1e3 * predict(plan, graphs, table, ()).busy,
         decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
         active=None if device is None else device.report.active,
@@ -90,10 +95,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
 def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
     if held is None:
         return CostTable()
-    models = [(model.artifact, model.batch) for model in plan.models]
-    return device_costs(
-        store, held.costs_key, plan.executor, models, graph_of=store.graph, taught_by=held.taught_by
-    )
+    return plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
 
 
 def _calibration(held: Calibration | None) -> CostsCalibration | None:
@@ -106,14 +108,15 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
     batch = max(plan.models[m.model].batch for m in combined.plan.members)
     graphs = {model.plan.artifact: model.graph for model in bound.models}
     digest = combined_block_digest(combined.plan, plan.models, graphs)
+    executor = bound.executor_of(index)
     operators = []
     for member in combined.plan.members:
         model = bound.models[member.model]
-        measured = store.read(measured_operators, key, model.plan.artifact, model.plan.batch)
+        measured = store.read(measured_operators, key, model.plan.artifact, model.plan.batch, executor)
         operators += [measured.get(op) for op in model.blocks[member.block].operators]
     return {
         "operators": operators,
-        "stages": store.read(measured_stages, key, plan.executor, digest, batch),
+        "stages": store.read(measured_stages, key, executor, digest, batch),
         "found": store.read(schedules_of, key, digest, batch) if key else (),
         "step_us": steps.get((plan.digest, index)),
     }

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stageloom.planner.costs.drift import traced_stages
-from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.replan.predict import block_costs, predict
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
@@ -79,11 +79,10 @@ def _costs(store: ReadStore, trial: TrialInfo, candidate: Plan) -> CostTable:
     """The device's, if it is still of the class that it was of in the trial; else that class's."""
     held = store.read(calibration_of, trial.device)
     same = held.device_class == trial.environment
-    return device_costs(
+    return plan_costs(
         store,
         held.costs_key if same else trial.environment,
-        candidate.executor,
-        [(model.artifact, model.batch) for model in candidate.models],
+        candidate,
         graph_of=store.graph,
         taught_by=held.taught_by if same else (),
     )

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
-from stageloom.planner.costs.measured import STALE_S, device_costs, trained_policy
+from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
@@ -52,11 +52,10 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         environment = begun.device_class
         committed = view.read(committed_plans, device, environment)[:_PROVEN_LOOKED_AT]
         incumbent, proven = _plans(view, begun, committed)
-        costs = device_costs(
+        costs = plan_costs(
             view,
             begun.calibration.costs_key,
-            incumbent.executor,
-            [(model.artifact, model.batch) for model in incumbent.models],
+            incumbent,
             graph_of=store.graph,
             now_us=now_us,
             taught_by=begun.calibration.taught_by,
@@ -105,10 +104,15 @@ def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
     with store.snapshot() as view:
         begun, incumbent = running(view, replan)
         key = begun.calibration.costs_key
+        used = {
+            (incumbent.models[member.model], incumbent.executors[block.executor]): None
+            for block in incumbent.combined
+            for member in block.members
+        }
         missing = dict.fromkeys(
             model.artifact
-            for model in incumbent.models
-            if _old(view.read(operator_costs, key, model.artifact, model.batch), now_us)
+            for model, executor in used
+            if _old(view.read(operator_costs, key, model.artifact, model.batch, executor), now_us)
         )
     if not missing:
         return []
@@ -195,8 +199,7 @@ def recalibration(
         if begun.alarm.cause != Cause.DRIFT.value:
             return None
         held = begun.calibration
-        models = [(model.artifact, model.batch) for model in plan.models]
-        costs_of = partial(device_costs, view, executor=plan.executor, models=models, graph_of=store.graph)
+        costs_of = partial(plan_costs, view, plan=plan, graph_of=store.graph)
         costs = costs_of(held.costs_key, taught_by=held.taught_by)
         of_class = costs_of(held.device_class) if held.own else costs
     bound = bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})

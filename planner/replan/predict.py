@@ -66,7 +66,7 @@ def _bound(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
 
 
 def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
-    """The costs of one combined block of a plan."""
+    """The costs of one combined block of a plan, on the executor that runs it."""
     members = bound.plan.combined[index].members
     parts = [
         (
@@ -76,7 +76,8 @@ def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
         )
         for m in members
     ]
-    return costs.for_members(parts, batches=[bound.plan.models[m.model].batch for m in members])
+    under = costs.under(bound.executor_of(index))
+    return under.for_members(parts, batches=[bound.plan.models[m.model].batch for m in members])
 
 
 def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: int) -> float:

@@ -72,8 +72,25 @@ class DeviceShowRequest(Request, frozen=True, kw_only=True):
     device: DeviceName
 
 
+class ExecutorInfo(Reply, frozen=True, kw_only=True):
+    """An executor of a device; `problem`: why plans cannot name it there, empty where they can."""
+
+    name: ShortText
+    problem: Line = ""
+
+
+class MachineInfo(Reply, frozen=True, kw_only=True):
+    """What a device can run plans with, as its agent told."""
+
+    cores: Annotated[tuple[SmallCount, ...], Meta(max_length=1024)]
+    executors: Annotated[tuple[ExecutorInfo, ...], Meta(max_length=16)]
+
+
 class DeviceShowReply(Reply, frozen=True, kw_only=True):
+    """`machine` None: its agent is too old to tell."""
+
     device: DeviceInfo
+    machine: MachineInfo | None = None
     history: Annotated[tuple[HistoryEntry, ...], Meta(max_length=64)] = ()
 
 
@@ -92,7 +109,8 @@ class DeviceReleaseRequest(Request, frozen=True, kw_only=True):
 class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     """Have a device measure the operators of some models, or the stages of a plan; takes a generation.
 
-    `models` empty: all of the store. With `plan` its stages are measured as it is, no models named; with
+    `models` empty: all of the store. On `executor` with `intra_op_threads`; None: on what runs a model there,
+    else on what the agent is set to. With `plan` its stages are measured as it is, no models named; with
     `unsure_only` the combined blocks with stages that neither a measurement nor the model of the device's
     class is sure of. The job waits for the answers for `wait_s` at most.
     """
@@ -101,16 +119,24 @@ class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     models: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     plan: Name | None = None
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    executor: Name | None = None
+    intra_op_threads: Annotated[int, Meta(ge=1, le=256)] | None = None
     budget_s: Budget = 20.0
     unsure_only: bool = False
     wait_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 120.0
 
 
 class ModelMeasured(Reply, frozen=True, kw_only=True):
-    """What a device measured of one model: how many operators, and their summed time in microseconds."""
+    """What a device measured of one model: how many operators, and their summed time in microseconds.
+
+    `executor` is empty where the device does not tell. `whole_us`: one run of the whole; None: not known.
+    """
 
     model: Name
     batch: SmallCount
+    executor: ShortText
+    intra_op_threads: SmallCount
+    whole_us: Real | None
     operators: SmallCount
     measured: SmallCount
     total_us: Real

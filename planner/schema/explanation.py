@@ -74,11 +74,16 @@ class BlockExplanation(Reply, frozen=True, kw_only=True):
     """A combined block of a plan. `streams` None: its schedule has stages. `over_optimum` None: too large to
     know, or no stages.
 
-    `step_us`: what whole steps took when a device last measured this plan's stages.
+    `step_us`: what whole steps took when a device last measured this plan's stages. `resources`: those whose
+    lanes may run it, empty where all may; `cores`: theirs, empty where the system chooses.
     """
 
     index: SmallCount
     members: LongText
+    executor: Name
+    intra_op_threads: SmallCount
+    resources: Annotated[tuple[SmallCount, ...], Meta(max_length=16)]
+    cores: Annotated[tuple[SmallCount, ...], Meta(max_length=1024)]
     operators: SmallCount
     stage_string: LongText
     lines: Annotated[tuple[StageExplanation, ...], Meta(max_length=1 << 16)]

@@ -25,31 +25,54 @@ from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.costs import MeasuredStage, Members, combined_digest
 from stageloom.shared.stage_string import parse, to_string
 
+_USUAL: Final = ExecutorOptions()
+
 MOST_SCHEDULES: Final = 5_000
 """That a proposal looks among: those found last are of plans that matter now."""
 
 
-_OPERATORS: Final = select(
-    OperatorCostRow.operator,
-    OperatorCostRow.median_us,
-    OperatorCostRow.spread_us,
-    OperatorCostRow.runs,
-    OperatorCostRow.measured_at_us,
-).where(
-    OperatorCostRow.device_class == bindparam("there"),
-    OperatorCostRow.artifact == bindparam("of"),
-    OperatorCostRow.batch == bindparam("batch_of"),
+_ANY: Final = ""
+"""In the place of an executor's key: it was measured by an agent that does not tell its executors."""
+
+_OPERATORS: Final = (
+    select(
+        OperatorCostRow.executor,
+        OperatorCostRow.operator,
+        OperatorCostRow.median_us,
+        OperatorCostRow.spread_us,
+        OperatorCostRow.runs,
+        OperatorCostRow.measured_at_us,
+    )
+    .where(
+        OperatorCostRow.device_class == bindparam("there"),
+        OperatorCostRow.executor.in_((bindparam("under"), _ANY)),
+        OperatorCostRow.artifact == bindparam("of"),
+        OperatorCostRow.batch == bindparam("batch_of"),
+    )
+    .order_by(OperatorCostRow.executor.desc(), OperatorCostRow.operator)  # without a name last
 )
 
 
 def operator_costs(
-    session: Session, device_class: str, artifact: Digest, batch: int = 1
+    session: Session,
+    device_class: str,
+    artifact: Digest,
+    batch: int = 1,
+    executor: ExecutorOptions = _USUAL,
 ) -> dict[int, OperatorCost]:
-    """Measured operators by index; those that were never measured are absent."""
-    rows = session.connection().execute(
-        _OPERATORS, {"there": device_class, "of": artifact, "batch_of": batch}
+    """Operators measured on an executor, by index; those that were never measured are absent.
+
+    Where none was, those that were measured by an agent that does not tell its executors.
+    """
+    rows = (
+        session.connection()
+        .execute(
+            _OPERATORS,
+            {"there": device_class, "under": executor_key(executor), "of": artifact, "batch_of": batch},
+        )
+        .all()
     )
-    return {row[0]: OperatorCost(*row) for row in rows}
+    return {row[1]: OperatorCost(*row[1:]) for row in rows if row[0] == rows[0][0]}
 
 
 def keep_schedules(
@@ -141,17 +164,20 @@ def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) 
 
 
 def measured_operators(
-    session: Session, device_class: str, artifact: Digest, batch: int
+    session: Session, device_class: str, artifact: Digest, batch: int, executor: ExecutorOptions
 ) -> dict[int, OperatorCostRow]:
-    """Per measured operator of an artifact its row, which says where its time comes from."""
+    """Per operator of `operator_costs` its row, which says where its time comes from."""
     rows = session.scalars(
-        select(OperatorCostRow).where(
+        select(OperatorCostRow)
+        .where(
             OperatorCostRow.device_class == device_class,
+            OperatorCostRow.executor.in_((executor_key(executor), _ANY)),
             OperatorCostRow.artifact == artifact,
             OperatorCostRow.batch == batch,
         )
-    )
-    return {row.operator: row for row in rows}
+        .order_by(OperatorCostRow.executor.desc())
+    ).all()
+    return {row.operator: row for row in rows if row.executor == rows[0].executor}
 
 
 def measured_stages(

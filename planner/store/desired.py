@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 
@@ -107,6 +108,8 @@ _PROFILES_ASKED: Final = (
         ArtifactRow.size_bytes,
         ProfileRow.batch,
         ProfileRow.budget_s,
+        ProfileRow.executor,
+        ProfileRow.intra_op_threads,
     )
     .join(ArtifactRow, ArtifactRow.digest == ProfileRow.artifact)
     .where(ProfileRow.device.in_(_NAMES), ProfileRow.answered_at_us.is_(None))
@@ -466,13 +469,28 @@ class _Extras:
             for digest, size_bytes in connection.execute(_POLICIES, {"names": sorted(wanted)}):
                 self.policies[digest] = PolicyNeed(Digest(digest), size_bytes)
         self.profiles: dict[str, tuple[ProfileRequest, ...]] = {}
-        for device, request, model, artifact, size_bytes, batch, budget_s in connection.execute(
-            _PROFILES_ASKED, names
-        ):
+        for (
+            device,
+            request,
+            model,
+            artifact,
+            size_bytes,
+            batch,
+            budget_s,
+            executor,
+            threads,
+        ) in connection.execute(_PROFILES_ASKED, names):
             before = self.profiles.get(device, ())
-            need = ArtifactNeed(model, Digest(artifact), size_bytes)
             if len(before) < _PROFILES:
-                self.profiles[device] = (*before, ProfileRequest(request, need, batch, budget_s))
+                asked = ProfileRequest(
+                    request,
+                    ArtifactNeed(model, Digest(artifact), size_bytes),
+                    batch,
+                    budget_s,
+                    executor or UNSET,
+                    threads or UNSET,
+                )
+                self.profiles[device] = (*before, asked)
         self.stage_profiles: dict[str, StageProfileRequest] = {}
         rows = connection.execute(_STAGES_ASKED, names).all()
         cache.fetch(row.plan for row in rows)

@@ -12,9 +12,10 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.costs import calibration_of, stage_row
+from stageloom.planner.store.costs import calibration_of, executor_key, stage_row
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.desired import Push, desired, push
+from stageloom.planner.store.machines import machine_of, usual_executor
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.rows import insert_rows, known_device
@@ -25,10 +26,11 @@ from stageloom.planner.store.tables import (
     ProfileRow,
     StageProfileRow,
 )
+from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, joint_stage
 from stageloom.shared.search.costs import Members
 
@@ -89,7 +91,7 @@ def _note_answer(
         request.answered_at_us = now_us
 
 
-_COST_KEY: Final = ("device_class", "artifact", "batch", "operator")
+_COST_KEY: Final = ("device_class", "executor", "artifact", "batch", "operator")
 
 _COST: Final = (*_COST_KEY, "median_us", "spread_us", "runs", "measured_on", "measured_at_us")
 
@@ -99,19 +101,40 @@ _NEWER_COST: Final = f"ON CONFLICT ({', '.join(_COST_KEY)}) DO UPDATE SET " + ",
 
 
 def request_profile(
-    session: Session, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0
+    session: Session,
+    device: DeviceId,
+    names: list[str],
+    *,
+    batch: int = 1,
+    budget_s: float = 20.0,
+    executor: ExecutorOptions | None = None,
 ) -> tuple[list[int], Desired]:
-    """Ask a device to measure the operators of some models; returns the requests' numbers, and what is
-    desired now.
+    """Ask a device to measure some models; returns the requests' numbers, and what is desired now.
 
-    The budget is shared evenly. A request is part of desired state and so takes a generation,
+    On `executor`; None: on what runs a model there by the plan that is desired, else on what the agent is
+    set to. The budget is shared evenly. A request is part of desired state and so takes a generation,
     decided by "profile".
 
     Raises:
-        InputError: there is no such device or model, or the device is revoked.
+        InputError: there is no such device or model, the device is revoked, or it cannot use the executor.
     """
     own = known_device(session, device).device_class
     first = next_request(session)
+    machine = machine_of(session, device)
+    if executor is not None:
+        if machine is None:
+            raise InputError(
+                f"{device} has not told which executors it has, so none can be named",
+                remedy="start an agent of this version there, or leave the executor out",
+            )
+        machine.require(executor.name, device)
+    serving = {} if machine is None else _serving(session, device)
+    usual = usual_executor(machine)
+
+    def asked(artifact: Digest) -> tuple[str, int]:
+        found = executor or serving.get(artifact) or usual
+        return ("", 0) if found is None else (found.name, found.intra_op_threads)
+
     rows = [
         ProfileRow(
             request=first + at,
@@ -123,6 +146,8 @@ def request_profile(
             requested_at_us=now_us(session),
             environment=own,
             reason="",
+            executor=asked(info.digest)[0],
+            intra_op_threads=asked(info.digest)[1],
         )
         for at, info in enumerate(named_models(session, names))
     ]
@@ -130,6 +155,19 @@ def request_profile(
     session.flush()
     desired = push(session, Push(device=device, plan=None, decided_by="profile"))
     return [row.request for row in rows], desired
+
+
+def _serving(session: Session, device: DeviceId) -> dict[Digest, ExecutorOptions]:
+    """What runs each artifact by the plan that is desired of a device."""
+    wanted = desired(session, device)
+    if wanted is None or not wanted.plan:
+        return {}
+    plan = decode_plan(wanted.plan)
+    return {
+        plan.models[member.model].artifact: plan.executors[block.executor]
+        for block in plan.combined
+        for member in block.members
+    }
 
 
 def store_profile(session: Session, device: DeviceId, result: ProfileResult) -> str:
@@ -148,9 +186,11 @@ def store_profile(session: Session, device: DeviceId, result: ProfileResult) -> 
     if why:
         return why
     key = calibration_of(session, device, there).costs_key
+    asked = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
+    under = executor_key(asked) if request.executor else ""
     rows = {
         one.operator: (
-            *(key, result.artifact, result.batch, one.operator),
+            *(key, under, result.artifact, result.batch, one.operator),
             *(one.median_us, one.spread_us, one.runs, device, now_us(session)),
         )
         for one in result.timings
@@ -243,7 +283,7 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
         if stage is None:
             continue
         row = stage_row(
-            *(key, plan.executor, members, batch, stage),
+            *(key, plan.executors[plan.combined[result.combined_block].executor], members, batch, stage),
             median_us=timing.median_us,
             spread_us=timing.spread_us,
             runs=timing.runs,
@@ -294,6 +334,16 @@ def open_requests(session: Session, requests: Sequence[int]) -> list[int]:
             select(table.request).where(table.request.in_(requests), table.answered_at_us.is_(None))
         )
     ]
+
+
+def asked_executors(session: Session, requests: Sequence[int]) -> dict[int, ExecutorOptions]:
+    """Per request for operators what it named to measure on; those that named none are absent."""
+    rows = session.scalars(
+        select(ProfileRow).where(ProfileRow.request.in_(requests), ProfileRow.executor != "")
+    )
+    return {
+        row.request: ExecutorOptions(name=row.executor, intra_op_threads=row.intra_op_threads) for row in rows
+    }
 
 
 def answer_reasons(session: Session, requests: Sequence[int]) -> dict[int, str]:

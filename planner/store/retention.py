@@ -81,6 +81,8 @@ FACTS: Final = (
     RowKind.EVENT,
     RowKind.TRIAL_ENDED,
     RowKind.PLAN_ACTIVATED,
+    RowKind.MACHINE_FACTS,
+    RowKind.EXECUTOR_TIME,
 )
 """Kinds of rows that are few and each of its own worth: they stay as long as the hours do."""
 

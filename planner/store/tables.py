@@ -203,13 +203,20 @@ class ProfileRow(Table):
     answered_at_us: Mapped[int | None]
     environment: Mapped[str]
     reason: Mapped[str]
+    executor: Mapped[str] = mapped_column(String(128))  # empty, 0: those that the agent is set to
+    intra_op_threads: Mapped[int]
 
 
 class OperatorCostRow(Table):
-    """A measured operator time, shared by all devices of a class."""
+    """A measured operator time, shared by all devices of a class.
+
+    `executor`: its name and options, see `stageloom.planner.store.costs.executor_key`; empty for one that was
+    measured by an agent that does not tell its executors.
+    """
 
     __tablename__ = "operator_costs"
     device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    executor: Mapped[str] = mapped_column(String(128), primary_key=True)
     artifact: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
     batch: Mapped[int] = mapped_column(primary_key=True)
     operator: Mapped[int] = mapped_column(primary_key=True)
@@ -217,6 +224,33 @@ class OperatorCostRow(Table):
     spread_us: Mapped[float]
     runs: Mapped[int]
     measured_on: Mapped[str] = mapped_column(_NAME)
+    measured_at_us: Mapped[int]
+
+
+class MachineRow(Table):
+    """What one device can run plans with, as its agent told it last: `MachineFacts`."""
+
+    __tablename__ = "machines"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    cores: Mapped[list[int]] = mapped_column(JsonText)
+    executors: Mapped[list[list[str]]] = mapped_column(JsonText)  # (name, why it cannot be used), in order
+    intra_op_threads: Mapped[int]
+    told_at_us: Mapped[int]
+
+
+class ExecutorTimeRow(Table):
+    """What a whole model takes on an executor of one device: `ExecutorTime`, the newest."""
+
+    __tablename__ = "executor_times"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    artifact: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    executor: Mapped[str] = mapped_column(String(128), primary_key=True)
+    intra_op_threads: Mapped[int] = mapped_column(primary_key=True)
+    batch: Mapped[int] = mapped_column(primary_key=True)
+    environment: Mapped[str] = mapped_column(String(128))
+    time_us: Mapped[float | None]
+    runs: Mapped[int]
+    reason: Mapped[str]
     measured_at_us: Mapped[int]
 
 

@@ -13,6 +13,7 @@ from stageloom.planner.store.database import now_us
 from stageloom.planner.store.devices import note_heard
 from stageloom.planner.store.events import MEASUREMENT_REFUSED, count_unreadable, note_refusal
 from stageloom.planner.store.generations import ENDS, set_states
+from stageloom.planner.store.machines import store_executor_time, store_machine
 from stageloom.planner.store.profiles import store_profile, store_stage_profile
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
@@ -27,6 +28,8 @@ from stageloom.planner.telemetry import (
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import (
+    ExecutorTime,
+    MachineFacts,
     PlanActivated,
     ProfileResult,
     Row,
@@ -95,6 +98,11 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> None
         elif isinstance(row.data, StageProfileResult):
             why = store_stage_profile(session, device, row.data)
             refused |= {device: why} if why else {}
+        elif isinstance(row.data, ExecutorTime):
+            why = store_executor_time(session, device, row.data)
+            refused |= {device: why} if why else {}
+        elif isinstance(row.data, MachineFacts):
+            store_machine(session, device, row.data)
         elif isinstance(row.data, TrialEnded | PlanActivated):
             store_trial_row(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in ENDS:

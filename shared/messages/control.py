@@ -8,7 +8,7 @@ orders what one device reports over its whole life.
 from enum import Enum
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stageloom.shared.codec import Codec, CodecLimits
 from stageloom.shared.messages.base import (
@@ -90,12 +90,17 @@ class PolicyNeed(Struct, frozen=True):
 
 
 class ProfileRequest(Struct, frozen=True):
-    """Measure every operator of an artifact at one batch size; `budget_s` bounds the time spent."""
+    """Measure an artifact at one batch size: its operators, and the whole; `budget_s` bounds the time spent.
+
+    On the executor and the number of threads that are named, else on those that the agent is set to.
+    """
 
     request: Count
     artifact: ArtifactNeed
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 20.0
+    executor: Name | UnsetType = UNSET
+    intra_op_threads: Annotated[int, Meta(ge=1, le=256)] | UnsetType = UNSET
 
 
 MAX_PROFILED: Final = 256

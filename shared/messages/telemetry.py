@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from stageloom.shared.codec import Codec, CodecLimits, convert, unpack
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.messages.base import (
+    NO_NUL,
     BootId,
     Count,
     DigestText,
@@ -232,6 +233,48 @@ class PlanActivated(Struct, frozen=True, tag=13, array_like=True):
     generation: Generation
 
 
+class CoreRange(Struct, frozen=True, array_like=True):
+    """The cores `first` to `last`, both included, as the device's system numbers them."""
+
+    first: SmallCount
+    last: SmallCount
+
+
+class ExecutorFact(Struct, frozen=True, array_like=True):
+    """An executor of this version; `problem`: why it cannot be used there, empty where it can."""
+
+    name: ShortText
+    problem: Annotated[str, Meta(max_length=160, pattern=NO_NUL)] = ""
+
+
+class MachineFacts(Struct, frozen=True, tag=14, array_like=True):
+    """What a device can run plans with, as it was when its agent started.
+
+    `cores` are those that the agent may use, ascending. The first of `executors` is the one that the agent
+    measures with where a request names none, on `intra_op_threads` threads.
+    """
+
+    cores: Annotated[tuple[CoreRange, ...], Meta(max_length=64)]
+    executors: Annotated[tuple[ExecutorFact, ...], Meta(max_length=16)]
+    intra_op_threads: SmallCount
+
+
+class ExecutorTime(Struct, frozen=True, tag=15, array_like=True):
+    """One run of a whole model on an executor in a session of so many threads, while nothing was served.
+
+    `time_us` None: it cannot run there, for the `reason`. The median of `runs`; 0: not told.
+    """
+
+    artifact: DigestText
+    executor: ShortText
+    intra_op_threads: SmallCount
+    batch: SmallCount
+    environment: ShortText
+    time_us: Real | None
+    runs: SmallCount
+    reason: Line = ""
+
+
 RowData = (
     TaskCounters
     | LatencyHistogram
@@ -246,6 +289,8 @@ RowData = (
     | StageProfileResult
     | TrialEnded
     | PlanActivated
+    | MachineFacts
+    | ExecutorTime
 )
 
 
@@ -386,6 +431,8 @@ class RowKind(str, Enum):
     STAGE_PROFILE_RESULT = "stage_profile_result"
     TRIAL_ENDED = "trial_ended"
     PLAN_ACTIVATED = "plan_activated"
+    MACHINE_FACTS = "machine_facts"
+    EXECUTOR_TIME = "executor_time"
     UNREADABLE = "unreadable"
 
 
@@ -403,4 +450,6 @@ KIND_OF: Final[dict[type, RowKind]] = {
     StageProfileResult: RowKind.STAGE_PROFILE_RESULT,
     TrialEnded: RowKind.TRIAL_ENDED,
     PlanActivated: RowKind.PLAN_ACTIVATED,
+    MachineFacts: RowKind.MACHINE_FACTS,
+    ExecutorTime: RowKind.EXECUTOR_TIME,
 }

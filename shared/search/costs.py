@@ -23,6 +23,7 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.merge import merge_key, merged, padding
+from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.schedule import Group
 from stageloom.shared.search import analytic
 from stageloom.shared.search.analytic import DeviceRates
@@ -103,7 +104,7 @@ def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Operator costs of one device class, and its measured stages."""
+    """Operator costs of one device class on one executor, and its measured stages there."""
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
     measured_at: Mapping[Digest, int] = field(default_factory=dict)
@@ -116,6 +117,12 @@ class CostTable:
 
     interference: Interference | None = None
     optimism: float = 0.0  # see `StageCosts.optimism`
+    beside: Mapping[ExecutorOptions, "CostTable"] = field(default_factory=dict)
+    """What the same device takes on the other executors of a plan."""
+
+    def under(self, executor: ExecutorOptions) -> "CostTable":
+        """The costs on one executor of the plan that this table is for."""
+        return self.beside.get(executor, self)
 
     @cached_property
     def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:

@@ -9,6 +9,7 @@ from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, 
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.messages.control import ArtifactNeed
+from stageloom.shared.messages.telemetry import Row, decode_row, encode_row
 from stageloom.shared.plan import ExecutorOptions, decode_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
@@ -74,6 +75,16 @@ def test_what_was_measured_is_known_at_the_next_start(tmp_path: Path) -> None:
     assert again.of(A[0]) == {ONNX: 3e-3, OPENVINO: 1e-3}
     assert [one.name for one in MODELS.best(again).executors] == ["openvino", "onnx"]
     assert choice(again).requests() == []
+
+
+def test_what_was_measured_alone_is_told_to_a_planner_that_the_device_joins(tmp_path: Path) -> None:
+    answer(choice(times(tmp_path)), {**SLOW_A, ("a", "openvino"): None})
+    rows = [row for row in times(tmp_path).rows() if row.artifact == A[0]]
+    assert [(row.executor, row.time_us, row.environment) for row in rows] == [
+        ("onnx", 3e3, "here"),
+        ("openvino", None, "here"),
+    ]
+    assert all(decode_row(encode_row(Row(1, row))).data == row for row in rows)
 
 
 def test_another_environment_or_a_damaged_file_makes_it_void(tmp_path: Path) -> None:

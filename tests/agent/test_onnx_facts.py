@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.machine.doctor import OnnxFacts, has_cuda, onnx_cuda_check
+from stageloom.edge_agent.machine.doctor import onnx_cuda_check
+from stageloom.edge_agent.machine.executors import OnnxFacts, has_cuda
 
 
 def test_the_provider_is_there_if_its_library_is(tmp_path: Path) -> None:

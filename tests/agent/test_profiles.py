@@ -6,10 +6,18 @@ from pathlib import Path
 
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.reporting.profiles import ProfileQueue
-from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
+from stageloom.edge_agent.worker.messages import (
+    Command,
+    OperatorTimes,
+    Profile,
+    ProfileStages,
+    StageTimes,
+    WholeTime,
+)
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
 from stageloom.shared.messages.telemetry import (
+    ExecutorTime,
     ProfileResult,
     RowData,
     StageProfileResult,
@@ -75,6 +83,23 @@ def test_requests_wait_for_the_engine_and_are_answered_once() -> None:
     assert it.rows.count(CLOCK) == 2, "the clocks stand beside each of the two answers"
     assert [(row.combined_block, row.last) for row in stages] == [(0, False), (1, True)]
     assert it.desk.needed() == set()
+
+
+def test_a_request_is_measured_on_the_executor_that_it_names_and_the_whole_model_is_told() -> None:
+    it = Desk()
+    it.desk.engine_ready()
+    it.desk.wanted(ProfileRequest(3, NEED, 4, 20.0, "openvino", 2))
+    it.desk.wanted(OPERATORS)
+    asked = [one for one in it.asked if isinstance(one, Profile)]
+    assert [(one.executor, one.timing.intra_op_threads) for one in asked] == [("openvino", 2), ("onnx", 1)]
+    it.desk.whole_time(WholeTime(3, 812.5, 9))
+    it.desk.whole_time(WholeTime(1, None, 0, "the operator is unknown to it"))
+    it.desk.whole_time(WholeTime(7, 1.0, 9))  # nobody asked
+    assert it.rows == [
+        ExecutorTime(NEED.digest, "openvino", 2, 4, "here", 812.5, 9),
+        ExecutorTime(NEED.digest, "onnx", 1, 1, "here", None, 0, "the operator is unknown to it"),
+    ]
+    assert it.told == [], "the times of the operators end a request"
 
 
 def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:

@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent.machine.device import driver_version
-from stageloom.edge_agent.machine.doctor import (
-    TorchFacts,
-    torch_check,
-    torch_facts,
-    version_facts,
-)
+from stageloom.edge_agent.machine.doctor import torch_check
+from stageloom.edge_agent.machine.executors import TorchFacts, torch_facts, version_facts
 
 WHEEL = (
     "from typing import Optional\n__version__ = '2.13.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\n"

@@ -62,6 +62,12 @@ ROWS: tuple[Any, ...] = (
         "better by more than 2%",
     ),
     telemetry.PlanActivated(PLAN, control.Origin.PLANNER, 2, 9),
+    telemetry.MachineFacts(
+        (telemetry.CoreRange(0, 3), telemetry.CoreRange(6, 6)),
+        (telemetry.ExecutorFact("onnx"), telemetry.ExecutorFact("torch_cuda", "no GPU")),
+        1,
+    ),
+    telemetry.ExecutorTime(ARTIFACT, "openvino", 1, 1, "cpu-2/1.31.1", 4_812.5, 9),
 )
 
 MESSAGES: tuple[Message, ...] = (

@@ -11,6 +11,7 @@ from stageloom.planner.store import schema
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import OperatorCostRow
 from stageloom.planner.store.trusted_time import (
     LEAP_S,
     STEP_S,
@@ -160,8 +161,14 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
         session.execute(text("DROP INDEX events_by_device"))
-        for table in ("clock_trust", "access_tokens", "audit", "api_answers"):
+        for table in ("clock_trust", "access_tokens", "audit", "api_answers", "machines", "executor_times"):
             session.execute(text(f"DROP TABLE {table}"))
+        for column in ("executor", "intra_op_threads"):
+            session.execute(text(f"ALTER TABLE profiles DROP COLUMN {column}"))
+        columns = ", ".join(one.name for one in OperatorCostRow.__table__.columns if one.name != "executor")
+        session.execute(text(f"CREATE TABLE costs AS SELECT {columns} FROM operator_costs"))
+        session.execute(text("DROP TABLE operator_costs"))
+        session.execute(text("ALTER TABLE costs RENAME TO operator_costs"))
         session.execute(text("UPDATE alembic_version SET version_num = '0011'"))
     clock.advance(TWO_YEARS_S)
     assert schema.migrate(store.database) == ("0011", schema.HEAD)

@@ -157,7 +157,9 @@ class Known:
         result: T = known[function](*args, **kwargs)
         return result
 
-    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
+    def operator_costs(
+        self, device_class: str, artifact: Digest, batch: int, executor: ExecutorOptions
+    ) -> dict[int, OperatorCost]:
         if batch > self.most:
             return {}
         return {op: OperatorCost(op, 1000.0, 1.0, 9, 1) for op in range(OPERATORS)}

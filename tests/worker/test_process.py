@@ -307,7 +307,24 @@ def test_operators_are_timed_on_request(serving: tuple[RealEngine, mmap.mmap], m
     assert (times.request, times.reason) == (5, "")
     assert len(times.times) == len(model.graph.operators)
     assert {runs for _, _, runs in times.times} == {1}
+    assert engine.wait_for(messages.WholeTime).request == 5
     engine.send(messages.Profile(6, model.digest[::-1], "/nonexistent"))
+    assert engine.wait_for(messages.OperatorTimes).reason
+
+
+@pytest.mark.parametrize("executor", ["onnx", "openvino"])
+def test_a_model_is_timed_as_a_whole_before_its_operators_on_the_executor_asked_for(
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact, executor: str
+) -> None:
+    engine, _ = serving
+    engine.send(messages.Profile(5, model.digest, str(model.path), executor, TimingRequest(repeats=1)))
+    whole = engine.wait_for(messages.WholeTime)
+    assert (whole.request, whole.reason) == (5, "") and whole.runs > 0
+    assert whole.time_us is not None and whole.time_us > 0.0
+    assert engine.wait_for(messages.OperatorTimes).reason == ""
+    engine.send(messages.Profile(6, model.digest, str(model.path), "fastest"))
+    whole = engine.wait_for(messages.WholeTime)
+    assert whole.time_us is None and "no executor is called 'fastest'" in whole.reason
     assert engine.wait_for(messages.OperatorTimes).reason
 
 

@@ -23,10 +23,12 @@ from stageloom.planner.store.devices import (
     revoke_device,
 )
 from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.machines import executor_times, machine_of
 from stageloom.planner.store.models import model_infos, named_models
 from stageloom.planner.store.policies import attach_policy
 from stageloom.planner.store.profiles import (
     answer_reasons,
+    asked_executors,
     open_requests,
     request_profile,
     request_stage_profile,
@@ -35,8 +37,9 @@ from stageloom.planner.store.replans import change_replan_settings, replan_setti
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.failpoint import failpoint
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import MAX_PROFILED, Desired
+from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.registry import scheduler as find_scheduler
 from stageloom.shared.token import format_token
 
@@ -68,7 +71,18 @@ def device_list(api: ApiContext, request: schema.DeviceListRequest, call: ApiCal
 def device_show(api: ApiContext, request: schema.DeviceShowRequest, call: ApiCall) -> schema.DeviceShowReply:
     (device,) = now(api, [api.reader.read(device_info, request.device)])
     entries, _ = api.reader.read(generation_history, request.device)
-    return schema.DeviceShowReply(device=device, history=tuple(entries))
+    told = api.reader.read(machine_of, request.device)
+    machine = (
+        None
+        if told is None
+        else schema.MachineInfo(
+            cores=told.cores,
+            executors=tuple(
+                schema.ExecutorInfo(name=name, problem=why) for name, why in told.problems.items()
+            ),
+        )
+    )
+    return schema.DeviceShowReply(device=device, machine=machine, history=tuple(entries))
 
 
 @handles(routes.DEVICE_TOKEN)
@@ -133,8 +147,14 @@ def pushed(api: ApiContext, device: DeviceId, desired: Desired) -> Pushed:
 
 @handles(routes.DEVICE_PROFILE)
 def device_profile(api: ApiContext, request: schema.DeviceProfileRequest, call: ApiCall) -> object:
-    if request.plan is not None and (request.models or request.batch != 1):
-        raise InputError("the stages of a plan are measured as it is", remedy="leave out models and batch")
+    named = request.executor or request.intra_op_threads
+    if request.plan is not None and (request.models or request.batch != 1 or named):
+        raise InputError(
+            "the stages of a plan are measured as it is",
+            remedy="leave out models, batch, executor and threads",
+        )
+    if request.intra_op_threads is not None and request.executor is None:
+        raise InputError("threads are those of an executor", remedy="name the executor, too")
     if request.unsure_only and request.plan is None:
         raise InputError("unsure_only is about the stages of a plan", remedy="name the plan")
     api.store.read(device_info, request.device)  # known before a job begins
@@ -170,9 +190,20 @@ def _ask_operators(
 ) -> schema.DeviceProfileReply:
     with desiring(api.live.fleet, request.device):
         numbers, desired = api.store.write(
-            request_profile, request.device, list(models), batch=request.batch, budget_s=request.budget_s
+            request_profile,
+            request.device,
+            list(models),
+            batch=request.batch,
+            budget_s=request.budget_s,
+            executor=_named_executor(request),
         )
     return _asked(api, request.device, tuple(numbers), desired)
+
+
+def _named_executor(request: schema.DeviceProfileRequest) -> ExecutorOptions | None:
+    if request.executor is None:
+        return None
+    return ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads or 1)
 
 
 def _ask_stages(
@@ -232,12 +263,19 @@ def _costs(
     key = api.store.read(calibration_of, request.device).costs_key
     rows = []
     infos = api.store.read(named_models, list(models))
+    asked = api.store.read(asked_executors, list(reply.requests))
     for number, info in zip(reply.requests, infos, strict=True):
-        timings = api.store.read(operator_costs, key, info.digest, request.batch)
+        executor = asked.get(number)
+        timings = api.store.read(
+            operator_costs, key, info.digest, request.batch, executor or ExecutorOptions()
+        )
         rows.append(
             schema.ModelMeasured(
                 model=info.model,
                 batch=request.batch,
+                executor="" if executor is None else executor.name,
+                intra_op_threads=0 if executor is None else executor.intra_op_threads,
+                whole_us=None if executor is None else _whole_us(api, request, info.digest, executor),
                 operators=info.operators,
                 measured=len(timings),
                 total_us=round(sum(timing.median_us for timing in timings.values()), 1),
@@ -245,3 +283,17 @@ def _costs(
             )
         )
     return tuple(rows)
+
+
+def _whole_us(
+    api: ApiContext, request: schema.DeviceProfileRequest, artifact: Digest, executor: ExecutorOptions
+) -> float | None:
+    times = api.store.read(
+        executor_times,
+        request.device,
+        [artifact],
+        threads=executor.intra_op_threads,
+        batch=request.batch,
+    )
+    found = times.get(artifact, {}).get(executor.name)
+    return None if found is None else found.time_us

@@ -47,8 +47,10 @@ def api(tmp_path: Path) -> ApiContext:
     ("request_", "said"),
     [
         (DeviceProfileRequest(device=NANO), "no models to measure; add some with `stageloom model add`"),
-        (DeviceProfileRequest(device=NANO, plan="p", models=("m",)), "leave out models and batch"),
-        (DeviceProfileRequest(device=NANO, plan="p", batch=2), "leave out models and batch"),
+        (DeviceProfileRequest(device=NANO, plan="p", models=("m",)), "leave out models, batch"),
+        (DeviceProfileRequest(device=NANO, plan="p", batch=2), "leave out models, batch"),
+        (DeviceProfileRequest(device=NANO, plan="p", executor="onnx"), "leave out models, batch, executor"),
+        (DeviceProfileRequest(device=NANO, intra_op_threads=2), "name the executor, too"),
         (DeviceProfileRequest(device=NANO, unsure_only=True), "is about the stages of a plan"),
         (PlanCreateRequest(models=MODELS, measure_s=1.0), "measuring needs a device"),
         (
