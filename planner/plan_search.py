@@ -25,7 +25,8 @@ from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan, StepChoice, Wait, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan, Resource, StepChoice, Wait, decode_plan
+from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import Limits
@@ -70,25 +71,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
             remedy=f"choose one of {', '.join(combination.value for combination in Combination)}",
         ) from error
     _check_effect(request)
-    infos = store.read(named_models, [choice.model for choice in request.models])
-    choices = tuple(
-        ModelChoice(
-            name=choice.model,
-            artifact=info.digest,
-            graph=store.graph(info.digest),
-            partition=choice.partition,
-            replicas=choice.replicas,
-            batch=choice.batch,
-            batch_max_delay_us=_us(choice.batch_max_delay_s),
-            launch_interval_us=_us(choice.launch_interval_s),
-            work_conserving=choice.work_conserving,
-            weight=choice.weight,
-            queue=QueuePlan(
-                rule=choice.queue, max_tasks=choice.queue_max_tasks, max_bytes=choice.queue_max_bytes
-            ),
-        )
-        for choice, info in zip(request.models, infos, strict=True)
-    )
+    choices = model_choices(store, request.models)
     executor = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
     job = SearchJob(
         models=choices,
@@ -108,9 +91,60 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
             barrier=request.barrier,
         ),
         budget_s=request.budget_s,
+        assignment=_assignment(request),
         checkpoint=_checkpoint(store, request),
     )
     return job if request.policy is None else find_policy(request.policy).plan(job)
+
+
+def model_choices(store: ReadStore, models: Sequence[Choice]) -> tuple[ModelChoice, ...]:
+    """Models of a request with their graphs.
+
+    Raises:
+        InputError: a model does not exist, or has both cuts and a partition.
+    """
+    infos = store.read(named_models, [choice.model for choice in models])
+    if both := [choice.model for choice in models if choice.cuts and choice.partition != "whole"]:
+        raise InputError(f"{both[0]} has cuts and a partition", remedy="give one of the two")
+    return tuple(
+        ModelChoice(
+            name=choice.model,
+            artifact=info.digest,
+            graph=store.graph(info.digest),
+            partition=choice.cuts or choice.partition,
+            replicas=choice.replicas,
+            batch=choice.batch,
+            batch_max_delay_us=_us(choice.batch_max_delay_s),
+            launch_interval_us=_us(choice.launch_interval_s),
+            work_conserving=choice.work_conserving,
+            weight=choice.weight,
+            queue=QueuePlan(
+                rule=choice.queue, max_tasks=choice.queue_max_tasks, max_bytes=choice.queue_max_bytes
+            ),
+        )
+        for choice, info in zip(models, infos, strict=True)
+    )
+
+
+def _assignment(request: PlanCreateRequest) -> Assignment:
+    """What blocks use beside the first executor.
+
+    Raises:
+        InputError: an executor is named twice.
+    """
+    names = [request.executor, *(one.name for one in request.further_executors)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"the executor {twice[0]} is named twice", remedy="give each executor once")
+    return Assignment(
+        further_executors=tuple(
+            ExecutorOptions(name=one.name, intra_op_threads=one.intra_op_threads)
+            for one in request.further_executors
+        ),
+        resources=tuple(Resource(cores=one.cores) for one in request.resources),
+        lane_resources=request.lane_resources,
+        executors_of=tuple(choice.executors for choice in request.models),
+        resources_of=tuple(choice.resources for choice in request.models),
+    )
 
 
 def _check_policy(request: PlanCreateRequest, name: str) -> None:

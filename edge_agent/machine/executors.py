@@ -133,7 +133,7 @@ def core_ranges(cores: Iterable[int]) -> list[tuple[int, int]]:
 def machine_facts(usual: str, intra_op_threads: int) -> MachineFacts:
     """What the planner is told of this machine; `usual`: the executor that the agent is set to."""
     problems = executor_problems()
-    names = dict.fromkeys([usual, *problems])
+    names = dict.fromkeys([usual, *problems, "null"])
     return MachineFacts(
         cores=tuple(CoreRange(*span) for span in core_ranges(os.sched_getaffinity(0))[:_MOST_RANGES]),
         executors=tuple(ExecutorFact(name, problems.get(name, "")) for name in names),

@@ -24,6 +24,22 @@ Rates = Annotated[
         help="Tasks of a model that arrive a second. Repeatable. Default: what --device counted.",
     ),
 ]
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        metavar="NAME",
+        help="How models are cut: whole, base, or paper where they have borders.",
+    ),
+]
+Combine = Annotated[
+    str | None,
+    typer.Option(
+        "--combine",
+        metavar="HOW",
+        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+    ),
+]
 MOST_ROWS = 1_000_000_000
 """Of what `--limit` takes; far above what is stored, and below what a database takes for a number."""
 TwinFile = Annotated[

@@ -1,5 +1,6 @@
 """`stageloom plan create`: search a plan, keep it, push it. Rare options are in a plan file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -9,7 +10,14 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call
 from stageloom.planner.cli.jobs import run_job
-from stageloom.planner.cli.options import MODEL_KEYS, checked, model_options, parse_duration
+from stageloom.planner.cli.options import (
+    MODEL_KEYS,
+    Combine,
+    Partition,
+    checked,
+    model_options,
+    parse_duration,
+)
 from stageloom.planner.cli.output import emit, progress, pushed_text
 from stageloom.planner.cli.output import show as show_result
 from stageloom.planner.cli.request_file import request_from
@@ -36,89 +44,100 @@ def _executor(name: str | None) -> str | None:
     return name
 
 
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable. Default: those that "
+        "DEVICE should run now, else all.",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Argument(metavar="DEVICE", help="Plan for what is known of this device.")
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="D", help="The same as DEVICE.")]
+Called = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A plan file (TOML), as `plan show --toml` writes it; options go before it.",
+    ),
+]
+SchedulerName = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="NAME",
+        help=f"auto, or one of {', '.join(schedulers())}; `scheduler list` explains them. Default: auto "
+        "where a DEVICE and no rules are given, else sequential, or the policy's.",
+    ),
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help=f"Do as others do; one of {', '.join(policies())}. `scheduler list` explains them.",
+    ),
+]
+SearchBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals "
+        "and searches compete on the device's twin; the best so far wins.",
+    ),
+]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="NAME",
+        callback=_executor,
+        help=f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}; the device must have it. Default: onnx.",
+    ),
+]
+Lanes = Annotated[
+    int | None, typer.Option("--lanes", metavar="N", help="Steps that may overlap. Default: 1.")
+]
+Push = Annotated[bool, typer.Option("--push", help="Push it to DEVICE, as `stageloom plan push` does.")]
+
+
 def create(
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME[:KEY=VALUE,...]",
-            help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="A plan file (TOML), as `plan show --toml` writes it; options go before it.",
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"One of {', '.join(schedulers())}; `scheduler list` explains them. "
-            "Default: sequential, or the policy's.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Do as others do; one of {', '.join(policies())}. `scheduler list` explains them.",
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="TIME",
-            help="Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals "
-            "and searches compete on the device's twin; the best so far wins.",
-        ),
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            callback=_executor,
-            help=f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}; the device must have it. Default: onnx.",
-        ),
-    ] = None,
-    lanes: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps that may overlap. Default: 1.")
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="How models are cut: whole, base, or paper where they have borders."
-        ),
-    ] = None,
-    combine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOW",
-            help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
-        ),
-    ] = None,
-    push_it: Annotated[
-        bool, typer.Option("--push", help="Push it to --device, as `stageloom plan push` does.")
-    ] = False,
+    device: Device = None,
+    models: Models = None,
+    device_option: DeviceOption = None,
+    name: Called = None,
+    file: PlanFile = None,
+    scheduler: SchedulerName = None,
+    policy: PolicyName = None,
+    budget: SearchBudget = None,
+    executor: ExecutorName = None,
+    lanes: Lanes = None,
+    partition: Partition = None,
+    combine: Combine = None,
+    push_it: Push = False,
 ) -> None:
-    """Search a plan and keep it under a name.
+    """Make a plan and keep it under a name. For a DEVICE without a --scheduler, from what is known of it.
 
     \b
-    stageloom plan create --device shop-7 --model resnet50 --model squeezenet:replicas=2 --push
+    stageloom plan create shop-7 --push                  # auto: its models, on its cores and executors
+    stageloom plan create shop-7 --model resnet50 --model squeezenet:replicas=2 --scheduler ios
     stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
-    stageloom plan create --device shop-7 --model detector --model alarm --budget 30s --push
+    stageloom plan create shop-7 --model detector --model alarm --budget 30s --push
     stageloom plan show inception --toml > plan.toml && stageloom plan create --from plan.toml --name again
+
+    \b
+    auto has a lane per core, runs each model on the executor that was measured to be fastest there
+    (`stageloom device profile DEVICE --executor NAME`), and the task of the earliest deadline first.
+    It says what it knew and what was not measured. Any rule of your own turns it off.
 
     \b
     The keys of --model NAME:KEY=VALUE,... :
@@ -135,39 +154,56 @@ def create(
     \b
     A plan file has these, and: members_max, intra_op_threads, r, s (limits of a stage), step_choice, wait,
     wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the device measure what is unsure, so many
-    seconds a plan), and of a tournament [[rates]] with model and per_s.
+    seconds a plan), and of a tournament [[rates]] with model and per_s. Of several executors and of cores:
+    [[further_executors]] with name and intra_op_threads, [[resources]] with cores, lane_resources (of each
+    lane the number of its resource), and of a model cuts, executors and resources (numbers, for each block).
     """
+    if device is not None and device_option not in (None, device):
+        raise InputError(f"{device} and --device {device_option} are two devices", remedy="name one")
     for_all: dict[str, Any] = {"partition": partition} if partition is not None else {}
     given = {
         "plan": name,
         "models": tuple(model_options(text, **for_all) for text in models or ()) or None,
         "scheduler": scheduler,
         "policy": policy,
-        "device": device,
+        "device": device or device_option,
         "combination": combine,
         "lanes": lanes,
         "executor": executor,
         "budget_s": None if budget is None else parse_duration(budget, "--budget"),
     }
-    if file is None and not models:
-        raise InputError("a plan needs models", remedy="name one with --model, or a plan file with --from")
-    request = request_from(PlanCreateRequest, file, given)
-    if partition is not None and not models:
-        own = (msgspec.structs.replace(model, partition=partition) for model in request.models)
-        request = checked(msgspec.structs.replace(request, models=tuple(own)))
+    request = _with_rules(request_from(PlanCreateRequest, file, given), given, models, partition)
+    if not request.models and request.device is None:
+        raise InputError("a plan needs models", remedy="name one with --model, a DEVICE, or a --from file")
     if push_it and request.device is None:
-        raise InputError("--push needs a device", remedy="name it with --device")
+        raise InputError("--push needs a device", remedy="name it")
     reply = run_job(routes.PLAN_CREATE, request)
     pushed = _push(reply.plan.plan, request.device) if push_it and request.device is not None else None
     document = {
         **msgspec.to_builtins(reply.plan),
         "search_s": reply.search_s,
         "contest": msgspec.to_builtins(reply.contest),
+        "known": reply.known,
         "pushed": pushed,
     }
     show_result(document, lambda: _tell(reply, pushed))
     if reply.contest is not None and not settings.json:
         tell_tournament(reply.contest)
+
+
+def _with_rules(
+    request: PlanCreateRequest, given: Mapping[str, Any], models: list[str] | None, partition: str | None
+) -> PlanCreateRequest:
+    """The request with --partition for models of a plan file; an option that is a rule turns auto off, even
+    where it says what would be so anyway."""
+    if partition is not None and not models:
+        own = (msgspec.structs.replace(model, partition=partition) for model in request.models)
+        request = checked(msgspec.structs.replace(request, models=tuple(own)))
+    rules = [given["combination"], given["lanes"], given["executor"], partition]
+    chosen = request.scheduler or request.policy or request.budget_s is not None
+    if not chosen and any(rule is not None for rule in rules):
+        request = msgspec.structs.replace(request, scheduler="sequential")
+    return request
 
 
 def _push(plan: str, device: DeviceId) -> Pushed:
@@ -182,6 +218,8 @@ def _tell(reply: PlanReply, pushed: Pushed | None) -> None:
         f"plan with digest {made.digest[:12]} made in {1000 * reply.search_s:.0f} ms: "
         f"{made.text_bytes} bytes as text, {made.wire_bytes} on the wire"
     )
+    if reply.known:
+        progress(reply.known)
     if pushed is not None:
         progress(f"pushed to {pushed.device} as {pushed_text(pushed)}; see `stageloom watch {pushed.device}`")
 

@@ -9,7 +9,7 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import every
 from stageloom.planner.cli.jobs import run_job
-from stageloom.planner.cli.options import model_options
+from stageloom.planner.cli.options import Combine, Partition, model_options
 from stageloom.planner.cli.output import emit_table, interval, progress, show
 from stageloom.planner.cli.request_file import From, request_from
 from stageloom.planner.schema import scheduler as schema
@@ -53,16 +53,8 @@ def compare(
     device: Annotated[
         str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
-    ] = None,
-    combine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOW",
-            help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
-        ),
-    ] = None,
+    partition: Partition = None,
+    combine: Combine = None,
     measure: Annotated[
         float | None,
         typer.Option(

@@ -31,7 +31,7 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import Activation, Autonomy
-from stageloom.shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.plan import MAX_CORES, MAX_LANES, QueueRule, StepChoice, Wait
 
 MAX_PUSHED: Final = 512
 """Devices of one push."""
@@ -102,14 +102,41 @@ class HistoryEntry(Reply, frozen=True, kw_only=True):
     at_us: MicroSeconds
 
 
+Number = Annotated[int, Meta(ge=0, le=MAX_LANES - 1)]
+Numbers = Annotated[tuple[Number, ...], Meta(max_length=MAX_LANES)]
+Cut = Annotated[int, Meta(ge=1, le=1 << 20)]
+Core = Annotated[int, Meta(ge=0, le=MAX_CORES - 1)]
+
+
+class FurtherExecutor(RequestPart, frozen=True, kw_only=True):
+    """An executor beside the first one; see `stageloom.shared.plan.ExecutorOptions`."""
+
+    name: Name
+    intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
+
+
+class CoreSet(RequestPart, frozen=True, kw_only=True):
+    """A resource: cores that its lanes have for themselves; without any the system chooses."""
+
+    cores: Annotated[tuple[Core, ...], Meta(max_length=MAX_CORES)] = ()
+
+
 class ModelOptions(RequestPart, frozen=True, kw_only=True):
-    """How one model enters a plan; the fields after `partition` are those of
-    `stageloom.shared.plan.ModelPlan`."""
+    """How one model enters a plan; the fields after `resources` are those of
+    `stageloom.shared.plan.ModelPlan`.
+
+    `executors`: the number of the executor that runs each block, 0 is the request's `executor`, 1 the first
+    of `further_executors`; one number is for all blocks. `resources`: the same of the resources whose lanes
+    may run a block; empty: any.
+    """
 
     model: Name
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     partition: Name = "whole"  # a partition that the artifact offers: whole, base, paper where there is one
+    cuts: Annotated[tuple[Cut, ...], Meta(max_length=4096)] = ()  # instead: operators at which blocks begin
+    executors: Annotated[tuple[Number, ...], Meta(max_length=4096)] = ()
+    resources: Annotated[tuple[Numbers, ...], Meta(max_length=4096)] = ()
     launch_interval_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     batch_max_delay_s: UpToAMinute = 0.0
     work_conserving: bool = True
@@ -129,19 +156,22 @@ class ArrivalRate(RequestPart, frozen=True, kw_only=True):
 class PlanCreateRequest(Request, frozen=True, kw_only=True):
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
-    `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are those
-    of `stageloom.shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
+    Without a scheduler, a policy, a budget and rules of its own, a device's plan is `auto`
+    (`stageloom.shared.search.auto`): what is known of the device decides executors, lanes, cores, cuts and
+    replicas. `models` empty: those that the device should run now, else all that were added. `plan` None
+    names it by the first characters of its digest. `combination` and `members_max` (H) are those of
+    `stageloom.shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
     `stageloom.shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on for
     so long and answers with the best so far. With `budget_s` and neither `scheduler` nor `policy`, policies
     and searches compete for it on the device's twin, under `rates` or the arrivals that it counted; they
     decide scheduler, policy, combination, lanes, waiting, cuts and batches. `measure_s`: between rounds of
     searching the device measures the stages that are unsure, so many seconds a plan. The rest are rules of
-    the plan.
+    the plan; see `stageloom.shared.search.assignment` for those of executors and resources.
     """
 
     plan: Name | None = None
-    models: Annotated[tuple[ModelOptions, ...], Meta(min_length=1, max_length=64)]
-    scheduler: Name | None = None  # the policy's, else sequential
+    models: Annotated[tuple[ModelOptions, ...], Meta(max_length=64)] = ()
+    scheduler: Name | None = None  # one by name, or auto; None: the policy's, else as above, else sequential
     policy: Name | None = None
     device: DeviceName | None = None
     combination: Name = "alone"
@@ -149,6 +179,9 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     lanes: Annotated[int, Meta(ge=1, le=16)] = 1
     executor: Name = "onnx"
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
+    further_executors: Annotated[tuple[FurtherExecutor, ...], Meta(max_length=15)] = ()
+    resources: Annotated[tuple[CoreSet, ...], Meta(max_length=MAX_LANES)] = ()
+    lane_resources: Numbers = ()  # per lane its resource, where there are resources
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None
     step_choice: StepChoice = StepChoice.RATIO
@@ -163,10 +196,12 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
 
 
 class PlanReply(Reply, frozen=True, kw_only=True):
-    """A plan that was made; `search_s`: how long that took."""
+    """A plan that was made; `search_s`: how long that took. `known`: of an `auto` plan what was known of the
+    device and what was not, in a sentence."""
 
     plan: PlanInfo
     search_s: Seconds = 0.0
+    known: LongText = ""
     contest: TournamentInfo | None = None
 
 

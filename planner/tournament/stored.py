@@ -45,8 +45,12 @@ ASSUMED_LOAD: Final = 0.8
 _DECIDES: Final = (
     *("policy", "combination", "members_max", "lanes"),
     *("step_choice", "wait", "wait_timeout_s"),
+    *("further_executors", "resources", "lane_resources"),
 )
-_DECIDES_OF_MODELS: Final = ("partition", "replicas", "batch", "batch_max_delay_s")
+_DECIDES_OF_MODELS: Final = (
+    *("partition", "cuts", "executors", "resources"),
+    *("replicas", "batch", "batch_max_delay_s"),
+)
 _TEXT_MAX: Final = 512
 
 

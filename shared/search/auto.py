@@ -15,9 +15,12 @@ from typing import Final
 
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Plan, QueuePlan, QueueRule, Resource, StepChoice
+from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Plan, QueueRule, Resource, StepChoice
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
 from stageloom.shared.search.deadline_load import ServedModel, load_within_deadlines
+
+AUTO: Final = "auto"
+"""The name of this plan where a scheduler is asked for."""
 
 CLEARLY: Final = 0.97
 """An executor takes the place of another if it takes at most this part of its time: less may be noise."""
@@ -157,7 +160,7 @@ def _plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequence[int
             one,
             partition=even_cuts(one.graph, number),
             replicas=found.lanes,
-            queue=QueuePlan(rule=QueueRule.DEADLINE),
+            queue=replace(one.queue, rule=QueueRule.DEADLINE),
         )
         for one, number in zip(models, found.blocks, strict=True)
     ]

@@ -21,6 +21,7 @@ from stageloom.shared.plan import (
     Wait,
 )
 from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.isomorphism import Shared
@@ -115,8 +116,10 @@ def compose(
     executor: ExecutorOptions | None = None,
     rules: Rules | None = None,
     checkpoint: bytes = b"",
+    assignment: Assignment | None = None,
 ) -> Plan:
     """A legal plan. `members_max` is H; `checkpoint` a trained policy for the scheduler that takes one.
+    `assignment`: what blocks use, where that is not `executor` on any core.
 
     Raises:
         SettingError: there is no scheduler of that name, or H is below one.
@@ -131,27 +134,34 @@ def compose(
     if searches(scheduler):  # the others are quicker than looking for what could be shared
         chosen = Shared(chosen)
     table = costs or CostTable()
+    first, used = executor or ExecutorOptions(), assignment or Assignment()
+    executors = (first, *used.further_executors)
     found: dict[tuple[tuple[int, ...], tuple[int, ...], StageCosts], Schedule] = {}
 
-    def schedule(members: Sequence[Member]) -> Schedule:
+    def schedule(members: Sequence[Member], run_by: int) -> Schedule:
         parts: list[tuple[Digest, Graph, Block]] = [
             (models[m.model].artifact, models[m.model].graph, blocks[m.model][m.block]) for m in members
         ]
         graph = combine([(graph, block) for _, graph, block in parts])
-        stage_costs = table.for_members(parts, batches=[models[m.model].batch for m in members])
+        under = table.under(executors[run_by]) if run_by < len(executors) else table
+        stage_costs = under.for_members(parts, batches=[models[m.model].batch for m in members])
         key = graph.offsets, graph.predecessors, stage_costs  # replicas and repeated cells share a search
         if key not in found:
             found[key] = chosen(graph, stage_costs, limits or Limits(), budget or Budget())
         return found[key]
 
-    combined = tuple(
-        CombinedBlock(members, schedule(members)) for members in _members(plans, combination, members_max)
-    )
+    combined = []
+    for members in _members(plans, combination, members_max):
+        run_by, resources = used.used_by(members)
+        combined.append(CombinedBlock(members, schedule(members, run_by), run_by, resources))
     plan = Plan(
         models=plans,
-        combined=combined,
+        combined=tuple(combined),
         lanes=lanes,
-        executor=executor or ExecutorOptions(),
+        executor=first,
+        further_executors=used.further_executors,
+        resources=used.resources,
+        lane_resources=used.lane_resources,
         **asdict(rules or Rules()),
     )
     bind(plan, {choice.artifact: choice.graph for choice in models})

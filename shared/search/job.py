@@ -8,6 +8,7 @@ from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
 from stageloom.shared.search.costs import CostTable, StageCosts
@@ -37,6 +38,7 @@ class SearchJob:
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     rules: Rules = field(default_factory=Rules)
     budget_s: float | None = None
+    assignment: Assignment = field(default_factory=Assignment)
     checkpoint: bytes = b""
     """A trained policy for the scheduler that takes one; empty: the packaged one."""
 
@@ -84,6 +86,7 @@ def _compose(job: SearchJob, budget: Budget) -> Plan:
         executor=job.executor,
         rules=job.rules,
         checkpoint=job.checkpoint,
+        assignment=job.assignment,
     )
 
 

@@ -12,6 +12,9 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles, then
 from stageloom.planner.api.handlers.devices import measured, pushed
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.auto_plan import is_auto, make, named
+from stageloom.planner.costs.measured import plan_costs
+from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import (
     competes,
     record,
@@ -26,15 +29,14 @@ from stageloom.planner.schema.base import Page
 from stageloom.planner.schema.device import DeviceProfileRequest
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanExplainRequest, PlanExplanation
 from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
+from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.plans import add_plan, plan_info, plan_infos
 from stageloom.shared.errors import InputError
-from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
-from stageloom.shared.plan import ModelPlan, Plan, decode_plan
-from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.auto import AUTO
 from stageloom.shared.search.rivals import policy as find_policy
 from stageloom.shared.text import bounded
 
@@ -58,54 +60,7 @@ def plan_show(api: ApiContext, request: schema.PlanShowRequest, call: ApiCall) -
 def plan_request(
     api: ApiContext, request: schema.PlanRequestRequest, call: ApiCall
 ) -> schema.PlanCreateRequest:
-    info = api.reader.read(plan_info, request.plan)
-    plan = decode_plan(info.wire)
-    return schema.PlanCreateRequest(
-        models=tuple(_options(model, api.reader.graph(model.artifact)) for model in plan.models),
-        scheduler=info.scheduler if info.scheduler in schedulers() else None,
-        combination=_combination(plan),
-        members_max=max(2, *(len(block.members) for block in plan.combined)),
-        lanes=plan.lanes,
-        executor=plan.executor.name,
-        intra_op_threads=plan.executor.intra_op_threads,
-        step_choice=plan.step_choice,
-        wait=plan.wait,
-        wait_timeout_s=plan.wait_timeout_us / 1e6,
-        run_ahead=plan.run_ahead,
-        max_skips=plan.max_skips,
-        barrier=plan.barrier,
-    )
-
-
-def _options(model: ModelPlan, graph: Graph) -> schema.ModelOptions:
-    names = [name for name, cuts in graph.partitions if cuts == model.cuts]
-    if not names:
-        raise InputError(
-            f"the cuts of {model.name} in this plan are no named partition of it",
-            remedy="make a new plan with `stageloom plan create`",
-        )
-    return schema.ModelOptions(
-        model=model.name,
-        replicas=model.replicas,
-        batch=model.batch,
-        partition=names[0],
-        launch_interval_s=model.launch_interval_us / 1e6,
-        batch_max_delay_s=model.batch_max_delay_us / 1e6,
-        work_conserving=model.work_conserving,
-        weight=model.weight,
-        queue=model.queue.rule,
-        queue_max_tasks=model.queue.max_tasks,
-        queue_max_bytes=model.queue.max_bytes,
-    )
-
-
-def _combination(plan: Plan) -> str:
-    """The way of combining that gives such blocks; a learned policy's may have no name."""
-    together = [block.members for block in plan.combined if len(block.members) > 1]
-    if not together:
-        return "alone"
-    same_model = all(len({member.model for member in members}) == 1 for members in together)
-    return "replicas" if same_model else "aligned"
+    return request_of(api.reader, api.reader.read(plan_info, request.plan))
 
 
 @handles(routes.PLAN_HISTORY)
@@ -154,7 +109,10 @@ def position(after: str) -> int:
 
 @handles(routes.PLAN_CREATE)
 def plan_create(api: ApiContext, request: schema.PlanCreateRequest, call: ApiCall) -> object:
+    request = named(api.store, request)
     _check(request)
+    if is_auto(api.store, request) and request.device is not None:
+        return partial(_auto, api, request, request.device)
     if competes(request):
         return partial(_tournament, api, request)
     search_job(api.store, request)  # what is wrong with it is said before a job begins
@@ -189,6 +147,27 @@ def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) ->
     from stageloom.planner.tournament.stored import create  # the twin and numpy, which few planners need
 
     return create(api.store, api.live.pool, api.clock, request, job)
+
+
+def _auto(api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job) -> schema.PlanReply:
+    began_s = api.clock.monotonic_s()
+    plan, known = make(api.store, request, device)
+    search_s = api.clock.monotonic_s() - began_s
+    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, AUTO)
+    graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
+    costs = plan_costs(
+        api.store, api.store.read(calibration_of, device).costs_key, plan, graph_of=api.store.graph
+    )
+    row = evaluation_of(
+        plan,
+        EvaluationVerdict.FOUND,
+        scheduler=AUTO,
+        how="operator",
+        prediction=predict(plan, graphs, costs, ()),
+        search_s=search_s,
+    )
+    record(api.store, device, AUTO, plan, graphs, [row])
+    return schema.PlanReply(plan=info, search_s=search_s, known=known)
 
 
 def _search(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:

@@ -1,0 +1,299 @@
+"""`plan create` without a scheduler: what is known of a device makes its plan; a shown plan is made again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stageloom.planner.auto_plan import chosen_rules, is_auto, make, named, sentence
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.plan_request import request_of
+from stageloom.planner.plan_search import search_job
+from stageloom.planner.schema.plan import CoreSet, FurtherExecutor, ModelOptions, PlanCreateRequest
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.machines import Machine
+from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.store import Store
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
+from stageloom.shared.plan import CombinedBlock, Plan, QueueRule, StepChoice
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.job import run_search
+from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+
+CLASS = "cpu-2-core"
+FACTS = MachineFacts(
+    (CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("openvino"), ExecutorFact("null")), 1
+)
+AUTO = PlanCreateRequest(device=NANO)
+
+
+class Rig:
+    """A store with a device, `long` of 40 operators and `short` of 4."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder)
+        enrol(self.store)
+        self.artifacts = {
+            name: add_model(self.store, folder, name, operators)
+            for name, operators in (("long", 40), ("short", 4))
+        }
+        self._rows = 0
+
+    def tells(self, *rows: RowData) -> None:
+        for data in rows:
+            write = TelemetryWrite(NANO, (row(self._rows, data),), ())
+            self._rows += 1
+            LinkStore(self.store).append_telemetry([write])
+
+    def took(self, model: str, executor: str, ms: float | None) -> None:
+        """The device measured a model."""
+        us = None if ms is None else 1e3 * ms
+        self.tells(ExecutorTime(self.artifacts[model], executor, 1, 1, CLASS, us, 9))
+
+    def made(self, request: PlanCreateRequest = AUTO) -> tuple[Plan, str]:
+        asked = named(self.store, request)
+        assert is_auto(self.store, asked)
+        plan, known = make(self.store, asked, NANO)
+        bind(plan, {model.artifact: self.store.graph(model.artifact) for model in plan.models})
+        return plan, known
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.store.close()
+
+
+def run_by(plan: Plan) -> dict[str, set[str]]:
+    """Per model the executors of its blocks."""
+    found: dict[str, set[str]] = {}
+    for block in plan.combined:
+        for member in block.members:
+            name = plan.models[member.model].name
+            found.setdefault(name, set()).add(plan.executors[block.executor].name)
+    return found
+
+
+def test_a_device_that_told_what_it_has_gets_a_lane_per_core_and_the_fastest_executors(rig: Rig) -> None:
+    rig.tells(FACTS)
+    for model, executor, ms in [
+        *(("long", "onnx", 8.0), ("long", "openvino", 4.0)),
+        *(("short", "onnx", 1.0), ("short", "openvino", 2.0)),
+    ]:
+        rig.took(model, executor, ms)
+    plan, known = rig.made()
+    assert (plan.lanes, [one.cores for one in plan.resources]) == (2, [(0,), (1,)])
+    assert plan.step_choice is StepChoice.DEADLINE
+    assert {model.queue.rule for model in plan.models} == {QueueRule.DEADLINE}
+    assert run_by(plan) == {"long": {"openvino"}, "short": {"onnx"}}
+    assert known == (
+        "nano has 2 cores and onnx and openvino; "
+        "long on openvino in 4 ms (8 ms on onnx), short on onnx in 1 ms (2 ms on openvino)"
+    )
+
+
+def test_what_was_not_measured_is_said_with_the_command_that_measures_it(rig: Rig) -> None:
+    rig.tells(FACTS)
+    rig.took("long", "onnx", 8.0)
+    plan, known = rig.made()
+    assert run_by(plan) == {"long": {"onnx"}, "short": {"onnx"}}
+    assert "long on onnx in 8 ms" in known
+    assert "short not measured on onnx yet, `stageloom device profile nano --executor onnx` does it" in known
+    assert (
+        "long, short not measured on openvino yet, `stageloom device profile nano --executor openv" in known
+    )
+
+
+def test_a_model_that_an_executor_cannot_run_stays_on_the_usual_one(rig: Rig) -> None:
+    rig.tells(FACTS)
+    rig.took("long", "openvino", None)
+    plan, known = rig.made()
+    assert run_by(plan)["long"] == {"onnx"}
+    assert "long on onnx (cannot run on openvino)" in known
+
+
+def test_a_time_on_an_executor_that_is_gone_counts_no_more(rig: Rig) -> None:
+    rig.tells(FACTS)
+    rig.took("long", "openvino", 1.0)
+    rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("openvino", "gone")), 1))
+    plan, known = rig.made()
+    assert run_by(plan)["long"] == {"onnx"} and "openvino" not in known
+
+
+def test_the_executor_that_the_agent_is_set_to_runs_what_was_not_measured(rig: Rig) -> None:
+    rig.tells(MachineFacts((CoreRange(0, 0),), (ExecutorFact("openvino"), ExecutorFact("onnx")), 1))
+    assert run_by(rig.made()[0]) == {"long": {"openvino"}, "short": {"openvino"}}
+
+
+def test_without_models_those_that_the_device_should_run_are_meant_else_all(rig: Rig) -> None:
+    rig.tells(FACTS)
+    assert [model.name for model in rig.made()[0].models] == ["long", "short"]
+    rig.store.write(add_plan, "one", small_plan(rig.store, "short"), "sequential")
+    rig.store.write(push, Push(device=NANO, plan="one", decided_by="operator"))
+    assert [model.name for model in rig.made()[0].models] == ["short"]
+    with pytest.raises(InputError, match="a plan needs models"):
+        named(rig.store, PlanCreateRequest())
+
+
+def test_a_models_own_batch_and_queue_bound_stay(rig: Rig) -> None:
+    rig.tells(FACTS)
+    own = ModelOptions(model="short", queue_max_tasks=7, launch_interval_s=0.5)
+    (model,) = rig.made(replace(AUTO, models=(own,)))[0].models
+    assert (model.queue.max_tasks, model.queue.rule, model.launch_interval_us) == (
+        7,
+        QueueRule.DEADLINE,
+        500_000,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lanes": 3},
+        {"executor": "openvino"},
+        {"wait": "all"},
+        {"scheduler": "greedy"},
+        {"policy": "sequential"},
+    ],
+)
+def test_a_rule_of_ones_own_turns_it_off(rig: Rig, changes: dict[str, Any]) -> None:
+    rig.tells(FACTS)
+    assert not is_auto(rig.store, replace(AUTO, **changes))
+
+
+def test_a_device_that_told_nothing_and_one_on_a_gpu_get_a_plan_as_before(rig: Rig) -> None:
+    assert not is_auto(rig.store, AUTO)
+    rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact("torch_cuda"), ExecutorFact("onnx")), 1))
+    assert not is_auto(rig.store, AUTO)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "nano has not told of cores"),
+        ({"device": None}, "auto plans for a device"),
+        ({"lanes": 3}, "auto decides lanes"),
+        ({"models": (ModelOptions(model="long", partition="base"),)}, "auto decides partition of long"),
+        ({"budget_s": 1.0}, "auto searches nothing"),
+        ({"policy": "sequential"}, "auto searches nothing"),
+    ],
+)
+def test_auto_by_name_is_refused_where_it_cannot_be_heeded(
+    rig: Rig, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        is_auto(rig.store, replace(AUTO, scheduler="auto", **changes))
+
+
+def test_every_rule_of_a_plan_counts_as_a_rule_of_ones_own() -> None:
+    """A field that is added to requests is decided by `auto`, or says for what and how long to search."""
+    for_all = {"plan", "models", "scheduler", "policy", "device", "budget_s", "rates"}
+    rules: dict[str, Any] = {
+        name: object() for name in PlanCreateRequest.__struct_fields__ if name not in for_all
+    }
+    assert len(chosen_rules(PlanCreateRequest(**rules))) == len(rules)
+
+
+def test_the_sentence_names_a_few_models_and_counts_the_rest() -> None:
+    machine = Machine((0,), {"onnx": "", "openvino": ""}, 1)
+    models = {f"m{at}": {"onnx": 1e-3} for at in range(20)}
+    said = sentence("nano", machine, models, "onnx")
+    assert (
+        "nano has 1 core" in said and "m7, 12 more not measured on openvino" in said and "m8 not" not in said
+    )
+    alone = sentence("nano", Machine((0,), {"onnx": ""}, 1), {"m": {}}, "onnx")
+    assert "nothing to choose between" in alone
+
+
+# -- plan files -------------------------------------------------------------------------------------------
+
+
+def again(rig: Rig, plan: Plan, scheduler: str) -> Plan:
+    """The plan that its own plan file makes."""
+    info = rig.store.write(add_plan, plan.digest[:12], plan, scheduler)
+    request = request_of(rig.store, info)
+    return run_search(search_job(rig.store, request), lambda: 0.0)
+
+
+def test_a_plan_of_several_executors_resources_and_lanes_is_made_again(rig: Rig) -> None:
+    rig.tells(FACTS)
+    for model, executor, ms in [("long", "onnx", 90.0), ("long", "openvino", 80.0), ("short", "onnx", 1.0)]:
+        rig.took(model, executor, ms)
+    plan, _ = rig.made()
+    assert len(plan.further_executors) == 1 and plan.models[0].cuts, "a cut model, and two executors"
+    assert again(rig, plan, "auto") == plan
+
+
+def test_blocks_on_executors_and_resources_of_their_own_are_made_again(rig: Rig) -> None:
+    models = (
+        ModelOptions(model="long", cuts=(20,), executors=(0, 1), resources=((0,), (1,)), replicas=2),
+        ModelOptions(model="short", resources=((0, 1),)),
+    )
+    request = PlanCreateRequest(
+        models=models,
+        scheduler="greedy",
+        further_executors=(FurtherExecutor(name="openvino", intra_op_threads=2),),
+        resources=(CoreSet(cores=(0, 1)), CoreSet(cores=(2, 3))),
+        lane_resources=(1, 0),
+        lanes=2,
+    )
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    assert [(block.executor, block.resources) for block in plan.combined] == [
+        *((0, (0,)), (1, (1,)), (0, (0,)), (1, (1,))),
+        (0, (0, 1)),
+    ]
+    assert again(rig, plan, "greedy") == plan
+    assert again(rig, plan, "a re-plan") == plan, "greedy is found out"
+
+
+def test_a_plan_that_no_scheduler_makes_again_is_refused_and_not_shown_as_another(rig: Rig) -> None:
+    plan = small_plan(rig.store, "long")
+    (block,) = plan.combined
+    odd = Plan(models=plan.models, combined=(CombinedBlock(block.members, odd_schedule()),))
+    info = rig.store.write(add_plan, "odd", odd, "maddpg")
+    with pytest.raises(InputError, match="this plan is of maddpg, and no scheduler"):
+        request_of(rig.store, info)
+    assert rig.store.read(plan_info, "odd").scheduler == "maddpg"
+
+
+def odd_schedule() -> StageSchedule:
+    """Two operators in the first stage, the others one after another."""
+    stages = [Stage(((0, 1),)), *(Stage(((op,),)) for op in range(2, 40))]
+    return StageSchedule(tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lane_resources": (0, 0), "resources": (CoreSet(cores=(0,)),), "lanes": 2}, "1 cores for 2 lanes"),
+        (
+            {"lane_resources": (0, 1), "resources": (CoreSet(cores=(0,)),) * 2, "lanes": 2},
+            "core 0 belongs to two resources",
+        ),
+        ({"lane_resources": (1,), "resources": (CoreSet(cores=(0,)),)}, "resource 1 of a plan with 1"),
+        ({"models": (ModelOptions(model="long", executors=(1,)),)}, "names executor 1 of a plan with 1"),
+        ({"models": (ModelOptions(model="long", resources=((0,),)),)}, "names resource 0, which has no lane"),
+        (
+            {"models": (ModelOptions(model="long", cuts=(10, 20), executors=(0, 0)),)},
+            "of 2 blocks are given for a model that has more",
+        ),
+        (
+            {
+                "models": (ModelOptions(model="long", executors=(1,)), ModelOptions(model="short")),
+                "further_executors": (FurtherExecutor(name="openvino"),),
+                "combination": "aligned",
+            },
+            "combined have different executors",
+        ),
+    ],
+)
+def test_rules_that_contradict_each_other_are_refused(rig: Rig, changes: dict[str, Any], said: str) -> None:
+    usual = PlanCreateRequest(models=(ModelOptions(model="long"),))
+    with pytest.raises(PlanError, match=said):
+        run_search(search_job(rig.store, replace(usual, **changes)), lambda: 0.0)
