@@ -112,7 +112,12 @@ def show_device(device: Device) -> None:
         reply = caller.call(routes.DEVICE_SHOW, checked(schema.DeviceShowRequest(device=DeviceId(device))))
         live = caller.live
     waits = waits_for(reply.device, live=live)
-    document = {**_known(reply.device, live=live), "waits_for": waits or None, "history": reply.history}
+    document = {
+        **_known(reply.device, live=live),
+        "machine": reply.machine,
+        "waits_for": waits or None,
+        "history": reply.history,
+    }
     show(document, lambda: _tell(reply, live=live))
 
 
