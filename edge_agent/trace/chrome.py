@@ -35,6 +35,10 @@ def chrome_trace(found: Timeline, *, costs: str) -> dict[str, Any]:
                 "instances": list(entry.instances),
                 "fallback": entry.fallback,
                 "plan": step.plan[:12],
+                "executor": step.executor,
+                "lane": entry.lane,
+                "resource": step.resource,
+                "cores": list(step.cores),
             },
         )
     for process, runs in ((measured, found.runs), (planned, found.planned)):
@@ -79,6 +83,7 @@ class _Process:
         self._zero_s = found.recorded.began_s
         self._spans: dict[tuple[int, int], list[Event]] = {}  # by lane, and stream from 1 on; 0: steps
         self._name = name
+        self._places = _places(found)
 
     def span(
         self,
@@ -107,6 +112,7 @@ class _Process:
         yield _metadata("process_sort_index", self._pid, 0, sort_index=self._pid)
         for (lane, track), spans in sorted(self._spans.items()):
             title = f"lane {lane} steps" if not track else f"lane {lane} stream {track - 1}"
+            title += self._places.get(lane, "")
             tracks = _beside(sorted(spans, key=lambda event: (event["ts"], -event["dur"])))
             for number, one in enumerate(tracks):
                 # Tracks beside come after all others; there are none unless steps of a lane overlap.
@@ -117,6 +123,16 @@ class _Process:
                 for event in one:
                     event["tid"] = tid
                     yield event
+
+
+def _places(found: Timeline) -> dict[int, str]:
+    """Per lane its resource and cores, for the names of its tracks; of the plan that ran there first."""
+    places: dict[int, str] = {}
+    for step in found.steps:
+        cores = ", ".join(map(str, step.cores)) or "any"
+        place = "" if step.resource is None else f" (resource {step.resource}, cores {cores})"
+        places.setdefault(step.entry.lane, place)
+    return places
 
 
 def _beside(spans: Iterable[Event]) -> list[list[Event]]:

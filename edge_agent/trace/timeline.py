@@ -45,11 +45,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One step of a combined block, with the names that its plan has for what it ran."""
+    """One step of a combined block, with the names that its plan has for what it ran, and where it did.
+
+    `resource`: the lane's, None where the plan names none; `cores`: empty where the system chose.
+    """
 
     entry: StepEntry
     plan: str  # digest
     members: tuple[str, ...]  # MODEL#REPLICA.BLOCK
+    executor: str = ""
+    resource: int | None = None
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,16 @@ class PlanLaunches:
         """The step as a whole."""
         members = [self.bound.combined[step.combined].members[position] for position in step.positions]
         names = [f"{self.bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in members]
-        return StepRun(step, self.bound.plan.digest, tuple(names))
+        plan = self.bound.plan
+        placed = step.lane < len(plan.lane_resources)
+        return StepRun(
+            step,
+            plan.digest,
+            tuple(names),
+            self.bound.executor_of(step.combined).name,
+            plan.lane_resources[step.lane] if placed else None,
+            plan.cores_of(step.lane) if placed else (),
+        )
 
 
 def timeline(

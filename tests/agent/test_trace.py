@@ -33,6 +33,8 @@ from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import InputError, SettingError, UnavailableError
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import lower
+from stageloom.shared.plan import ExecutorOptions, Resource
+from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 from tests.agent.chrome_format import problems
@@ -200,6 +202,35 @@ def test_steps_of_one_lane_that_overlap_are_drawn_beside_each_other() -> None:
     trace = chrome_trace(found, costs="estimated")
     assert problems(trace) == []
     assert len({span["tid"] for span in _spans(trace, MEASURED, "step")}) == 2
+
+
+def test_steps_say_their_executor_lane_resource_and_cores_and_tracks_the_lanes_place() -> None:
+    """The second model's block runs on the second executor; lane 0 has the second resource."""
+    model = artifact_of("squeezenet")
+    used = Assignment(
+        further_executors=(ExecutorOptions(name="openvino"),),
+        resources=(Resource(cores=(4,)), Resource(cores=(1, 2))),
+        lane_resources=(1, 0),
+        executors_of=((0,), (1,)),
+    )
+    choices = [ModelChoice(name=name, artifact=model.digest, graph=model.graph) for name in ("one", "two")]
+    bound = bind(compose(choices, lanes=2, assignment=used), {model.digest: model.graph})
+    entries = [
+        StepEntry(number, number, 1, number, 1, (0,), (number,), False, float(number), number + 0.5, ())
+        for number in range(2)
+    ]
+    found = timeline(
+        RecordingBatch(entries, [], [], []), RecordingSummary(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable()
+    )
+    trace = chrome_trace(found, costs="estimated")
+    assert problems(trace) == []
+    told = [step["args"] for step in _spans(trace, MEASURED, "step")]
+    assert [(one["executor"], one["lane"], one["resource"], one["cores"]) for one in told] == [
+        ("onnx", 0, 1, [1, 2]),
+        ("openvino", 1, 0, [4]),
+    ]
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {"lane 0 steps (resource 1, cores 1, 2)", "lane 1 steps (resource 0, cores 4)"} <= names
 
 
 def test_a_step_that_began_before_the_recording_is_left_out(found: Timeline) -> None:
