@@ -17,6 +17,7 @@ from stageloom.planner.schema.plan import ModelOptions as Choice
 from stageloom.planner.schema.plan import PlanCreateRequest
 from stageloom.planner.store.costs import calibration_of, keep_schedules
 from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.machines import machine_of
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.predictions import keep_considered
@@ -72,6 +73,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
         ) from error
     _check_effect(request)
     choices = model_choices(store, request.models)
+    _check_machine(store, request)
     executor = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
     job = SearchJob(
         models=choices,
@@ -145,6 +147,26 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
         executors_of=tuple(choice.executors for choice in request.models),
         resources_of=tuple(choice.resources for choice in request.models),
     )
+
+
+def _check_machine(store: ReadStore, request: PlanCreateRequest) -> None:
+    """Refuse executors and cores that the device has told it does not have.
+
+    Raises:
+        InputError: it names one; or there is no such device.
+    """
+    machine = None if request.device is None else store.read(machine_of, request.device)
+    if machine is None or request.device is None:
+        return
+    named = bool(request.further_executors) or request.executor != PlanCreateRequest().executor
+    for name in (request.executor, *(one.name for one in request.further_executors)) if named else ():
+        machine.require(name, request.device)
+    cores = {core for resource in request.resources for core in resource.cores}
+    if missing := cores - set(machine.cores):
+        raise InputError(
+            f"{request.device} has no core {min(missing)} for plans",
+            remedy=f"choose among {', '.join(map(str, machine.cores))}",
+        )
 
 
 def _check_policy(request: PlanCreateRequest, name: str) -> None:

@@ -203,7 +203,9 @@ def _check_resources(plan: Plan) -> None:
     for index, block in enumerate(plan.combined):
         if block.executor >= len(plan.executors):
             raise PlanError(
-                f"combined block {index} names executor {block.executor} of a plan with {len(plan.executors)}"
+                f"combined block {index} names executor {block.executor} of a plan with "
+                f"{len(plan.executors)}",
+                remedy="number the plan's executors from 0",
             )
         if list(block.resources) != sorted(set(block.resources)):
             raise PlanError(f"the resources of combined block {index} are not ascending")
@@ -219,7 +221,10 @@ def _check_resources(plan: Plan) -> None:
             f"{len(plan.lane_resources)} of {plan.lanes} lanes name a resource", remedy="name all"
         )
     if unknown := [one for one in plan.lane_resources if not 0 <= one < len(plan.resources)]:
-        raise PlanError(f"a lane names resource {unknown[0]} of a plan with {len(plan.resources)}")
+        raise PlanError(
+            f"a lane names resource {unknown[0]} of a plan with {len(plan.resources)}",
+            remedy="number the plan's resources from 0",
+        )
     taken: set[int] = set()
     threads = max(executor.intra_op_threads for executor in plan.executors)
     for index, resource in enumerate(plan.resources):

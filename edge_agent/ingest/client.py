@@ -35,6 +35,7 @@ from stageloom.edge_agent.ingest.client_memory import (
     kind_of,
 )
 from stageloom.edge_agent.ingest.messages import (
+    LONGEST_S,
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
     AgentWelcome,
@@ -55,6 +56,7 @@ from stageloom.edge_agent.ingest.signature import LAYOUT_CODES
 from stageloom.shared.errors import (
     AgentRestarted,
     DecodeError,
+    InputError,
     RefusedError,
     TaskCancelled,
     TaskExpired,
@@ -141,10 +143,16 @@ class Client:
             priority: higher runs earlier where the plan's queue rule says so.
 
         Raises:
+            InputError: no task could have that deadline.
             TaskRefused: it does not fit into shared memory, or no such model is known to the agent.
             UnavailableError: the agent is gone and does not come back within the timeout.
         """
         sent_at_s = time.monotonic()
+        if deadline_s is not None and not 0.0 <= deadline_s <= LONGEST_S:  # false for NaN, too
+            raise InputError(
+                f"a deadline in {deadline_s:g} s is impossible",
+                remedy=f"give 0 to {LONGEST_S:g} seconds from now, or none",
+            )
         names = (model,) if isinstance(model, str) else tuple(model)
         return self._live().submit(names, inputs, sent_at_s, deadline_s, priority)
 

@@ -21,6 +21,8 @@ MAX_TENSORS: Final = 256
 MAX_SHARED_MODELS: Final = 16
 MAX_TRACE_S: Final = 600.0
 MAX_REASON_CHARS: Final = 1000
+LONGEST_S: Final = 1e9
+"""Of a deadline, in seconds from when its task is submitted."""
 ALIGNMENT_BYTES: Final = 64
 """Tensors lie at multiples of this in an arena: a cache line, and wide enough for every vector unit."""
 
@@ -119,7 +121,7 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag=4):
     layout: Id
     sent_at_s: Instant
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
-    deadline_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
+    deadline_s: Annotated[float, Meta(ge=0.0, le=LONGEST_S)] | None = None
 
 
 class CancelRequest(Struct, frozen=True, array_like=True, tag=5):

@@ -31,6 +31,14 @@ PLAN_FILES = {
     "unknown_choice": 'step_choice = "fair"\n',
     "wait": 'wait = "timeout"\n',
     "timeout": "wait_timeout_s = 0.1\n",
+    "overlapping": "lanes = 2\nlane_resources = [0, 1]\nresources = [{ cores = [0, 1] }, { cores = [1] }]\n",
+    "crowded": "lanes = 2\nintra_op_threads = 2\nlane_resources = [0, 0]\n"
+    "resources = [{ cores = [0, 1, 2] }]\n",
+    "no_resource": "lane_resources = [1]\nresources = [{ cores = [0] }]\n",
+    "no_lane": '[[models]]\nmodel = "fine"\nresources = [[0]]\n',
+    "no_executor": '[[models]]\nmodel = "fine"\nexecutors = [1]\n',
+    "elsewhere": "lane_resources = [0]\nresources = [{ cores = [9] }]\n",
+    "other_executor": '[[further_executors]]\nname = "torch_cuda"\n',
 }
 """For `plan create --from`."""
 

@@ -23,12 +23,17 @@ from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, MachineFacts
 from tests.agent.models import ROW_SHAPE, import_tiny, plan_for, write_state
 from tests.agent.process import AgentProcess
 from tests.bad_input.files import write_files
+from tests.planner.fake_device import FakeDevice
 from tests.planner.processes import ROOT, PlannerProcess, environment, ok, until
 
 DISK_BYTES = 8 << 20
+FACTS = MachineFacts(
+    (CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("torch_cuda", "there is no GPU")), 1
+)
 
 
 class Situation(Protocol):
@@ -74,6 +79,10 @@ class RunningPlanner:
         joined = join(home.parent / "taken", used, "taken")
         assert joined.returncode == 0, joined.stderr
         expired = self._token("late", "--lifetime", "0.001")
+        with FakeDevice(self._token("told"), "told") as told:  # with two cores, and no GPU
+            told.enrol()
+            told.hello()
+            told.rows(0, [FACTS])
         ok(home, "model", "add", f"{files.words['files']}/fine.onnx", "--name", "fine")
         ok(home, "plan", "create", "--name", "first", "--model", "fine")
         fresh = self._token("fresh")
