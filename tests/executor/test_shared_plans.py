@@ -1,6 +1,7 @@
 """Plans whose blocks run on several executors and whose lanes keep to their cores."""
 
 import os
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -72,6 +73,101 @@ def test_blocks_of_two_executors_hand_their_tensors_over(engine: InProcessEngine
     engine.activate(engine.load(in_turns(), {model.digest: model}))
     inputs = [random_inputs(model.graph, seed) for seed in range(8)]
     futures = [engine.submit("a", one) for one in inputs]
+    for one, future in zip(inputs, futures, strict=True):
+        got = future.result(TIMEOUT_S)
+        wanted = reference(model, one, list(got))
+        assert all(difference(got[name], wanted[name]) <= 1e-4 for name in got)
+
+
+SIDE_BY_SIDE = [("onnx", "openvino"), ("onnx", "torch_cpu"), ("torch_cpu", "openvino", "onnx")]
+
+
+def shuffled(names: tuple[str, ...], seed: int, *, batch: int = 1, lanes: int = 2) -> Plan:
+    """Two networks in their papers' blocks, each block (in all replicas) on a random one of the executors."""
+    rng = random.Random(seed)
+    chosen: dict[tuple[int, int], int] = {}
+    choices = [
+        ModelChoice(
+            name=name,
+            artifact=model.digest,
+            graph=model.graph,
+            partition="paper",
+            replicas=lanes,
+            batch=batch,
+            batch_max_delay_us=1000 if batch > 1 else 0,
+        )
+        for name, model in (("a", artifact_of("squeezenet")), ("b", artifact_of("inception_v3", side=75)))
+    ]
+    plan = compose(choices, scheduler="greedy", lanes=lanes, executor=ExecutorOptions(name=names[0]))
+    return replace(
+        plan,
+        further_executors=tuple(ExecutorOptions(name=name) for name in names[1:]),
+        combined=tuple(
+            replace(
+                one,
+                executor=chosen.setdefault(
+                    (one.members[0].model, one.members[0].block), rng.randrange(len(names))
+                ),
+            )
+            for one in plan.combined
+        ),
+    )
+
+
+def answers(engine: InProcessEngine, tasks: int = 6) -> dict[tuple[str, int, str], np.ndarray]:
+    """What tasks of both networks come to, checked by the reference: by model, task and output."""
+    models = {"a": artifact_of("squeezenet"), "b": artifact_of("inception_v3", side=75)}
+    inputs = [
+        (name, seed, random_inputs(model.graph, seed))
+        for seed in range(tasks)
+        for name, model in models.items()
+    ]
+    futures = [engine.submit(name, one) for name, _, one in inputs]
+    found = {}
+    for (name, seed, one), future in zip(inputs, futures, strict=True):
+        got = future.result(TIMEOUT_S)
+        wanted = reference(models[name], one, list(got))
+        for output, array in got.items():
+            assert difference(array, wanted[output]) <= 1e-4, (name, seed, output)
+            found[name, seed, output] = array.copy()
+    return found
+
+
+@pytest.mark.promise("executors-side-by-side")
+@pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_on_any_of_several_executors_compute_the_whole_models_bit_by_bit_alike(
+    engine: InProcessEngine, names: tuple[str, ...], seed: int
+) -> None:
+    models = {one.digest: one for one in (artifact_of("squeezenet"), artifact_of("inception_v3", side=75))}
+    engine.activate(engine.load(shuffled(names, seed), models))
+    first, second = answers(engine), answers(engine)
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
+def test_batches_pass_from_one_executor_to_another(engine: InProcessEngine, names: tuple[str, ...]) -> None:
+    models = {one.digest: one for one in (artifact_of("squeezenet"), artifact_of("inception_v3", side=75))}
+    engine.activate(engine.load(shuffled(names, 7, batch=3), models))
+    answers(engine, 8)
+
+
+@pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
+def test_instances_that_move_to_a_plan_of_other_blocks_keep_their_tensors(
+    engine: InProcessEngine, names: tuple[str, ...]
+) -> None:
+    """Plans that give the blocks to other executors take turns while tasks are in flight."""
+    small = {one.digest: one for one in (artifact_of("squeezenet"), artifact_of("inception_v3", side=75))}
+    keys = [engine.load(shuffled(names, seed), small) for seed in range(3)]
+    engine.activate(keys[0])
+    model = artifact_of("inception_v3", side=75)
+    inputs = [random_inputs(model.graph, seed) for seed in range(18)]
+    futures = []
+    for at, one in enumerate(inputs):
+        futures.append(engine.submit("b", one))
+        if at % 3 == 2:
+            engine.activate(keys[(at // 3 + 1) % 3])
     for one, future in zip(inputs, futures, strict=True):
         got = future.result(TIMEOUT_S)
         wanted = reference(model, one, list(got))

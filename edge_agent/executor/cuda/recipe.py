@@ -154,12 +154,14 @@ Make: TypeAlias = Callable[[int, Mapping[int, int]], Recipe[Any]]
 """The recipe of a combined block for members at their batches, by position."""
 
 
-def recipes_alone(bound: BoundPlan, make: Make) -> dict[tuple[int, int, int], Any]:
-    """What runs each member by itself: by combined block, position and batch."""
+def recipes_alone(
+    bound: BoundPlan, make: Make, blocks: Sequence[int] | None = None
+) -> dict[tuple[int, int, int], Any]:
+    """What runs each member of some blocks (None: of all) by itself: by combined block, position, batch."""
     return {
         (index, position, bucket): make(index, {position: bucket})
-        for index, combined in enumerate(bound.combined)
-        for position, member in enumerate(combined.members)
+        for index in (range(len(bound.combined)) if blocks is None else blocks)
+        for position, member in enumerate(bound.combined[index].members)
         for bucket in bound.models[member.model].buckets
     }
 
@@ -175,13 +177,13 @@ def arenas_for(
 ) -> tuple[int, ...]:
     """Bytes that each combined block needs of an arena: for any mask that has to fit, and each member alone.
 
-    [num_combined]
+    0 for those that have no recipe in `alone`: another executor runs them. [num_combined]
     """
     needed = [0] * len(bound.combined)
     for (index, _, _), recipe in alone.items():
         needed[index] = max(needed[index], recipe.arena_bytes)
-    for index, combined in enumerate(bound.combined):
-        for mask in masks_to_hold(len(combined.members)):
+    for index in sorted({index for index, _, _ in alone}):
+        for mask in masks_to_hold(len(bound.combined[index].members)):
             recipe = make(index, largest_batches(bound, index, mask))
             needed[index] = max(needed[index], recipe.arena_bytes)
     return tuple(needed)

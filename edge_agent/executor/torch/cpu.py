@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,14 +17,36 @@ from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.ids import StepId
+from stageloom.shared.engine.steps import (
+    InstanceId,
+    MoveInstance,
+    PlanKey,
+    ProgramKey,
+    Step,
+    StepMember,
+)
+from stageloom.shared.ids import StepId, TensorId
+from stageloom.shared.plan import Member
 
 
-class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None]):
-    """Kernels take the first alternative of each unit: results must not depend on a measurement here."""
+@dataclass(slots=True)
+class Border:
+    """Where an instance's tensors lie: in the buffers of this plan, behind this member's block."""
+
+    plan: PlanKey
+    member: Member
+    rows: int
+
+
+class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border]):
+    """Kernels take the first alternative of each unit: results must not depend on a measurement here.
+
+    Programs are bound to their buffers. What another executor of the plan hands over is copied into them, and
+    what it takes is copied out: an instance may move to another plan, and its buffers are then written again.
+    """
 
     name = "torch_cpu"
+    passes_slots = True
     precisions = (Precision.FP32, Precision.FP16)
 
     def __init__(self, *, channels_last: bool = False) -> None:
@@ -33,7 +57,7 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
     # Plans and programs
 
     def _check_options(self, bound: BoundPlan) -> None:
-        torch.set_num_threads(bound.plan.executor.intra_op_threads)
+        torch.set_num_threads(self._options(bound).intra_op_threads)
 
     def _build(self, key: ProgramKey) -> BoundProgram:
         plan = self._plans[key.plan]
@@ -68,13 +92,13 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
     def _between_steps(self) -> None:
         self._moves.advance(self.order.running)
 
-    def _run_item(self, program: BoundProgram, index: int, slots: Mapping[int, None]) -> None:
+    def _run_item(self, program: BoundProgram, index: int, slots: Mapping[int, Border]) -> None:
         with torch.inference_mode():  # a mode of the thread, which may be the pool's
             for call in program.by_item[index]:
                 for launch in program.launches[call]:
                     launch()
 
-    def _arrive(self, step: Step, member: StepMember, rows: Rows) -> None:
+    def _arrive(self, step: Step, member: StepMember, rows: Rows) -> Border:
         """Copy the tasks' rows to the input buffers."""
         plan, bucket = self._plans[step.program.plan], bucket_of(step, member)
         graph = plan.bound.models[member.member.model].graph
@@ -85,11 +109,42 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
             targets = [buffer] if bucket == 1 else [buffer[row : row + 1] for row in range(bucket)]
             for target, array in zip(targets, arrays, strict=True):
                 target.copy_(_as_tensor(array))
+        return Border(step.program.plan, member.member, bucket)
+
+    def _gather(self, step: Step, member: StepMember, feeds: StepFeeds) -> Border:
+        """As the base; what another executor kept is copied to the slot's buffers."""
+        slot: object = super()._gather(step, member, feeds)
+        if isinstance(slot, Border):
+            return slot
+        plan, bucket = self._plans[step.program.plan], bucket_of(step, member)
+        for tensor, array in cast("Mapping[TensorId, np.ndarray]", slot).items():
+            target = plan.buffers.at(BufferRole.HOME, member.member, tensor, bucket)
+            target.copy_(_as_tensor(array))
+        return Border(step.program.plan, member.member, bucket)
+
+    def give_away(self, instance: InstanceId) -> object:
+        """The instance's tensors behind its last block here, by tensor."""
+        self._between_steps()  # it may have moved
+        slot: object = super().give_away(instance)
+        return self._taken_out(slot) if isinstance(slot, Border) else slot
+
+    def _taken_out(self, slot: Border) -> dict[TensorId, np.ndarray]:
+        """Copies of what lies at a border, in the graph's types."""
+        plan = self._plans[slot.plan]
+        model = plan.bound.models[slot.member.model]
+        return {
+            tensor: _as_array(
+                plan.buffers.at(BufferRole.HOME, slot.member, tensor, slot.rows),
+                model.graph.tensors[tensor].dtype,
+            )
+            for tensor in model.blocks[slot.member.block].live_out
+        }
 
     def _settle(
-        self, step: Step, member: StepMember, slot: None, *, wanted: bool
+        self, step: Step, member: StepMember, slot: Border, *, wanted: bool
     ) -> Mapping[str, np.ndarray]:
         """Copies in the graph's types: the buffers serve the next instance soon."""
+        slot.plan, slot.member, slot.rows = step.program.plan, member.member, bucket_of(step, member)
         if not wanted:
             return {}
         plan = self._plans[step.program.plan]
@@ -105,13 +160,20 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, None])
         self._moves.add(action, self.order.running)
 
     def _carry_out(self, action: MoveInstance) -> None:
+        slot = self._slots.get(action.instance)
+        if not isinstance(slot, Border):
+            return  # another executor has it, or it lies in no buffer
         (old_key, old), (new_key, new) = action.old, action.new
+        if not self._plans[new_key].runs(new.model):
+            self._slots[action.instance] = cast(Border, self._taken_out(slot))
+            return
         models = self._plans[old_key].bound.models[old.model], self._plans[new_key].bound.models[new.model]
         rows = min(model.plan.batch for model in models)
         with torch.inference_mode():
             for tensor in models[0].blocks[old.block].live_in:
                 target, source = self._slots_of(action, tensor, rows)
                 target.copy_(source)
+        slot.plan, slot.member = new_key, new._replace(block=new.block - 1)
 
     def _lap(self) -> Lap:
         def lap(launch: Callable[[], object], _: bool) -> float:

@@ -58,16 +58,17 @@ class PlanBuffers:
     def __init__(
         self,
         bound: BoundPlan,
-        models: Sequence[LoweredModel],
+        models: Mapping[int, LoweredModel],
         device: torch.device,
         arena_bytes: Sequence[int],
     ) -> None:
-        """`models` are lowered at their largest bucket, `arena_bytes` is per combined block."""
+        """`models` are those that are run here, lowered at their largest bucket. [num_combined] bytes of
+        arenas."""
         self._bound = bound
         self._device = device
         self._places: dict[BufferRole, dict[_Place, Tensor]] = {role: {} for role in BufferRole}
-        for index, (model, lowered) in enumerate(zip(bound.models, models, strict=True)):
-            for replica in range(model.plan.replicas):
+        for index, lowered in models.items():
+            for replica in range(bound.models[index].plan.replicas):
                 self._add_replica(index, replica, lowered)
         # One lane runs one step at a time, so that its programs can share; lanes cannot (P2).
         shared = bound.plan.lanes == 1
@@ -251,34 +252,41 @@ def _leftovers(
     return copies
 
 
-def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]:
-    """Bytes of every artifact's weights."""
-    precision = Precision(bound.plan.executor.precision)
+def models_of(bound: BoundPlan, blocks: Sequence[int]) -> tuple[int, ...]:
+    """The models with a member in one of these combined blocks, ascending."""
+    return tuple(sorted({member.model for index in blocks for member in bound.combined[index].members}))
+
+
+def stated_weight_bytes(
+    bound: BoundPlan, precision: Precision, blocks: Sequence[int]
+) -> dict[tuple[Digest, Precision], int]:
+    """Bytes of the weights of every artifact with a member in these combined blocks."""
     return {
         (model.plan.artifact, precision): _halved(
             sum(o.weight_bytes for o in model.graph.operators), precision
         )
-        for model in bound.models
+        for model in (bound.models[index] for index in models_of(bound, blocks))
     }
 
 
 @lru_cache(maxsize=32)
-def stated_plan_bytes(bound: BoundPlan) -> int:
+def stated_plan_bytes(bound: BoundPlan, precision: Precision, blocks: tuple[int, ...]) -> int:
     """Bytes of borders and arenas, and of the stacked kernels of merge stages, worked out from the graphs.
 
     The executor knows more after lowering (views, concatenations in place), so that what it takes is at most
     this, but for scratch memory inside kernels.
     """
-    borders = sum(model.plan.replicas * _border_bytes(model) for model in bound.models)
-    arenas = [_arena_bytes(bound, index) for index in range(len(bound.combined))]
+    models = [bound.models[index] for index in models_of(bound, blocks)]
+    borders = sum(model.plan.replicas * _border_bytes(model) for model in models)
+    arenas = [_arena_bytes(bound, index) for index in blocks]
     buffers = borders + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
-    return buffers + _halved(_merged_bytes(bound), Precision(bound.plan.executor.precision))
+    return buffers + _halved(_merged_bytes(bound, blocks), precision)
 
 
-def _merged_bytes(bound: BoundPlan) -> int:
-    """Kernels and biases of every merge stage; replicas share them."""
+def _merged_bytes(bound: BoundPlan, blocks: Sequence[int]) -> int:
+    """Kernels and biases of every merge stage of these combined blocks; replicas share them."""
     stages: dict[tuple[int, tuple[OpId, ...]], int] = {}
-    for combined in bound.combined:
+    for combined in (bound.combined[index] for index in blocks):
         schedule = combined.plan.schedule
         for stage in schedule.stages if isinstance(schedule, StageSchedule) else ():
             if not stage.merge:

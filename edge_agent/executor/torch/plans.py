@@ -25,6 +25,7 @@ from stageloom.edge_agent.executor.torch.memory import (
     PlanBuffers,
     TorchProgram,
     bind_recipe,
+    models_of,
     stated_plan_bytes,
     stated_weight_bytes,
 )
@@ -38,6 +39,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.plan import ExecutorOptions
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +53,26 @@ class LoadedPlan:
     def __init__(
         self,
         bound: BoundPlan,
-        lowerings: Sequence[ModelLowering],
+        blocks: Sequence[int],
+        precision: Precision,
+        lowerings: Mapping[int, ModelLowering],
         choices: KernelChoices,
         device: torch.device,
     ) -> None:
-        """`lowerings` is per model of the plan.
+        """`blocks` are the combined blocks that are run here, `lowerings` those of their models.
 
         Raises:
             ExecutorError: a model cannot be lowered.
         """
         self.bound = bound
-        self.precision = Precision(bound.plan.executor.precision)
+        self.precision = precision
         self.streams = streams_per_lane(bound.plan.lanes)
-        self._lowerings = tuple(lowerings)
+        self._lowerings = lowerings
         self._choices = choices
-        largest = [
-            lowering.at_batch(model.buckets[-1])
-            for lowering, model in zip(lowerings, bound.models, strict=True)
-        ]
-        alone = recipes_alone(bound, partial(self.recipe, in_turn=True))
+        largest = {
+            index: lowering.at_batch(bound.models[index].buckets[-1]) for index, lowering in lowerings.items()
+        }
+        alone = recipes_alone(bound, partial(self.recipe, in_turn=True), blocks)
         needed = arenas_for(bound, alone, self.recipe)
         self.buffers = PlanBuffers(bound, largest, device, needed)
         self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
@@ -104,6 +107,10 @@ class LoadedPlan:
         """The recipe of a program that the engine asks for."""
         buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
         return self.recipe(program.combined, buckets, in_turn=in_turn)
+
+    def runs(self, model: int) -> bool:
+        """Whether a block of the model is run here."""
+        return model in self._lowerings
 
     def lowering(self, model: int) -> ModelLowering:
         return self._lowerings[model]
@@ -140,10 +147,10 @@ class TorchPlans:
         Raises:
             ExecutorError: the precision is unknown.
         """
-        self._precision(bound)
-        weights = stated_weight_bytes(bound)
+        precision, blocks = self._precision(bound), bound.run_by(self.name)
+        weights = stated_weight_bytes(bound, precision, blocks)
         missing = sum(size for key, size in weights.items() if alone or self._models.get(key) is None)
-        return missing + stated_plan_bytes(bound)
+        return missing + stated_plan_bytes(bound, precision, blocks)
 
     @property
     def held_bytes(self) -> int:
@@ -164,9 +171,13 @@ class TorchPlans:
         precision = self._precision(bound)
         self._check_options(bound)
         require_artifacts(bound, artifacts)
+        blocks = bound.run_by(self.name)
         try:
-            lowerings = [self._lowering(key, artifacts[m.plan.artifact], precision) for m in bound.models]
-            plan = LoadedPlan(bound, lowerings, self.choices, self._device)
+            lowerings = {
+                index: self._lowering(key, artifacts[bound.models[index].plan.artifact], precision)
+                for index in models_of(bound, blocks)
+            }
+            plan = LoadedPlan(bound, blocks, precision, lowerings, self.choices, self._device)
         except BaseException as error:
             self._models.release(key)
             if isinstance(error, RuntimeError):  # torch's own, out of memory for one
@@ -188,13 +199,18 @@ class TorchPlans:
 
     def _precision(self, bound: BoundPlan) -> Precision:
         require_precision(bound, self.name, [precision.value for precision in self.precisions])
-        return Precision(bound.plan.executor.precision)
+        return Precision(self._options(bound).precision)
+
+    def _options(self, bound: BoundPlan) -> ExecutorOptions:
+        """What the plan tells this executor; it has a combined block."""
+        return bound.executor_of(bound.run_by(self.name)[0])
 
     def _check_options(self, bound: BoundPlan) -> None:
         """Refuse what this executor cannot honour."""
 
-    def _report_foreign(self, bound: BoundPlan, lowerings: Sequence[ModelLowering]) -> None:
-        for model, lowering in zip(bound.models, lowerings, strict=True):
+    def _report_foreign(self, bound: BoundPlan, lowerings: Mapping[int, ModelLowering]) -> None:
+        for index, lowering in lowerings.items():
+            model = bound.models[index]
             for unit in lowering.at_batch(model.buckets[-1]).foreign:
                 (op,) = unit.ops
                 kind, name = model.graph.operators[op].kind, model.plan.name

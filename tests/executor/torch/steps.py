@@ -1,6 +1,7 @@
 """Runs plans on an executor step by step, the way a core would, and says what should come out."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +18,8 @@ TOLERANCE = 1e-4
 
 
 def load(executor: Executor, plan: Plan, artifacts: Sequence[Artifact], key: PlanKey = KEY) -> BoundPlan:
-    """Load a plan under a key."""
-    bound = bound_of(plan, artifacts)
+    """Load a plan under a key, all of it for this executor."""
+    bound = bound_of(replace(plan, executor=replace(plan.executor, name=executor.name)), artifacts)
     executor.load(key, bound, {artifact.digest: artifact for artifact in artifacts})
     return bound
 

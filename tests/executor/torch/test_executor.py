@@ -249,7 +249,7 @@ def test_what_a_plan_holds_is_no_more_than_it_stated(executor: TorchExecutor) ->
     cuts = [halves(model) for model in models]
     groups = [[Member(0, 0, b), Member(1, 0, b)] for b in (0, 1)]
     plan = plan_of(models, cuts, groups, batch=2)
-    bound = bound_of(plan, models)
+    bound = bound_of(replace(plan, executor=ExecutorOptions(name=executor.name)), models)
     stated = executor.stated_bytes(bound)
     assert executor.held_bytes == 0
     load(executor, plan, models)
@@ -276,11 +276,12 @@ def test_plans_share_weights(executor: TorchExecutor) -> None:
 def test_options_that_are_not_known_are_refused_and_leave_nothing(executor: TorchExecutor) -> None:
     model = artifact_of("squeezenet")
     plan = plan_of([model], [()], [members(1)])
-    odd = replace(plan, executor=ExecutorOptions(name=executor.name, precision="fp4"))
+    named = ExecutorOptions(name=executor.name)
+    odd = replace(plan, executor=replace(named, precision="fp4"))
     with pytest.raises(ExecutorError, match="does not know the precision 'fp4'"):
         load(executor, odd, [model])
     with pytest.raises(ExecutorError, match="is not here"):
-        executor.load(KEY, bound_of(plan, [model]), {})
+        executor.load(KEY, bound_of(replace(odd, executor=named), [model]), {})
     assert executor.held_bytes == 0
 
 
