@@ -11,6 +11,7 @@ from stageloom.planner.learning.kept_run import forget_run, held_run
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.schema.training import GpgTrainingReply, GpgTrainingRequest
 from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.machines import machine_of, usual_executor
 from stageloom.planner.store.models import model_infos, named_models
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.digest import digest_bytes
@@ -105,7 +106,8 @@ def _costs(store: ReadStore, device: DeviceId | None, artifacts: list[Digest]) -
         return analytic_costs, ""
     device_class = store.read(device_info, device).device_class
     models = [(artifact, 1) for artifact in artifacts]
-    table = device_costs(store, device_class, ExecutorOptions(), models, graph_of=store.graph)
+    executor = usual_executor(store.read(machine_of, device)) or ExecutorOptions()
+    table = device_costs(store, device_class, executor, models, graph_of=store.graph)
     return lambda members, random: table.for_members(members), device_class
 
 
