@@ -3,6 +3,7 @@
 Both are what a device tells of itself, and count for that device alone.
 """
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,9 @@ from stageloom.shared.plan import MAX_CORES, ExecutorOptions
 
 MOST_TIMES: Final = 4096
 """That are kept of a device: more than it can have models and executors."""
+
+_NAME: Final = re.compile("[a-z][a-z0-9_]{0,63}")
+_MOST_THREADS: Final = 256  # what a request may name
 
 _LEAST_US: Final = 1e-3
 _MOST_US: Final = 3600e6
@@ -57,7 +61,7 @@ class Machine:
 
 
 def store_machine(session: Session, device: DeviceId, facts: MachineFacts) -> None:
-    """Keep what a device told of itself; the newest counts."""
+    """Keep what a device told of itself, as far as requests can name it; the newest counts."""
     cores = sorted(
         {core for span in facts.cores for core in range(span.first, min(span.last, MAX_CORES - 1) + 1)}
     )
@@ -65,8 +69,8 @@ def store_machine(session: Session, device: DeviceId, facts: MachineFacts) -> No
         MachineRow(
             device=device,
             cores=cores,
-            executors=[[one.name, one.problem] for one in facts.executors],
-            intra_op_threads=facts.intra_op_threads,
+            executors=[[one.name, one.problem] for one in facts.executors if _NAME.fullmatch(one.name)],
+            intra_op_threads=min(max(facts.intra_op_threads, 1), _MOST_THREADS),
             told_at_us=now_us(session),
         )
     )

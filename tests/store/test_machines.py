@@ -65,11 +65,11 @@ def test_the_newest_facts_of_a_machine_count_and_an_older_agent_has_none(store: 
     assert found.executors == ("onnx", "openvino")
 
 
-def test_a_range_of_cores_that_no_machine_has_ends_where_plans_can_name_cores(store: Store) -> None:
+def test_what_no_request_can_name_is_left_out_of_a_machine(store: Store) -> None:
     enrol(store)
-    Sender(store)(MachineFacts((CoreRange(0, 1_000_000), CoreRange(5, 2)), (), 1))
-    found = store.read(machine_of, NANO)
-    assert found is not None and found.cores == tuple(range(1024))
+    odd = (ExecutorFact("an executor"), ExecutorFact(""), ExecutorFact("x" * 65), ExecutorFact("onnx"))
+    Sender(store)(MachineFacts((CoreRange(0, 1_000_000), CoreRange(5, 2)), odd, 1_000_000))
+    assert store.read(machine_of, NANO) == Machine(tuple(range(1024)), {"onnx": ""}, 256)
 
 
 def test_the_newest_time_of_a_model_on_an_executor_counts_while_the_machine_is_the_same(
