@@ -19,8 +19,8 @@ from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import MAX_LANES, MAX_MODELS, Plan, decode_plan
-from stageloom.shared.search.auto import AUTO, KnownModel, auto_plan, fastest
+from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
+from stageloom.shared.search.auto import AUTO, auto_plan, fastest
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
 
@@ -128,14 +128,14 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
     choices = model_choices(store, request.models)
     times = {one.name: _times(store, device, one, machine.executors) for one in choices}
     usual = machine.executors[0]
-    known = {}
-    for one in choices:
-        times_s = times[one.name]
-        name = fastest(times_s, usual)
-        if times_s.get(name, math.inf) < math.inf:
-            known[one.artifact] = KnownModel(name, times_s[name])
-    plan = auto_plan(choices, known, usual, machine.cores)
+    known = {one.artifact: _by_options(times[one.name]) for one in choices}
+    plan = auto_plan(choices, known, ExecutorOptions(name=usual), machine.cores)
     return AutoPlan(plan, sentence(device, machine, times, usual))
+
+
+def _by_options(times_s: Times) -> dict[ExecutorOptions, float]:
+    """Of sessions of one thread."""
+    return {ExecutorOptions(name=name): taken for name, taken in times_s.items()}
 
 
 def _times(store: ReadStore, device: DeviceId, choice: ModelChoice, usable: Sequence[str]) -> Times:
@@ -172,7 +172,7 @@ def sentence(device: str, machine: Machine, models: Mapping[str, Times], usual: 
 
 def _runs(name: str, times_s: Times, usual: str) -> str:
     """Where a model runs fastest, and what the others take."""
-    best = fastest(times_s, usual)
+    best = fastest(_by_options(times_s), ExecutorOptions(name=usual)).name
     if not times_s.get(best, math.inf) < math.inf:
         best = usual
     others = sorted((other, took_s) for other, took_s in times_s.items() if other != best)
