@@ -106,6 +106,16 @@ class BoundPlan:
         return tuple(dict.fromkeys(self.executor_of(index).name for index in range(len(self.combined))))
 
     @cached_property
+    def precisions(self) -> tuple[str, ...]:
+        """In which precision each model is computed, in all of its blocks. [num_models]"""
+        of = {
+            member.model: self.executor_of(index).precision
+            for index, combined in enumerate(self.combined)
+            for member in combined.members
+        }
+        return tuple(of[index] for index in range(len(self.models)))
+
+    @cached_property
     def _launches(self) -> dict[tuple[int, int], LaunchList]:
         return {}
 
@@ -129,7 +139,8 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
 
     Raises:
         PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
-            two combined blocks, a schedule is illegal, or the wait rule cannot be honoured.
+            two combined blocks, blocks of one model differ in precision, a schedule is illegal, or the wait
+            rule cannot be honoured.
     """
     _check_positive(plan)
     models = tuple(_bind_model(model, graphs) for model in plan.models)
@@ -142,6 +153,7 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
         )
     _check_cover(plan, models)
     _check_resources(plan)
+    _check_precisions(plan)
     combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
     if plan.wait is not Wait.NONE:
         _check_wait(plan)
@@ -242,6 +254,20 @@ def _check_resources(plan: Plan) -> None:
                 f"resource {index} has {len(resource.cores)} cores for {lanes} lanes of {threads} threads",
                 remedy="use fewer lanes or threads, or name more cores",
             )
+
+
+def _check_precisions(plan: Plan) -> None:
+    """A model is computed in one precision, whichever executors run its blocks."""
+    found: dict[int, str] = {}
+    for block in plan.combined:
+        precision = plan.executors[block.executor].precision
+        for member in block.members:
+            first = found.setdefault(member.model, precision)
+            if first != precision:
+                raise PlanError(
+                    f"model {plan.models[member.model].name!r} has blocks in {first} and in {precision}",
+                    remedy="give all blocks of a model executors of one precision",
+                )
 
 
 def _bind_combined(index: int, block: CombinedBlock, models: tuple[BoundModel, ...]) -> BoundCombined:

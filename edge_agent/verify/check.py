@@ -14,6 +14,7 @@ from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.verify.engine_run import EngineRun, Place, TaskTrace
 from stageloom.edge_agent.verify.inputs import ValueRange
 from stageloom.edge_agent.verify.pairs import Differences, Pair, find_pair, seed_model
+from stageloom.edge_agent.verify.reduced import LargestAgree
 from stageloom.edge_agent.verify.report import Before, Compared, VerifyReport
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import BoundPlan, bind
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[str], None]
 DEFAULT_REPEATS = 3
+PRECISIONS = ("fp32", "bf16")
+"""With a rule of how far results may differ."""
+
 _TIMING = TimingRequest(repeats=3, limit_s=10.0)
 
 
@@ -43,6 +47,7 @@ def verify(
     ranges: Mapping[str, ValueRange] | None = None,
     partition: str | None = None,
     executor: str = "onnx",
+    precision: str = "fp32",
     seed: int = 0,
     repeats: int = DEFAULT_REPEATS,
     delays: bool = True,
@@ -52,6 +57,7 @@ def verify(
 
     `partition` is by default `paper` where the file carries borders, else `base`, so that there are borders
     to compare. Each of a pair of inputs runs `repeats` times, from the second time on with random `delays`.
+    In the `precision` bf16 results are approximate, and may differ by what rounding to it explains.
 
     Raises:
         ModelError, UnpinnedShape: the model cannot be imported.
@@ -67,6 +73,7 @@ def verify(
             artifact,
             schedule,
             make_executor(executor),
+            precision=precision,
             ranges=ranges,
             partition=partition,
             seed=seed,
@@ -81,6 +88,7 @@ def verify_artifact(
     schedule: str,
     executor: Executor,
     *,
+    precision: str = "fp32",
     ranges: Mapping[str, ValueRange] | None = None,
     partition: str | None = None,
     seed: int = 0,
@@ -97,6 +105,10 @@ def verify_artifact(
 
     if repeats < 1:
         raise InputError(f"{repeats} repeats compare nothing", remedy="use 1 or more")
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"there is no rule for results in {precision!r}", remedy=f"use one of {', '.join(PRECISIONS)}"
+        )
     partition = partition or default_partition(artifact.graph)
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory(prefix="stageloom-verify-") as name:
@@ -104,16 +116,23 @@ def verify_artifact(
         progress("seeding weights")
         seeded = seed_model(artifact, ranges or {}, rng, folder)
         costs = _costs(seeded.artifact, schedule, executor, progress)
-        bound = _bind(seeded.artifact, schedule, partition, executor.name, costs)
+        bound = _bind(
+            seeded.artifact,
+            schedule,
+            partition,
+            ExecutorOptions(name=executor.name, precision=precision),
+            costs,
+        )
         progress("drawing inputs")
         places = _places(bound)
-        pair = find_pair(seeded, [name for _, name in places], ranges or {}, rng, folder)
+        names = [name for _, name in places]
+        pair = find_pair(seeded, names, ranges or {}, rng, folder, bfloat16=precision == "bf16")
         del seeded.model  # a parsed copy of all weights, which the engine does not need
         tasks = len(pair.feeds) * repeats
         progress(f"running {tasks} tasks")
         engine_run = EngineRun(executor, bound, seeded.artifact)
         try:
-            tally = _run(engine_run, pair, places, repeats, rng if delays else None)
+            tally = _run(engine_run, pair, places, seeded.outputs, repeats, rng if delays else None)
         finally:
             engine_run.close()
     blocks = bound.models[0].blocks
@@ -122,6 +141,7 @@ def verify_artifact(
         scheduler=schedule,
         partition=partition,
         executor=executor.name,
+        precision=precision,
         operators=len(artifact.graph.operators),
         blocks=len(blocks),
         seeded_weights=len(seeded.names),
@@ -147,6 +167,7 @@ def verify_artifact(
             for head in seeded.endings[output].heads
         ),
         sensitivity=pair.sensitivity,
+        largest_agree=tally.largest.share,
         stable=tally.stable,
         failed_tasks=tally.failed,
         reason=tally.reason,
@@ -174,11 +195,13 @@ def _costs(artifact: Artifact, schedule: str, executor: Executor, progress: Prog
     return CostTable(measured_s=measured, rates=DeviceRates(contention=0.0))
 
 
-def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, costs: CostTable) -> BoundPlan:
+def _bind(
+    artifact: Artifact, schedule: str, partition: str, executor: ExecutorOptions, costs: CostTable
+) -> BoundPlan:
     choice = ModelChoice(
         name=artifact.graph.name, artifact=artifact.digest, graph=artifact.graph, partition=partition
     )
-    plan = compose([choice], scheduler=schedule, costs=costs, executor=ExecutorOptions(name=executor))
+    plan = compose([choice], scheduler=schedule, costs=costs, executor=executor)
     return bind(plan, {artifact.digest: artifact.graph})
 
 
@@ -193,11 +216,12 @@ def _run(
     engine_run: EngineRun,
     pair: Pair,
     places: tuple[Place, ...],
+    outputs: tuple[str, ...],
     repeats: int,
     delays: "np.random.Generator | None",
 ) -> "_Tally":
     """Run all inputs `repeats` times, forwards and backwards: a slot that keeps an old value shows."""
-    tally = _Tally(pair, places)
+    tally = _Tally(pair, places, outputs)
     inputs = range(len(pair.feeds))
     for repeat in range(repeats):
         order = inputs if repeat % 2 == 0 else inputs[::-1]
@@ -210,13 +234,15 @@ def _run(
 class _Tally:
     """Differences, failures and stability over all traces."""
 
-    def __init__(self, pair: Pair, places: tuple[Place, ...]) -> None:
+    def __init__(self, pair: Pair, places: tuple[Place, ...], outputs: tuple[str, ...]) -> None:
         self.differences: Differences[Place] = Differences()
+        self.largest = LargestAgree()
         self.stable = True
         self.failed = 0
         self.reason = ""
         self._pair = pair
         self._places = places
+        self._outputs = outputs  # of the model as it was given
         self._first: dict[int, TaskTrace] = {}
 
     def add(self, which: int, trace: TaskTrace) -> None:
@@ -227,6 +253,9 @@ class _Tally:
             return
         for place in self._places:
             self.differences.add(self._pair, place, place[1], which, trace.tensors.get(place))
+        last = max(block for block, _ in self._places)
+        answer = {name: array for (block, name), array in trace.tensors.items() if block == last}
+        self.largest.add(answer, {name: self._pair.expected[which][name] for name in self._outputs})
         first = self._first.setdefault(which, trace)
         self.stable = self.stable and all(
             first.tensors[place].tobytes() == trace.tensors[place].tobytes()

@@ -19,8 +19,17 @@ from stageloom.edge_agent.verify.analysis import (
     with_probes,
 )
 from stageloom.edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
+from stageloom.edge_agent.verify.reduced import to_bfloat16, with_rounded_weights
 from stageloom.edge_agent.verify.seeding import quiet_session, seed_weights
-from stageloom.edge_agent.verify.standards import MIN_SENSITIVITY, Standard, sensitivity, standard_of
+from stageloom.edge_agent.verify.standards import (
+    BFLOAT16,
+    FLOAT32,
+    MIN_SENSITIVITY,
+    Allowance,
+    Standard,
+    sensitivity,
+    standard_of,
+)
 from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
@@ -162,10 +171,13 @@ def find_pair(
     ranges: Mapping[str, ValueRange],
     rng: "np.random.Generator",
     folder: Path,
+    *,
+    bfloat16: bool = False,
 ) -> Pair:
     """Find inputs that the outputs depend on: the first good pair, or the best of all attempts.
 
-    `names` are the tensors to be compared.
+    `names` are the tensors to be compared. `bfloat16`: with what computes in it; there are more inputs then,
+    so that it shows how often the largest output agrees.
 
     Raises:
         ExecutorError: onnxruntime cannot run the whole model.
@@ -183,19 +195,23 @@ def find_pair(
             best, results, best_value, content = [*feeds], [*expected], value, attempt
         if value > MIN_SENSITIVITY:
             break
-    if any(seeded.rounding[name].jumps for name in names):
+    if bfloat16 or any(seeded.rounding[name].jumps for name in names):
         while len(best) < JUMPING_INPUTS:
             best += draw_pair(tensors, ranges, content, rng)
         results += [reference.run(feeds) for feeds in best[2:]]
     del reference  # one session at a time: each holds all weights
-    plain = Reference(seeded.model, shown, folder, optimised=False)
-    without = [plain.run(feeds) for feeds in best]
+    if bfloat16:
+        rounded = Reference(with_rounded_weights(seeded.model), shown, folder)
+        other = [rounded.run({name: to_bfloat16(given) for name, given in feeds.items()}) for feeds in best]
+    else:
+        plain = Reference(seeded.model, shown, folder, optimised=False)
+        other = [plain.run(feeds) for feeds in best]
     return Pair(
         tuple(best),
         tuple(results),
         best_value,
         attempt + 1,
-        _standards(seeded, names, results, without),
+        _standards(seeded, names, results, other, BFLOAT16 if bfloat16 else FLOAT32),
         tuple(judged),
     )
 
@@ -239,13 +255,16 @@ def _standards(
     seeded: Seeded,
     names: Sequence[str],
     expected: "Sequence[Mapping[str, np.ndarray]]",
-    plain: "Sequence[Mapping[str, np.ndarray]]",
+    other: "Sequence[Mapping[str, np.ndarray]]",
+    allowance: Allowance,
 ) -> dict[str, Standard]:
     """Return the standards by tensor name; those of tensors that heads read are made first."""
     standards: dict[str, Standard] = {}
     for name in sorted(names, key=lambda name: bool(_heads(seeded, name))):
         heads = _heads(seeded, name)
-        standards[name] = standard_of(name, expected, plain, seeded.rounding[name], heads, standards)
+        standards[name] = standard_of(
+            name, expected, other, seeded.rounding[name], heads, standards, allowance
+        )
     return standards
 
 

@@ -53,6 +53,7 @@ class VerifyReport:
     scheduler: str
     partition: str
     executor: str
+    precision: str = "fp32"
     operators: int
     blocks: int
     seeded_weights: int  # weights that said nothing and were replaced
@@ -63,6 +64,7 @@ class VerifyReport:
     before: tuple[Before, ...]
     sensitivity: float
     stable: bool  # every repeat had the same bits
+    largest_agree: float | None = None  # share of the outputs' rows that have their largest element in place
     failed_tasks: int = 0  # tasks that the engine did not complete
     reason: str = ""  # of the first failed task
 
@@ -111,6 +113,19 @@ class VerifyReport:
         )
 
     @property
+    def approximate(self) -> bool:
+        """Return whether it was computed in fewer bits than the model says."""
+        return self.precision != "fp32"
+
+    @property
+    def _noise_is(self) -> str:
+        return (
+            "and itself on rounded weights and inputs"
+            if self.approximate
+            else "with and without optimisation"
+        )
+
+    @property
     def exit_code(self) -> ExitCode:
         """Return OK only if the results agree and could have differed."""
         if self.doubtful:
@@ -140,11 +155,13 @@ class VerifyReport:
         blocks = f"partition {self.partition} of {counted(self.blocks, 'block')}"
         rows = {
             "model": f"{self.model}, {self.operators} operators, {self.seeded_weights} weights seeded",
-            "schedule": f"{self.scheduler}, {blocks}, executor {self.executor}",
+            "schedule": f"{self.scheduler}, {blocks}, executor {self.executor}"
+            + (f" in {self.precision}: approximate" if self.approximate else ""),
             "compared": f"{counted(self.tensors, 'tensor')} in {counted(self.runs, 'run')}, "
             f"{counted(self.pairs, 'pair')} of inputs drawn",
             **({"judged": self._judged()} if self.before else {}),
             **self._numbers(),
+            **({"largest": self._largest()} if self.approximate else {}),
             "sensitivity": f"{self.sensitivity:.3g} (more than {MIN_SENSITIVITY:g})",
             "stable": "yes" if self.stable else "no",
         }
@@ -157,8 +174,15 @@ class VerifyReport:
         agreeing = ", on the quarter of the inputs that agree best" if worst.jumps else ""
         return {
             "difference": f"{worst.difference:.3g} (at most {worst.tolerance:.3g}), {worst.where}{agreeing}",
-            "noise": f"{worst.noise:.3g} there between onnxruntime with and without optimisation",
+            "noise": f"{worst.noise:.3g} there between onnxruntime {self._noise_is}",
         }
+
+    def _largest(self) -> str:
+        if self.largest_agree is None:
+            return "no output has one"
+        return (
+            f"{100 * self.largest_agree:.1f} % of the outputs' rows have their largest element in its place"
+        )
 
     def _judged(self) -> str:
         named = [
@@ -175,18 +199,20 @@ class VerifyReport:
             return "FAILED: repeats of one input gave different bits"
         if self.doubtful and self.worst:
             return (
-                f"CANNOT JUDGE: onnxruntime differs from itself by {self.worst.noise:.3g} at "
+                f"CANNOT JUDGE: onnxruntime {'on rounded weights and inputs ' if self.approximate else ''}"
+                f"differs from itself by {self.worst.noise:.3g} at "
                 f"{self.worst.tensor}, which explains the difference but would hide a wrong schedule; "
                 "give valid values of the inputs with --range NAME=LO:HI, or another --seed"
             )
         if not self.agrees:
-            return "FAILED: the schedule does not compute what the model computes"
+            more = f", nor what rounding to {self.precision} explains" if self.approximate else ""
+            return f"FAILED: the schedule does not compute what the model computes{more}"
         if self.exit_code is ExitCode.CANNOT_FAIL:
             return (
                 "PROVES NOTHING: the outputs hardly depend on the inputs; "
                 "give valid values of the inputs with --range NAME=LO:HI"
             )
-        return "OK"
+        return f"OK, approximate: rounding to {self.precision} explains it" if self.approximate else "OK"
 
 
 def _ratio(tensor: Compared) -> float:

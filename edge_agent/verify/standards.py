@@ -26,6 +26,22 @@ NOISE_MULTIPLE = 5.0
 MAX_TOLERANCE = 0.1
 """The largest tolerance, however much onnxruntime differs from itself."""
 
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """By how much results may differ where the arithmetic is right; relative differences."""
+
+    least: float = MAX_DIFFERENCE
+    multiple: float = NOISE_MULTIPLE  # of the noise
+    most: float = MAX_TOLERANCE
+
+
+FLOAT32 = Allowance()
+
+BFLOAT16 = Allowance(least=2.0**-8, multiple=3.0, most=1.0)
+"""The noise is what rounding weights and inputs to bfloat16 does in float32. Sessions that round what passes
+between their operators, too, differed by up to 1.6 times that (docs/executors.md)."""
+
 AGREEING_SHARE = 0.25
 """Share of the inputs, at least two, that must agree where rounding may flip an element."""
 
@@ -120,34 +136,40 @@ def standard_of(
     rounding: Rounding,
     heads: Sequence[Head] = (),
     standards: "Mapping[str, Standard]" = {},  # noqa: B006 - read only
+    allowance: Allowance = FLOAT32,
 ) -> Standard:
     """Return the standard of one tensor.
 
-    `expected` and `plain` are onnxruntime's results per input with and without optimisations. `heads` are
+    `expected` and `plain` are onnxruntime's results per input, computed in two ways whose difference is the
+    noise: with and without optimisations, or in float32 and rounded as the `allowance` has it. `heads` are
     those that the tensor comes from, and `standards` contains the tensors that they read.
     """
-    floors = _floors(name, expected, heads, standards)
+    floors = _floors(name, expected, heads, standards, allowance)
     gaps = [
         relative_difference(other[name], one[name], floors[which] if floors else 0.0)
         for which, (one, other) in enumerate(zip(expected, plain, strict=True))
     ]
     noise = smallest_share(gaps, _NOISY_SHARE) if rounding.jumps else max(gaps)
     exact = expected[0][name].dtype.kind in "biu" and not rounding.jumps
-    base = 0.0 if exact else max(MAX_DIFFERENCE, rounding.unit)
-    wanted = NOISE_MULTIPLE * noise
-    ceiling = max(base, min(MAX_TOLERANCE, change(expected[0][name], expected[1][name]) / 2))
+    base = 0.0 if exact else max(allowance.least, rounding.unit)
+    wanted = allowance.multiple * noise
+    ceiling = max(base, min(allowance.most, change(expected[0][name], expected[1][name]) / 2))
     tolerance = min(max(base, wanted), ceiling)
     doubtful = wanted if ceiling < wanted < math.inf else 0.0
     return Standard(noise, tolerance, doubtful, rounding.jumps, floors)
 
 
 def _floors(
-    name: str, expected: Sequence[Values], heads: Sequence[Head], standards: "Mapping[str, Standard]"
+    name: str,
+    expected: Sequence[Values],
+    heads: Sequence[Head],
+    standards: "Mapping[str, Standard]",
+    allowance: Allowance,
 ) -> tuple[float, ...]:
     """Return per input the least scale of a difference behind saturating heads.
 
     The input of a head may differ by its own tolerance, which moves the output by at most the slope times
-    that; and the kernels of heads round numbers of about 1. The scale is that much over `MAX_DIFFERENCE`.
+    that; and the kernels of heads round numbers of about 1. The scale is that much over the least allowance.
     """
     import numpy as np
 
@@ -163,5 +185,5 @@ def _floors(
             if head.reads in standards:  # else it is an input of the model, and exact
                 norm = float(np.linalg.norm(values[head.reads].astype(np.float64)))
                 moved += slope(head, values[head.makes]) * standards[head.reads].tolerance * norm
-        floors.append(moved / MAX_DIFFERENCE)
+        floors.append(moved / allowance.least)
     return tuple(floors)

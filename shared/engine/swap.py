@@ -1,9 +1,9 @@
 """Moving an instance in flight over to a new plan.
 
 An instance stands at a cut. It may go over where the new plan has the same cut of the same artifact, every
-slot in which its live tensors would lie there is free, and the tensors mean the same: same executors,
-precisions and batch bucket. It goes only into plans that never wait for members: elsewhere its arrival in the
-middle would break the rounds in which `wait: all` moves the models' instances.
+slot in which its live tensors would lie there is free, and the tensors mean the same: the plans' executors
+are the same, and the model's precision and batch bucket. It goes only into plans that never wait for members:
+elsewhere its arrival in the middle would break the rounds in which `wait: all` moves the models' instances.
 """
 
 from stageloom.shared.engine.records import Instance
@@ -30,7 +30,7 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
     if instance.block >= old.blocks or not instance.live or plan.wait is not Wait.NONE:
         return None
     theirs, ours = old.plan.bound.plan.executors, plan.bound.plan.executors
-    if {(one.name, one.precision) for one in theirs} != {(one.name, one.precision) for one in ours}:
+    if {one.name for one in theirs} != {one.name for one in ours}:
         return None
     index = plan.bound.model_index.get(old.model.name)
     if index is None:
@@ -38,6 +38,8 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
     model = plan.models[index]
     same_artifact = model.bound.plan.artifact == old.bound.plan.artifact
     if not same_artifact or instance.bucket not in model.bound.buckets:
+        return None
+    if plan.bound.precisions[index] != old.plan.bound.precisions[old.model.index]:
         return None
     position = old.bound.blocks[instance.block].start
     block = next((b.index for b in model.bound.blocks if b.start == position), None)

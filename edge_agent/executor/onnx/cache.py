@@ -44,7 +44,7 @@ class SessionKey:
     intra_op_threads: int
     merge: bool = False  # the operators as one convolution
     stream: int | None = None  # on a device the stream that it belongs to; None on the processor
-    tf32: bool = False
+    precision: str = "fp32"  # in which a backend may compute; tensors keep the model's types
     copy: int = 0  # of several equal sessions, where one serves one caller at a time
 
 

@@ -42,7 +42,7 @@ class CombinedPrograms:
         self._bound = bound
         self._copies = copies_of(bound) if one_caller else {}
         self._combined = bound.combined[combined]
-        self._threads = bound.executor_of(combined).intra_op_threads
+        self._executor = bound.executor_of(combined)
         self._lowered = partial(bound.launches, combined)
         self._full = self._lowered(self._combined.full_mask)
         self._atom_at = {atom[0]: atom for item in self._full for atom in self._atoms(item)}
@@ -98,8 +98,9 @@ class CombinedPrograms:
             artifact=model.plan.artifact,
             ops=tuple(sorted(graph.model_op(op) for op in ops)),
             batch=bucket,
-            intra_op_threads=self._threads,
+            intra_op_threads=self._executor.intra_op_threads,
             merge=item.merge,
+            precision=self._executor.precision,
             copy=self._copies.get((member.model, member.replica), 0),
         )
 

@@ -51,7 +51,6 @@ class PlanRecipes:
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
         self.width = streams_per_lane(bound.plan.lanes)
-        self.tf32 = bound.plan.executor.precision == "tf32"
         self._programs = tuple(CombinedPrograms(bound, index) for index in range(len(bound.combined)))
         self._homes = tuple(self._home_streams(index) for index in range(len(bound.combined)))
         self._recipes: dict[tuple[int, tuple[tuple[int, int], ...]], SessionRecipe] = {}
@@ -73,7 +72,7 @@ class PlanRecipes:
         for index, (item, keys) in enumerate(zip(program.items, program.sessions, strict=True)):
             for number, key in enumerate(keys):
                 home = self._homes[combined][item.member, key.ops[0]]
-                own = replace(key, stream=first + home, tf32=self.tf32)
+                own = replace(key, stream=first + home)
                 draft.add(index, item, own, home, first=number == 0)
         return draft.recipe(combined)
 

@@ -57,7 +57,7 @@ def open_device_session(device: SessionDevice, key: SessionKey, source: ModelPar
         ExecutorError: onnxruntime cannot build it, or part of it would run somewhere else.
     """
     assert key.stream is not None
-    provider, settings = device.provider(device.stream(key.stream), tf32=key.tf32)
+    provider, settings = device.provider(device.stream(key.stream), tf32=key.precision == "tf32")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3

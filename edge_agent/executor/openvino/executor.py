@@ -2,7 +2,8 @@
 
 With one thread a session has none of its own: a lane's thread computes, wherever that is pinned. float32 is
 computed as float32 on every processor, float16 in float32. What OpenVINO would compute in fewer bits than the
-model says is refused.
+model says is refused, but for one thing: a plan may say bf16, and float32 is computed in bfloat16 then,
+between inputs and outputs of sessions that stay float32.
 """
 
 import re
@@ -20,11 +21,17 @@ from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
 from stageloom.edge_agent.executor.openvino.misread import misread
 from stageloom.edge_agent.executor.openvino.model import openvino, read_model
 from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import ExecutorError, ModelError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import TensorId
+from stageloom.shared.ids import Digest, TensorId
 
 REMEDY: Final = "use the executor onnx for this model"
+
+_HINTS: Final = {"fp32": "f32", "bf16": "bf16"}
+"""By precision of a plan what OpenVINO calls it."""
 
 ELEMENT_TYPES: Final = frozenset(
     {"float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool"}
@@ -46,7 +53,18 @@ class OpenvinoExecutor(SessionExecutor):
     """Sessions of OpenVINO."""
 
     name = "openvino"
+    precisions = tuple(_HINTS)
     one_caller = True
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Make the sessions of every atom at batch 1.
+
+        Raises:
+            ExecutorError: the plan says bf16 and the processor has no such units; or as for all executors.
+        """
+        if any(bound.executor_of(index).precision == "bf16" for index in bound.run_by(self.name)):
+            require_bf16()
+        super().load(key, bound, artifacts)
 
     def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:
         return open_session(key, source)
@@ -88,7 +106,7 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
             raise ExecutorError(what, remedy=REMEDY)
         model = read_model(_core(), source, key)
         _refuse_strings(model, graph)
-        compiled = _core().compile_model(model, "CPU", _properties(key.intra_op_threads))
+        compiled = _core().compile_model(model, "CPU", _properties(key))
         reads = _ports(compiled.inputs, inputs, graph, key.batch)
         makes = _handed_on(_ports(compiled.outputs, outputs, graph, key.batch), model, reads)
         session = OpenvinoSession(compiled.create_infer_request(), reads, makes)
@@ -121,18 +139,35 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def _properties(threads: int) -> Mapping[str, Any]:
+def computes_bf16() -> bool:
+    """Whether the processor has units for bfloat16; without, OpenVINO may imitate it, slower than float32."""
+    able = "BF16" in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return able and bool(_core().get_property("CPU", "INFERENCE_PRECISION_HINT") == openvino.Type.bf16)
+
+
+def require_bf16() -> None:
+    """Raises:
+    ExecutorError: the processor has no units for bfloat16.
+    """
+    if not computes_bf16():
+        raise ExecutorError(
+            "this processor has no units for bfloat16 (avx512_bf16 or amx_bf16)",
+            remedy="use the precision fp32",
+        )
+
+
+def _properties(key: SessionKey) -> Mapping[str, Any]:
     """How a model is compiled: exactly, and with no thread but the caller's and those that were asked for.
 
     Without a stream a compiled model runs on the caller's thread and has no other. With one it would have two
     idle threads of its own: 200 for a plan of a hundred sessions.
     """
     return {
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": 0 if threads == 1 else 1,
+        "INFERENCE_NUM_THREADS": key.intra_op_threads,
+        "NUM_STREAMS": 0 if key.intra_op_threads == 1 else 1,
         "ENABLE_CPU_PINNING": False,  # it would pin every session's threads to the same cores
-        "INFERENCE_PRECISION_HINT": "f32",
-        "EXECUTION_MODE_HINT": "ACCURACY",
+        "INFERENCE_PRECISION_HINT": _HINTS[key.precision],
+        "EXECUTION_MODE_HINT": "ACCURACY",  # nothing in fewer bits than that
     }
 
 
