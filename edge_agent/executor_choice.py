@@ -39,6 +39,7 @@ TIMES_NAME: Final = "executor_times"
 """The file in the agent's home that remembers."""
 
 _PACKAGES: Final = {"onnx": "onnxruntime", "openvino": "openvino"}
+_REDUCES: Final = ("openvino",)
 _LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
 _ROUNDS: Final = (
     2  # of every model on every executor; the shorter time counts, as whatever disturbs adds to it
@@ -51,11 +52,15 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name, package in _PACKAGES.items() if find_spec(package) is not None)
 
 
-def ways(executors: Sequence[str], cores: int) -> list[ExecutorOptions]:
-    """How a model may be run, to be measured: on each executor, with the threads that a lane may have."""
+def ways(executors: Sequence[str], cores: int, precision: str = "fp32") -> list[ExecutorOptions]:
+    """How a model may be run, to be measured: on each executor, with the threads that a lane may have.
+
+    `precision`: that is allowed beside float32, where an executor knows it.
+    """
     return [
-        ExecutorOptions(name=name, intra_op_threads=threads)
+        ExecutorOptions(name=name, intra_op_threads=threads, precision=one)
         for name in executors
+        for one in dict.fromkeys(("fp32", precision if name in _REDUCES else "fp32"))
         for threads in widths(cores)
     ]
 
@@ -153,6 +158,7 @@ class OwnModels:
     choices: tuple[ModelChoice, ...]
     needs: tuple[ArtifactNeed, ...]  # of the same models
     cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    precision: str = "fp32"  # that is allowed beside float32
 
     def runnable(self, plan: Plan, counter: int = 0) -> RunnablePlan:
         """A plan of these models, ready to run."""
@@ -160,7 +166,11 @@ class OwnModels:
 
     def best(self, times: ExecutorTimes) -> Plan:
         """The plan for what is known."""
-        known = {one.artifact: times.of(one.artifact) for one in self.choices}
+        allowed = ("fp32", self.precision)
+        known = {
+            one.artifact: {o: taken for o, taken in times.of(one.artifact).items() if o.precision in allowed}
+            for one in self.choices
+        }
         return auto_plan(self.choices, known, FIRST_CHOICE, self.cores)
 
 
@@ -243,9 +253,10 @@ class ExecutorChoice:
             times_s = self._times.of(model.artifact)
             alone = ExecutorOptions(name=FIRST_CHOICE.name, intra_op_threads=options.intra_op_threads)
             if options != alone and options in times_s and alone in times_s:
-                said.append(
-                    f"{model.name} {times_s[alone] / times_s[options]:.1f} times as fast on {options.name}"
+                where = (
+                    options.name if options.precision == "fp32" else f"{options.name} in {options.precision}"
                 )
+                said.append(f"{model.name} {times_s[alone] / times_s[options]:.1f} times as fast on {where}")
             if model.cuts:
                 said.append(f"{model.name} in {counted(model.num_blocks, 'block')}")
         return ", ".join(said) or "measured"

@@ -86,7 +86,7 @@ def _serving_alone(config: AgentConfig) -> Agent:
     models = own_models(config, ArtifactStore(config.home_path / "artifacts"), _log.info)
     times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
     plan = first_plan(config, models, times, _log.info)
-    wanted = ways(installed(), len(models.cores)) if config.executor == AUTO else []
+    wanted = ways(installed(), len(models.cores), config.precision) if config.executor == AUTO else []
     choice = ExecutorChoice(models, times, plan, wanted) if wanted else None
     return Agent(config, lambda plans: (alone(models.runnable(plan, 1), plans), ()), choice)
 

@@ -34,7 +34,7 @@ Times = Mapping[str, float]
 """Seconds of one run of a whole model by executor; infinity where it cannot run there."""
 
 _OWN: Final = (
-    *("combination", "members_max", "lanes", "executor", "intra_op_threads"),
+    *("combination", "members_max", "lanes", "executor", "intra_op_threads", "precision"),
     *("further_executors", "resources", "lane_resources", "r", "s"),
     *("step_choice", "wait", "wait_timeout_s", "run_ahead", "max_skips", "barrier", "measure_s"),
 )

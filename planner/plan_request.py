@@ -40,8 +40,9 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         lanes=plan.lanes,
         executor=plan.executor.name,
         intra_op_threads=plan.executor.intra_op_threads,
+        precision=plan.executor.precision,
         further_executors=tuple(
-            FurtherExecutor(name=one.name, intra_op_threads=one.intra_op_threads)
+            FurtherExecutor(name=one.name, intra_op_threads=one.intra_op_threads, precision=one.precision)
             for one in plan.further_executors
         ),
         resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),

@@ -74,7 +74,11 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
     _check_effect(request)
     choices = model_choices(store, request.models)
     _check_machine(store, request)
-    executor = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
+    executor = ExecutorOptions(
+        name=request.executor,
+        intra_op_threads=request.intra_op_threads,
+        precision=request.precision,
+    )
     job = SearchJob(
         models=choices,
         scheduler=scheduler_of(request),
@@ -139,7 +143,7 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
         raise InputError(f"the executor {twice[0]} is named twice", remedy="give each executor once")
     return Assignment(
         further_executors=tuple(
-            ExecutorOptions(name=one.name, intra_op_threads=one.intra_op_threads)
+            ExecutorOptions(name=one.name, intra_op_threads=one.intra_op_threads, precision=one.precision)
             for one in request.further_executors
         ),
         resources=tuple(Resource(cores=one.cores) for one in request.resources),

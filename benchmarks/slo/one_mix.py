@@ -106,8 +106,8 @@ class MixMeasurement:
         plan = self._plan()
         for model in self._models:
             times = {
-                f"{runtime.value}_{threads}_ms": _ms(found[model.name])
-                for (runtime, threads), found in self._services.taken.items()
+                f"{runtime.value}_{threads}_{precision}_ms": _ms(found[model.name])
+                for (runtime, threads, precision), found in self._services.taken.items()
             }
             self._row("service", model=model.name, deadline_ms=_ms(self._deadlines[model.name]), **times)
         load = ContestLoad(

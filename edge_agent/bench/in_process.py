@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
-from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
 
 
@@ -16,11 +16,11 @@ def is_installed(runtime: RuntimeName) -> bool:
 
 
 def measure_service_s(
-    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float, threads: int = 1
+    models: Sequence[ModelUnderTest], options: RuntimeOptions, seconds: float
 ) -> Mapping[str, float | str]:
-    """Per model the seconds of one run, or why the runtime does not take it."""
+    """Per model the seconds of one run by one worker, or why the runtime does not take it."""
     with _process() as pool:
-        return pool.submit(service_times_s, tuple(models), runtime, seconds, threads).result()
+        return pool.submit(service_times_s, tuple(models), options, seconds).result()
 
 
 def openvino_reduces(model: ModelUnderTest) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from stageloom.edge_agent.bench.capacity import CapacitySearch, bootstrap_capacities
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
+from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
@@ -20,14 +21,17 @@ from stageloom.edge_agent.bench.rival_settings import (
     OPENVINO,
     OPENVINO_LATENCY,
     RivalSetting,
+    reduced,
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.edge_agent.lifecycle.alone import AUTO_PRECISIONS
 from stageloom.edge_agent.machine.device import cpu_name
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
+from stageloom.shared.search.auto import Times
 
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
@@ -49,11 +53,18 @@ class StatedLoad:
     rates_per_s: Mapping[str, float] = field(default_factory=dict)
     deadlines_ms: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 120.0  # for all of it; more time gives narrower intervals
+    precision: str = "fp32"  # that is allowed: bf16 where OpenVINO uses it by default
 
     def check(self, names: Sequence[str]) -> None:
         """Raises:
-        InputError: it names an unknown model, or rates of some models only; or a number is not positive.
+        InputError: it names an unknown model, or rates of some models only; or a number is not positive, or
+            there is no such precision.
         """
+        if self.precision not in AUTO_PRECISIONS:
+            raise InputError(
+                f"nothing is compared in the precision {self.precision!r}",
+                remedy=f"use one of {', '.join(AUTO_PRECISIONS)}",
+            )
         for option, given in (("--rate", self.rates_per_s), ("--deadline", self.deadlines_ms)):
             if unknown := sorted(given.keys() - set(names)):
                 raise InputError(
@@ -81,6 +92,7 @@ class OwnResult:
     load_per_s: float  # as given; 0 where it was not
     carried_per_s: float
     plan: Plan
+    precision: str = "fp32"
 
     def document(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -89,6 +101,7 @@ class OwnResult:
             "models": self.models,
             "capacities": self.capacities,
             "absent": dict(self.absent),
+            "precision": self.precision,
             "over_naive": self.over_naive and self.over_naive[0],
             "over_naive_interval": self.over_naive and self.over_naive[1:],
             "over_best": self.over_best and self.over_best[0],
@@ -125,7 +138,8 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
     Raises:
         InputError: the load does not fit the models.
         ModelError: a file cannot be imported, or leaves dimensions open.
-        ExecutorError: no backend runs a model, or the agent does not serve them.
+        ExecutorError: no backend runs a model, or the agent does not serve them; or it cannot compute in
+            that precision here.
     """
     names = [one.called for one in arguments]
     load.check(names)
@@ -147,11 +161,27 @@ class _Bench:
         self._models = models
         self._load = load
         self._progress = progress
-        self._services = TimesAlone.measure(models, _SERVICE_S, progress)
+        self._require_precision()
+        reduces = load.precision == "bf16"
+        self._services = TimesAlone.measure(models, _SERVICE_S, progress, bfloat16=reduces)
         self._alone_s = {model.name: self._shortest_s(model.name) for model in models}
         given = {name: ms * 1e-3 for name, ms in load.deadlines_ms.items()}
         self._deadlines = deadlines_s(self._alone_s, given_s=given)
         self._weights = [load.rates_per_s.get(model.name, 1.0) for model in models]
+
+    def _require_precision(self) -> None:
+        if self._load.precision == "fp32":
+            return
+        if not is_installed(RuntimeName.OPENVINO):
+            raise ExecutorError(
+                "OpenVINO is what computes in bf16, and it is not installed",
+                remedy="pip install 'stageloom[edge,onnx,openvino]'",
+            )
+        if not openvino_reduces(self._models[0]):
+            raise ExecutorError(
+                "OpenVINO does not compute in bfloat16 on this processor",
+                remedy="leave --precision out",
+            )
 
     def _shortest_s(self, name: str) -> float:
         best = self._services.best(name)
@@ -164,15 +194,21 @@ class _Bench:
             )
         return best[0]
 
+    def _times(self) -> dict[str, Times]:
+        return {one.name: self._services.of(one.name, self._load.precision) for one in self._models}
+
     def _settings(self) -> list[RivalSetting]:
         tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
         if RuntimeName.OPENVINO in self._services.runtimes:
-            tuned += [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+            by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+            tuned += by_hand
+            if self._load.precision == "bf16":
+                tuned += map(reduced, by_hand)
         return [NAIVE, *tuned]
 
     def run(self) -> OwnResult:
         """All of it."""
-        plan = own_plan(self._models, {one.name: self._services.of(one.name) for one in self._models})
+        plan = own_plan(self._models, self._times())
         load = ContestLoad(
             weights=self._weights,
             deadlines_s=[self._deadlines[model.name] for model in self._models],
@@ -236,6 +272,7 @@ class _Bench:
             load_per_s=sum(self._load.rates_per_s.values()),
             carried_per_s=ours.per_s,
             plan=plan,
+            precision=self._load.precision,
         )
 
     def _model_row(self, model: ModelUnderTest, plan: Plan) -> dict[str, Any]:
@@ -246,6 +283,7 @@ class _Bench:
             "deadline_ms": self._deadlines[model.name] * 1e3,
             "executor": options.name,
             "threads": options.intra_op_threads,
+            "precision": options.precision,
             "blocks": plan.models[index].num_blocks,
         }
         for runtime, taken in self._services.alone(model.name).items():

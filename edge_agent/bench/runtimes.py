@@ -75,17 +75,16 @@ def onnxruntime_call(path: Path, threads: int, *, spinning: bool) -> Call:
 
 
 def service_times_s(
-    models: Sequence[ModelUnderTest], runtime: RuntimeName, seconds: float, threads: int = 1
+    models: Sequence[ModelUnderTest], options: RuntimeOptions, seconds: float
 ) -> Mapping[str, float | str]:
-    """Per model the seconds of one run on so many threads, or why the runtime does not take it.
+    """Per model the seconds of one run by one worker, or why the runtime does not take it.
 
     To be called in a process that runs nothing else.
     """
-    return {model.name: _service_time_s(model, runtime, seconds, threads) for model in models}
+    return {model.name: _service_time_s(model, options, seconds) for model in models}
 
 
-def _service_time_s(model: ModelUnderTest, runtime: RuntimeName, seconds: float, threads: int) -> float | str:
-    options = RuntimeOptions(runtime=runtime, workers=1, threads=threads)
+def _service_time_s(model: ModelUnderTest, options: RuntimeOptions, seconds: float) -> float | str:
     try:
         loaded = load_runtime(options, [model])
         return median_s(partial(loaded.run, 0, 0), model.feeds(_SAMPLES), seconds)

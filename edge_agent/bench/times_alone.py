@@ -7,7 +7,7 @@ from typing import Final
 
 from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
-from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.auto import Times, widths
 
@@ -16,40 +16,53 @@ EXECUTOR_OF: Final = {RuntimeName.ONNXRUNTIME: "onnx", RuntimeName.OPENVINO: "op
 
 @dataclass(frozen=True)
 class TimesAlone:
-    """Seconds of one run by runtime and threads, then by model; or why the runtime does not take it."""
+    """Seconds of one run by runtime, threads and precision, then by model; or why it is not taken."""
 
-    taken: Mapping[tuple[RuntimeName, int], Mapping[str, float | str]]
+    taken: Mapping[tuple[RuntimeName, int, str], Mapping[str, float | str]]
 
     @classmethod
     def measure(
-        cls, models: Sequence[ModelUnderTest], seconds: float, progress: Callable[[str], None]
+        cls,
+        models: Sequence[ModelUnderTest],
+        seconds: float,
+        progress: Callable[[str], None],
+        *,
+        bfloat16: bool = False,
     ) -> "TimesAlone":
-        """With every installed runtime, for each number of threads that a lane of this machine may have."""
+        """With every installed runtime, for each number of threads that a lane of this machine may have.
+
+        `bfloat16`: OpenVINO in this precision, too.
+        """
         taken = {}
         for runtime in filter(is_installed, RuntimeName):
-            for threads in widths(len(os.sched_getaffinity(0))):
-                progress(f"timing each model alone on {runtime.value}, threads={threads}")
-                taken[runtime, threads] = measure_service_s(models, runtime, seconds, threads)
+            reduces = bfloat16 and runtime is RuntimeName.OPENVINO
+            for precision in ("fp32", "bf16") if reduces else ("fp32",):
+                for threads in widths(len(os.sched_getaffinity(0))):
+                    progress(f"timing each model alone on {runtime.value}, {threads=}, {precision}")
+                    options = RuntimeOptions(
+                        runtime=runtime, workers=1, threads=threads, float32=precision == "fp32"
+                    )
+                    taken[runtime, threads, precision] = measure_service_s(models, options, seconds)
         return cls(taken)
 
     @property
     def runtimes(self) -> list[RuntimeName]:
         """Those that are installed."""
-        return list(dict.fromkeys(runtime for runtime, _ in self.taken))
+        return list(dict.fromkeys(runtime for runtime, _, _ in self.taken))
 
     def alone(self, model: str) -> dict[RuntimeName, float | str]:
-        """By runtime, on one thread."""
-        return {runtime: found[model] for (runtime, threads), found in self.taken.items() if threads == 1}
+        """By runtime, on one thread in float32."""
+        return {runtime: self.taken[runtime, 1, "fp32"][model] for runtime in self.runtimes}
 
     def best(self, model: str) -> tuple[float, RuntimeName] | None:
         """The shortest time on one thread; None where no runtime takes the model."""
         times = [(taken, one) for one, taken in self.alone(model).items() if isinstance(taken, float)]
         return min(times, key=lambda pair: pair[0], default=None)
 
-    def of(self, model: str) -> Times:
-        """As an agent would have measured it."""
+    def of(self, model: str, *precisions: str) -> Times:
+        """As an agent would have measured it, that may use these precisions beside float32."""
         return {
-            ExecutorOptions(name=EXECUTOR_OF[runtime], intra_op_threads=threads): taken
-            for (runtime, threads), found in self.taken.items()
-            if isinstance(taken := found[model], float)
+            ExecutorOptions(name=EXECUTOR_OF[runtime], intra_op_threads=threads, precision=precision): taken
+            for (runtime, threads, precision), found in self.taken.items()
+            if precision in ("fp32", *precisions) and isinstance(taken := found[model], float)
         }

@@ -74,6 +74,15 @@ def run(
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=256, help="Threads inside one operator.")
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Precision of plans made here. bf16: about twice as fast where the processor has it, and "
+            "results are approximate; `verify --precision bf16` tells how far.",
+            show_default="fp32",
+        ),
+    ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=64, help="Instances of each model that may overlap."),
@@ -106,6 +115,7 @@ def run(
         scheduler=scheduler,
         executor=executor,
         intra_op_threads=threads,
+        precision=precision,
         replicas=replicas,
     )
     sys.stdout.flush()
@@ -198,6 +208,9 @@ def verify(
     executor: Annotated[
         str, typer.Option(metavar="NAME", help=f"Executor to run it with: {_EXECUTORS}.")
     ] = "onnx",
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="fp32, or bf16 (openvino): results are approximate then.")
+    ] = "fp32",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights and inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -206,6 +219,7 @@ def verify(
     Weights that are constant are replaced by seeded ones, so that the outputs depend on everything. Exit code
     0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing or
     onnxruntime differs from itself as much. It looks before a final Sigmoid or Softmax, which hides defects.
+    In bf16 results may differ by what rounding to it explains, and it tells how often the largest agrees.
 
     \b
     stageloom-agent verify yolo.onnx:images=1x3x640x640 --schedule greedy
@@ -221,6 +235,7 @@ def verify(
         ranges=parse_ranges(value_range or ()),
         partition=partition,
         executor=executor,
+        precision=precision,
         seed=seed,
         progress=_say,
     )

@@ -33,6 +33,12 @@ def bench(
     seconds: Annotated[
         float, typer.Option(metavar="S", min=5.0, max=36_000.0, help="How long to measure, about.")
     ] = 120.0,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="fp32, or bf16: the agent may use it, and OpenVINO runs in it as well."
+        ),
+    ] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Find what serves your own models best on this machine.
@@ -55,6 +61,7 @@ def bench(
         rates_per_s=by_model("--rate", rate or (), names),
         deadlines_ms=by_model("--deadline", deadline or (), names),
         seconds=seconds,
+        precision=precision,
     )
     with ended_politely():
         result = compare(arguments, load, lambda line: typer.echo(line, err=True))

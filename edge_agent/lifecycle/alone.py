@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.executor.executors import EXECUTORS
@@ -18,11 +19,14 @@ from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.registry import scheduler
 from stageloom.shared.text import counted
 
+AUTO_PRECISIONS: Final = ("fp32", "bf16")
+"""Those of the executors on the processor; bf16 is used where it is allowed and there."""
+
 Progress = Callable[[str], None]
 
 
 def require_names(config: AgentConfig) -> None:
-    """Scheduler and executor of plans made here exist; to be asked before models take their time.
+    """Scheduler, executor and precision of plans made here exist; to be asked before models take their time.
 
     Raises:
         SettingError: one does not.
@@ -32,6 +36,11 @@ def require_names(config: AgentConfig) -> None:
     if config.executor not in names:
         raise SettingError(
             f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(names)}"
+        )
+    if config.executor == AUTO and config.precision not in AUTO_PRECISIONS:
+        raise SettingError(
+            f"no executor that auto chooses from knows the precision {config.precision!r}",
+            remedy=f"use {' or '.join(AUTO_PRECISIONS)}, or name the executor",
         )
 
 
@@ -57,7 +66,7 @@ def own_models(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         choices.append(ModelChoice(name=model.name, artifact=artifact.digest, graph=artifact.graph))
         progress(f"imported {model.path} as {model.name}: {report.operators} operators")
         needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size))
-    return OwnModels(tuple(choices), tuple(needs))
+    return OwnModels(tuple(choices), tuple(needs), precision=config.precision)
 
 
 def first_plan(config: AgentConfig, models: OwnModels, times: ExecutorTimes, progress: Progress) -> Plan:
@@ -76,7 +85,11 @@ def first_plan(config: AgentConfig, models: OwnModels, times: ExecutorTimes, pro
             [replace(one, replicas=config.replicas) for one in models.choices],
             scheduler=config.scheduler,
             lanes=config.replicas,
-            executor=ExecutorOptions(name=config.executor, intra_op_threads=config.intra_op_threads),
+            executor=ExecutorOptions(
+                name=config.executor,
+                intra_op_threads=config.intra_op_threads,
+                precision=config.precision,
+            ),
         )
     parts, combined = counted(len(plan.models), "model"), counted(len(plan.combined), "combined block")
     progress(f"plan {plan.digest[:12]}: {parts}, {combined}, {counted(plan.lanes, 'lane')}")

@@ -51,6 +51,16 @@ def cpu_name(proc: Path = Path("/proc")) -> str:
     return platform.machine()
 
 
+def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
+    """What the processor can do, in Linux's words; empty where it does not say."""
+    try:
+        lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, ()))
+
+
 def driver_version(proc: Path = Path("/proc")) -> str:
     """NVIDIA's kernel driver, or ""."""
     match = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")

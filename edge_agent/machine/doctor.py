@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
 from stageloom.edge_agent.lifecycle.alone import require_names
-from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
+from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, installed
 from stageloom.edge_agent.machine.executors import (
     OnnxFacts,
     TorchFacts,
@@ -219,6 +219,12 @@ def settings_check(home: Path) -> Check:
             require_names(config)
     except SettingError as error:
         return _fail("settings", error.cause, error.remedy)
+    if config.precision == "bf16" and not has_bf16(cpu_flags()):
+        return _warn(
+            "settings",
+            "precision is bf16, and this processor has no units for bfloat16",
+            "set precision to fp32",
+        )
     file = settings_file(home)
     if file.name == OLD_SETTINGS_NAME:
         return _warn(
@@ -227,6 +233,11 @@ def settings_check(home: Path) -> Check:
             "`stageloom-agent config show --toml` writes agent.toml",
         )
     return _ok("settings", str(file) if file.exists() else "all defaults")
+
+
+def has_bf16(flags: Collection[str]) -> bool:
+    """Whether the processor computes in bfloat16 itself; `flags` are as Linux calls them."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
 
 
 def disk_check(home: Path) -> Check:

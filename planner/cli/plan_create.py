@@ -152,8 +152,8 @@ def create(
       queue-bytes    bytes of inputs that may wait at most
 
     \b
-    A plan file has these, and: members_max, intra_op_threads, r, s (limits of a stage), step_choice, wait,
-    wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the device measure what is unsure, so many
+    A plan file has these, and: members_max, intra_op_threads, precision (fp32; bf16 on openvino; tf32 or fp16
+    on a GPU), r, s (limits of a stage), step_choice, wait, wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the device measure what is unsure, so many
     seconds a plan), and of a tournament [[rates]] with model and per_s. Of several executors and of cores:
     [[further_executors]] with name and intra_op_threads, [[resources]] with cores, lane_resources (of each
     lane the number of its resource), and of a model cuts, executors and resources (numbers, for each block).

@@ -108,11 +108,15 @@ Cut = Annotated[int, Meta(ge=1, le=1 << 20)]
 Core = Annotated[int, Meta(ge=0, le=MAX_CORES - 1)]
 
 
+PrecisionName = Annotated[str, Meta(pattern=r"^(fp32|bf16|tf32|fp16)\Z")]
+
+
 class FurtherExecutor(RequestPart, frozen=True, kw_only=True):
     """An executor beside the first one; see `stageloom.shared.plan.ExecutorOptions`."""
 
     name: Name
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
+    precision: PrecisionName = "fp32"
 
 
 class CoreSet(RequestPart, frozen=True, kw_only=True):
@@ -182,6 +186,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     further_executors: Annotated[tuple[FurtherExecutor, ...], Meta(max_length=15)] = ()
     resources: Annotated[tuple[CoreSet, ...], Meta(max_length=MAX_LANES)] = ()
     lane_resources: Numbers = ()  # per lane its resource, where there are resources
+    precision: PrecisionName = "fp32"
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None
     step_choice: StepChoice = StepChoice.RATIO

@@ -89,6 +89,7 @@ def _template(store: ReadStore, wanted: MaddpgTrainingRequest) -> Plan:
             scheduler="sequential",
             executor=running.executor.name,
             intra_op_threads=running.executor.intra_op_threads,
+            precision=running.executor.precision,
             lanes=running.lanes,
         )
     return run_search(search_job(store, request), lambda: 0.0)
