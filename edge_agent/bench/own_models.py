@@ -154,6 +154,15 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
         return _Bench(models, load, progress).run()
 
 
+def settings_for(precision: str, *, openvino: bool) -> list[RivalSetting]:
+    """What is compared with; where bf16 is allowed, OpenVINO's settings in it as well."""
+    tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
+    if openvino:
+        by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+        tuned += [*by_hand, *(map(reduced, by_hand) if precision == "bf16" else ())]
+    return [NAIVE, *tuned]
+
+
 class _Bench:
     """One comparison of prepared models."""
 
@@ -197,15 +206,6 @@ class _Bench:
     def _times(self) -> dict[str, Times]:
         return {one.name: self._services.of(one.name, self._load.precision) for one in self._models}
 
-    def _settings(self) -> list[RivalSetting]:
-        tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
-        if RuntimeName.OPENVINO in self._services.runtimes:
-            by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
-            tuned += by_hand
-            if self._load.precision == "bf16":
-                tuned += map(reduced, by_hand)
-        return [NAIVE, *tuned]
-
     def run(self) -> OwnResult:
         """All of it."""
         plan = own_plan(self._models, self._times())
@@ -215,8 +215,9 @@ class _Bench:
             window_s=_WINDOW_S,
         )
         with Contest(self._models, load, self._progress) as contest:
+            settings = settings_for(self._load.precision, openvino=RuntimeName.OPENVINO in self._services)
             self._progress("starting the agent and what it is compared with")
-            contest.enter([*self._settings(), AgentSetting(OURS, plan.wire)])
+            contest.enter([*settings, AgentSetting(OURS, plan.wire)])
             if OURS not in contest.names:
                 raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
             found = self._capacities(contest)

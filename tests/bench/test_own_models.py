@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.bench.own_models import OwnResult, StatedLoad, result_text
+from stageloom.edge_agent.bench.own_models import OwnResult, StatedLoad, result_text, settings_for
+from stageloom.edge_agent.bench.rival_settings import Family
 from stageloom.edge_agent.cli.bench import by_model
 from stageloom.shared.errors import InputError
 from stageloom.shared.plan import Plan
@@ -106,3 +107,18 @@ def test_two_models_of_a_stranger_are_compared_by_one_command(tmp_path: Path) ->
     assert found["over_best"] is None or found["over_best_interval"][0] <= found["over_best_interval"][1]
     assert found["plan_text"][0].startswith(f"plan {found['plan'][:12]}")
     assert found["verdict"]
+
+
+def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
+    assert [one.name for one in settings_for("fp32", openvino=True)] == [
+        *("naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1")
+    ]
+    allowed = settings_for("bf16", openvino=True)
+    assert [one.name for one in allowed if one.family is Family.REDUCED] == ["ov_latency_bf16", "ov_2x1_bf16"]
+    assert {one.name for one in settings_for("fp32", openvino=True)} < {one.name for one in allowed}
+    assert len(settings_for("bf16", openvino=False)) == 3
+
+
+def test_a_precision_that_nothing_is_compared_in_is_refused() -> None:
+    with pytest.raises(InputError, match="compared in the precision 'tf32'"):
+        StatedLoad(precision="tf32").check(["a"])

@@ -47,7 +47,7 @@ NOT_CHOSEN = {
     },
     ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
     QueuePlan: {},
-    ExecutorOptions: {"precision": "the executors run fp32 alone"},
+    ExecutorOptions: {},
 }
 
 
@@ -102,7 +102,13 @@ def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProc
     )
     rare = plan_file(
         tmp_path / "plan.toml",
-        **{"intra_op_threads": 2, "step_choice": "weighted", "wait": "timeout", "wait_timeout_s": 0.25},
+        **{
+            "intra_op_threads": 2,
+            "precision": "bf16",
+            "step_choice": "weighted",
+            "wait": "timeout",
+            "wait_timeout_s": 0.25,
+        },
         **{"run_ahead": 3, "max_skips": 5, "barrier": "data"},
     )
     plan = _made(
