@@ -25,11 +25,13 @@ from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.shared.plan import Plan
 
 STAGELOOM = "stageloom"
+REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
 _SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
 _LOOKING = 0.35  # of a mix's time, then each contestant's capacity is about known
 _SETTLING = 0.5  # then those of Stageloom's ablations and of the finalists are told
 _LEAST_S = 20.0  # however long starting took
+_FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
 _FINAL = 0.85  # then the finalists' have their windows; the rest is for latencies and saturation
 
 
@@ -87,7 +89,8 @@ class MixMeasurement:
         self._effort = effort
         self._began_s = self._started_s = time.monotonic()
         self._result = MixResult()
-        self._services = TimesAlone.measure(models, 0.5, progress)
+        self._bfloat16 = is_installed(RuntimeName.OPENVINO) and openvino_reduces(models[0])
+        self._services = TimesAlone.measure(models, 0.5, progress, bfloat16=self._bfloat16)
         self.best = {model.name: self._best_of(model.name) for model in models}
         self._deadlines = deadlines_s({model: taken for model, (taken, _) in self.best.items()})
 
@@ -122,7 +125,10 @@ class MixMeasurement:
             if any(model.cuts for model in plan.models):
                 parts["whole"] = self._plan(whole=True)
             less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
-            contest.enter([*settings, AgentSetting(STAGELOOM), *less])
+            own = [AgentSetting(STAGELOOM)]
+            if self._bfloat16:
+                own.append(AgentSetting(REDUCED, precision="bf16"))
+            contest.enter([*settings, *own, *less])
             self._started_s = time.monotonic()
             found = self._capacities(contest, families)
             self._tell(contest, found, families)
@@ -132,9 +138,8 @@ class MixMeasurement:
 
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
-        bfloat16 = openvino and openvino_reduces(self._models[0])
         chosen = {model: runtime for model, (_, runtime) in self.best.items()}
-        settings = [*rival_settings(openvino=openvino, bfloat16=bfloat16), by_deadline(chosen)]
+        settings = [*rival_settings(openvino=openvino, bfloat16=self._bfloat16), by_deadline(chosen)]
         return [one for one in settings if self._effort.every_setting or one.name in _QUICK_RIVALS]
 
     def _first_per_s(self) -> float:
@@ -187,13 +192,14 @@ class MixMeasurement:
         rivals: dict[str, list[Family]] = {
             "naive": [Family.NAIVE],
             "best": [family for family in Family if family is not Family.BY_DEADLINE],
-            "best_float32": [Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO],
+            "best_float32": list(_FLOAT32),
             "by_deadline": [Family.BY_DEADLINE],
         }
         for figure, wanted in rivals.items():
+            own = REDUCED if figure == "best" and REDUCED in found else STAGELOOM
             best = best_of(found, families, wanted)
             if best:
-                self._ratio(f"over_{figure}", found[STAGELOOM], found[best], best)
+                self._ratio(f"over_{figure}", found[own], found[best], best)
 
     def _ratio(self, figure: str, over: CapacityFound, under: CapacityFound, rival: str) -> None:
         if not over.per_s or not under.per_s:
@@ -206,7 +212,7 @@ class MixMeasurement:
     def _latencies(
         self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
     ) -> None:
-        best = best_of(found, families, set(Family) - {Family.BY_DEADLINE})
+        best = best_of(found, families, _FLOAT32)
         names = [name for name in (best, STAGELOOM) if name in found]
         rate = _BELOW * found[best].per_s if best else 0.0
         if not rate:
@@ -268,7 +274,7 @@ def finalists(found: Mapping[str, CapacityFound], families: Mapping[str, Family]
         {Family.REDUCED},
     ]
     best = [best_of(found, families, group) for group in groups]
-    return [name for name in (*best, STAGELOOM) if name in found]
+    return [name for name in (*best, STAGELOOM, REDUCED) if name in found]
 
 
 def _ms(taken: float | str) -> float | str:

@@ -215,7 +215,9 @@ class _Bench:
             window_s=_WINDOW_S,
         )
         with Contest(self._models, load, self._progress) as contest:
-            settings = settings_for(self._load.precision, openvino=RuntimeName.OPENVINO in self._services)
+            settings = settings_for(
+                self._load.precision, openvino=RuntimeName.OPENVINO in self._services.runtimes
+            )
             self._progress("starting the agent and what it is compared with")
             contest.enter([*settings, AgentSetting(OURS, plan.wire)])
             if OURS not in contest.names:

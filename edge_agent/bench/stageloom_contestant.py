@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
-from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
+from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encode_config
 from stageloom.edge_agent.executor_choice import FIRST_CHOICE
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
@@ -39,17 +39,22 @@ class AgentSetting:
     name: str
     plan: bytes = b""
     serves: tuple[str, ...] = ()  # these models alone; empty: all
+    precision: Precision = "fp32"  # that a plan which the agent makes itself may use
 
     def make(self, models: Sequence[ModelUnderTest]) -> "StageloomContestant":
         """The agent and its client, not started."""
-        return StageloomContestant(models, self.plan, self.serves or tuple(model.name for model in models))
+        serves = self.serves or tuple(model.name for model in models)
+        return StageloomContestant(models, self.plan, serves, self.precision)
 
 
 class StageloomContestant:
     """An agent process in a home of its own, and a client in this one."""
 
-    def __init__(self, models: Sequence[ModelUnderTest], plan: bytes, serves: Sequence[str]) -> None:
+    def __init__(
+        self, models: Sequence[ModelUnderTest], plan: bytes, serves: Sequence[str], precision: Precision
+    ) -> None:
         self._models = models
+        self._precision = precision
         self._served = [model for model in models if model.name in serves]
         self._plan = plan
         self._home = Path(tempfile.mkdtemp(prefix="stageloom-"))
@@ -107,6 +112,7 @@ class StageloomContestant:
             models=() if self._plan else models,
             silent_engine_s=_SUSPENDED_S,  # it is suspended together with its engine
             alarms=False,
+            precision=self._precision,
         )
         if not self._plan:
             return [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)]

@@ -311,7 +311,7 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     operators: int = 0
 
 
-class WholeTime(_Message, frozen=True, tag=23):
+class WholeTime(_Message, frozen=True, tag=24):
     """One run of the whole artifact that a `Profile` is about; None: it cannot run, for the `reason`."""
 
     request: int

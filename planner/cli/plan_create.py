@@ -152,11 +152,12 @@ def create(
       queue-bytes    bytes of inputs that may wait at most
 
     \b
-    A plan file has these, and: members_max, intra_op_threads, precision (fp32; bf16 on openvino; tf32 or fp16
-    on a GPU), r, s (limits of a stage), step_choice, wait, wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the device measure what is unsure, so many
-    seconds a plan), and of a tournament [[rates]] with model and per_s. Of several executors and of cores:
-    [[further_executors]] with name and intra_op_threads, [[resources]] with cores, lane_resources (of each
-    lane the number of its resource), and of a model cuts, executors and resources (numbers, for each block).
+    A plan file has these, and: members_max, intra_op_threads, precision (fp32; bf16 on openvino; tf32 or
+    fp16 on a GPU), r, s (limits of a stage), step_choice, wait, wait_timeout_s, run_ahead, max_skips,
+    barrier, measure_s (have the device measure what is unsure, so many seconds a plan), and of a tournament
+    [[rates]] with model and per_s. Of several executors and of cores: [[further_executors]] with name,
+    intra_op_threads and precision, [[resources]] with cores, lane_resources (of each lane the number of its
+    resource), and of a model cuts, executors and resources (numbers, for each block).
     """
     if device is not None and device_option not in (None, device):
         raise InputError(f"{device} and --device {device_option} are two devices", remedy="name one")

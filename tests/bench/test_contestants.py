@@ -27,7 +27,7 @@ from stageloom.edge_agent.bench.rival_settings import (
     reduced,
 )
 from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
-from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.shared.plan import ExecutorOptions
@@ -160,7 +160,7 @@ def test_a_service_time_is_told_for_a_model_that_runs_and_the_reason_for_one_tha
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"nothing")
     wrong = ModelUnderTest("broken", broken, models[0].artifact, models[0].digest, models[0].inputs)
-    found = service_times_s([models[0], wrong], RuntimeName.ONNXRUNTIME, 0.01)
+    found = service_times_s([models[0], wrong], RuntimeOptions(workers=1, threads=1), 0.01)
     assert isinstance(found["tiny0"], float)
     assert 0.0 < found["tiny0"] < 1.0
     assert "broken" in str(found["broken"]) or "protobuf" in str(found["broken"]).lower()
