@@ -177,7 +177,7 @@ def create(
     if not request.models and request.device is None:
         raise InputError("a plan needs models", remedy="name one with --model, a DEVICE, or a --from file")
     if push_it and request.device is None:
-        raise InputError("--push needs a device", remedy="name it")
+        raise InputError("--push needs a device", remedy="name it, as in `stageloom plan create DEVICE`")
     reply = run_job(routes.PLAN_CREATE, request)
     pushed = _push(reply.plan.plan, request.device) if push_it and request.device is not None else None
     document = {

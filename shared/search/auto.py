@@ -217,8 +217,9 @@ def even_cuts(graph: Graph, blocks: int) -> tuple[int, ...]:
 
 def fastest(times_s: Times, default: ExecutorOptions) -> ExecutorOptions:
     """The executor with the shortest time, `default` unless another one is clearly faster."""
-    if not times_s:
+    finite = {one: taken for one, taken in times_s.items() if taken < math.inf}
+    if not finite:
         return default
-    best = min(times_s, key=lambda one: (times_s[one], one.name, one.intra_op_threads, one.precision))
+    best = min(finite, key=lambda one: (finite[one], one.name, one.intra_op_threads, one.precision))
     known_s = times_s.get(default)
-    return best if known_s is None or times_s[best] <= CLEARLY * known_s else default
+    return best if known_s is None or finite[best] <= CLEARLY * known_s else default

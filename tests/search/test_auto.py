@@ -152,6 +152,7 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
         ({"onnx": 1.0, "openvino": math.inf}, "onnx"),
         ({"onnx": math.inf, "openvino": 1.0}, "openvino"),
         ({"openvino": 1.0}, "openvino"),
+        ({"openvino": math.inf}, "onnx"),
     ],
 )
 def test_another_executor_must_be_clearly_faster(times_s: dict[str, float], chosen: str) -> None:
