@@ -14,6 +14,7 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import violations
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
+from stageloom.shared.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,28 @@ class BoundPlan:
             for position, member in enumerate(combined.members)
         }
 
-    def executor_of(self, combined: int) -> ExecutorOptions:
+    @cached_property
+    def variants(self) -> tuple[tuple[int, int], ...]:
+        """All pairs of a combined block and the number of a way to run it: there are several if it has
+        further places."""
+        return tuple(
+            (index, variant)
+            for index, block in enumerate(self.combined)
+            for variant in range(len(block.plan.variants))
+        )
+
+    def executor_of(self, combined: int, variant: int = 0) -> ExecutorOptions:
         """What runs a combined block."""
-        return self.plan.executors[self.combined[combined].plan.executor]
+        return self.plan.executors[self.combined[combined].plan.variants[variant][0]]
 
     def lanes_of(self, combined: int) -> int:
         """The lanes that may run a combined block, as a mask."""
-        plan, resources = self.plan, self.combined[combined].plan.resources
-        if not resources:
-            return (1 << plan.lanes) - 1
-        return mask_of(lane for lane, own in enumerate(plan.lane_resources) if own in resources)
+        resources = self.combined[combined].plan.variant_on
+        return self.lanes_on(*resources) if resources else (1 << self.plan.lanes) - 1
+
+    def lanes_on(self, *resources: int) -> int:
+        """The lanes of these resources, as a mask."""
+        return mask_of(lane for lane, own in enumerate(self.plan.lane_resources) if own in resources)
 
     def cores_of(self, combined: int) -> tuple[int, ...]:
         """The cores that may run a combined block, ascending; empty where the system chooses."""
@@ -96,14 +109,14 @@ class BoundPlan:
         cores = [plan.cores_of(lane) for lane in range(plan.lanes) if lanes >> lane & 1]
         return tuple(sorted(set().union(*cores))) if all(cores) else ()
 
-    def run_by(self, name: str) -> tuple[int, ...]:
-        """The combined blocks that executors of this name run, ascending."""
-        return tuple(i for i in range(len(self.combined)) if self.executor_of(i).name == name)
+    def run_by(self, name: str) -> tuple[tuple[int, int], ...]:
+        """The `variants` that executors of this name run, ascending."""
+        return tuple(pair for pair in self.variants if self.executor_of(*pair).name == name)
 
     @cached_property
     def executor_names(self) -> tuple[str, ...]:
         """Executors that have a combined block to run, each once."""
-        return tuple(dict.fromkeys(self.executor_of(index).name for index in range(len(self.combined))))
+        return tuple(dict.fromkeys(self.executor_of(*pair).name for pair in self.variants))
 
     @cached_property
     def precisions(self) -> tuple[str, ...]:
@@ -116,16 +129,17 @@ class BoundPlan:
         return tuple(of[index] for index in range(len(self.models)))
 
     @cached_property
-    def _launches(self) -> dict[tuple[int, int], LaunchList]:
+    def _launches(self) -> dict[tuple[int, int, int], LaunchList]:
         return {}
 
-    def launches(self, combined: int, mask: int) -> LaunchList:
+    def launches(self, combined: int, mask: int, variant: int = 0) -> LaunchList:
         """The launch list of a combined block with the members in `mask` active; lowered once."""
-        known = self._launches.get((combined, mask))
+        known = self._launches.get((combined, mask, variant))
         if known is None:
             block = self.combined[combined]
-            known = lower(block.plan.schedule, block.graph, mask, barrier=self.plan.barrier)
-            self._launches[combined, mask] = known
+            schedule = block.plan.variants[variant][1]
+            known = lower(schedule, block.graph, mask, barrier=self.plan.barrier)
+            self._launches[combined, mask, variant] = known
         return known
 
     @cached_property
@@ -139,8 +153,8 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
 
     Raises:
         PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
-            two combined blocks, blocks of one model differ in precision, a schedule is illegal, or the wait
-            rule cannot be honoured.
+            two combined blocks, blocks of a model differ in precision, a schedule is illegal, a block has no
+            place where the plan is to find one, or the wait rule cannot be honoured.
     """
     _check_positive(plan)
     models = tuple(_bind_model(model, graphs) for model in plan.models)
@@ -154,6 +168,7 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     _check_cover(plan, models)
     _check_resources(plan)
     _check_precisions(plan)
+    _check_places(plan)
     combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
     if plan.wait is not Wait.NONE:
         _check_wait(plan)
@@ -213,15 +228,15 @@ def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
 def _check_resources(plan: Plan) -> None:
     """What blocks and lanes name is there, and no core belongs to two resources, or to too many threads."""
     for index, block in enumerate(plan.combined):
-        if block.executor >= len(plan.executors):
+        executors = [executor for executor, _ in block.variants]
+        if unknown := [executor for executor in executors if executor >= len(plan.executors)]:
             raise PlanError(
-                f"combined block {index} names executor {block.executor} of a plan with "
-                f"{len(plan.executors)}",
+                f"combined block {index} names executor {unknown[0]} of a plan with {len(plan.executors)}",
                 remedy="number the plan's executors from 0",
             )
         if list(block.resources) != sorted(set(block.resources)):
             raise PlanError(f"the resources of combined block {index} are not ascending")
-        if unlaned := set(block.resources) - set(plan.lane_resources):
+        if unlaned := set(block.variant_on) - set(plan.lane_resources):
             raise PlanError(
                 f"combined block {index} names resource {min(unlaned)}, which has no lane",
                 remedy="name resources of the plan that have lanes",
@@ -238,7 +253,6 @@ def _check_resources(plan: Plan) -> None:
             remedy="number the plan's resources from 0",
         )
     taken: set[int] = set()
-    threads = max(executor.intra_op_threads for executor in plan.executors)
     for index, resource in enumerate(plan.resources):
         if list(resource.cores) != sorted(set(resource.cores)):
             raise PlanError(f"the cores of resource {index} are not ascending")
@@ -248,7 +262,7 @@ def _check_resources(plan: Plan) -> None:
                 remedy="give each core to one, or both lanes the same resource",
             )
         taken |= set(resource.cores)
-        lanes = plan.lane_resources.count(index)
+        lanes, threads = plan.lane_resources.count(index), _threads_on(plan, index)
         if resource.cores and lanes * threads > len(resource.cores):
             raise PlanError(
                 f"resource {index} has {len(resource.cores)} cores for {lanes} lanes of {threads} threads",
@@ -270,10 +284,51 @@ def _check_precisions(plan: Plan) -> None:
                 )
 
 
+def _threads_on(plan: Plan, resource: int) -> int:
+    """Of the widest executor that may run a block there."""
+    wanted = (
+        plan.executors[block.variants[block.variant_on.get(resource, 0)][0]].intra_op_threads
+        for block in plan.combined
+        if not block.variant_on or resource in block.variant_on
+    )
+    return max(wanted, default=1)
+
+
+def _check_places(plan: Plan) -> None:
+    """A plan that places blocks says where each may run, and a block is the same wherever it runs."""
+    for index, block in enumerate(plan.combined):
+        if not plan.places:
+            if block.further_places:
+                raise PlanError(
+                    f"combined block {index} has several places in a plan whose placement is fixed",
+                    remedy="name a placement: eager, dm, dmda or heft",
+                )
+            continue
+        named = [*block.resources, *(place.resource for place in block.further_places)]
+        if not block.resources or len(set(named)) != len(named):
+            raise PlanError(
+                f"placement {plan.placement.value!r} needs the resources of combined block {index}, each once"
+            )
+        precisions = {plan.executors[executor].precision for executor, _ in block.variants}
+        if len(precisions) > 1:
+            raise PlanError(
+                f"combined block {index} would run as {' or '.join(sorted(precisions))}, as it is placed",
+                remedy="give the executors of its places one precision",
+            )
+    if plan.places and plan.wait is not Wait.NONE:
+        raise PlanError(
+            f"placement {plan.placement.value!r} and wait {plan.wait.value!r} exclude each other",
+            remedy="use wait: none, or a fixed placement",
+        )
+
+
 def _bind_combined(index: int, block: CombinedBlock, models: tuple[BoundModel, ...]) -> BoundCombined:
     graph = combine([(models[m.model].graph, models[m.model].blocks[m.block]) for m in block.members])
-    if found := violations(block.schedule, graph):
-        raise PlanError(f"combined block {index}: {found[0].detail} ({len(found)} violations)")
+    schedules: list[Schedule] = [block.schedule]
+    schedules += [place.schedule for place in block.further_places if place.schedule is not None]
+    for schedule in schedules:
+        if found := violations(schedule, graph):
+            raise PlanError(f"combined block {index}: {found[0].detail} ({len(found)} violations)")
     return BoundCombined(block, graph)
 
 

@@ -7,6 +7,7 @@ legal.
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import msgpack
@@ -19,7 +20,7 @@ from stageloom.shared.schedule import Schedule, num_operators
 from stageloom.shared.stage_string import from_tokens, to_string, to_tokens
 
 PLAN_VERSION = 2
-"""Of plans that name resources or several executors; all others are written as version 1, as ever."""
+"""Of plans that name resources, several executors or a placement; all others are written as version 1."""
 
 MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
 MAX_MODELS = 64
@@ -27,6 +28,7 @@ MAX_COMBINED = 4096
 MAX_LANES = 16
 MAX_EXECUTORS = 16
 MAX_CORES = 1024
+MAX_MEMORIES = 16
 MAX_PLAN_OPERATORS = 1 << 17  # over all schedules: a range of six bytes expands to 65,536 operators
 
 
@@ -54,6 +56,16 @@ class Wait(Enum):
     NONE = "none"  # TOP: never
     ALL = "all"  # synchronised rivals (POS): until every member's task has arrived
     TIMEOUT = "timeout"  # as ALL, for at most `wait_timeout_us`
+
+
+class PlacementPolicy(Enum):
+    """How the resource of a block is chosen; see `stageloom.shared.engine.placement`."""
+
+    FIXED = "fixed"  # the plan names it
+    EAGER = "eager"
+    DM = "dm"
+    DMDA = "dmda"
+    HEFT = "heft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +106,43 @@ class Member(NamedTuple):
     block: int
 
 
+class Place(NamedTuple):
+    """A further resource that may run a combined block, and what runs it there."""
+
+    resource: int
+    executor: int = 0
+    schedule: Schedule | None = None  # None: the block's own
+
+
 @dataclass(frozen=True)
 class CombinedBlock:
-    """Blocks that are scheduled together, how, by which of the plan's executors, and on which resources."""
+    """Blocks that are scheduled together, how, by which of the plan's executors, and on which resources.
+
+    `further_places` are for plans whose placement is not fixed.
+    """
 
     members: tuple[Member, ...]
     schedule: Schedule
     executor: int = 0
     resources: tuple[int, ...] = ()  # ascending; empty: on any
+    further_places: tuple[Place, ...] = ()
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
         """The schedule's stage string on the wire; plans that differ in launch intervals share the block."""
         return tuple(to_tokens(self.schedule))
+
+    @cached_property
+    def variants(self) -> tuple[tuple[int, Schedule], ...]:
+        """The ways to run it, as pairs of an executor's number and a schedule; its own comes first."""
+        further = ((place.executor, place.schedule or self.schedule) for place in self.further_places)
+        return ((self.executor, self.schedule), *further)
+
+    @cached_property
+    def variant_on(self) -> dict[int, int]:
+        """Per resource that is named the number of the variant that it runs."""
+        own = dict.fromkeys(self.resources, 0)
+        return own | {place.resource: variant for variant, place in enumerate(self.further_places, 1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +159,7 @@ class Resource:
     """Cores that some lanes have for themselves; without a list the system chooses the cores."""
 
     cores: tuple[int, ...] = ()  # ascending
+    memory: int = 0  # its memory node; 0 is the host's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +183,7 @@ class Plan:
     further_executors: tuple[ExecutorOptions, ...] = ()
     resources: tuple[Resource, ...] = ()
     lane_resources: tuple[int, ...] = ()  # per lane its resource; empty without resources [lanes]
+    placement: PlacementPolicy = PlacementPolicy.FIXED
 
     @property
     def executors(self) -> tuple[ExecutorOptions, ...]:
@@ -156,11 +194,21 @@ class Plan:
         """The cores that a lane may run on; empty where the system chooses."""
         return self.resources[self.lane_resources[lane]].cores if self.lane_resources else ()
 
+    def memory_of(self, lane: int) -> int:
+        """The memory node of a lane's resource."""
+        return self.resources[self.lane_resources[lane]].memory if self.lane_resources else 0
+
+    @property
+    def places(self) -> bool:
+        """Whether a resource is chosen for a block whenever the block can run."""
+        return self.placement is not PlacementPolicy.FIXED
+
     @property
     def version(self) -> int:
         """The oldest plan format that can express it: plans of version 1 keep their digests."""
-        named = self.further_executors or self.resources or self.lane_resources
-        return PLAN_VERSION if named or any(b.executor or b.resources for b in self.combined) else 1
+        named = self.further_executors or self.resources or self.lane_resources or self.places
+        bound = any(b.executor or b.resources or b.further_places for b in self.combined)
+        return PLAN_VERSION if named or bound else 1
 
     @cached_property
     def wire(self) -> bytes:
@@ -191,6 +239,7 @@ def _to_lists(plan: Plan) -> list[Any]:
                 [part for m in c.members for part in m],
                 c.tokens,
                 *([] if first else [c.executor, list(c.resources)]),
+                *([[_place_to_list(place) for place in c.further_places]] if c.further_places else []),
             ]
             for c in plan.combined
         ],
@@ -208,7 +257,15 @@ def _to_lists(plan: Plan) -> list[Any]:
     if not first:
         further = [_executor_to_list(executor) for executor in plan.further_executors]
         lists += [further, [list(one.cores) for one in plan.resources], list(plan.lane_resources)]
+    memories = [one.memory for one in plan.resources]
+    if plan.places or any(memories):  # left out as long as they have their defaults, as all that came later
+        lists += [plan.placement.value, memories]
     return lists
+
+
+def _place_to_list(place: Place) -> list[Any]:
+    own = () if place.schedule is None else tuple(to_tokens(place.schedule))
+    return [place.resource, place.executor, own]
 
 
 def _executor_to_list(executor: ExecutorOptions) -> list[Any]:
@@ -257,7 +314,8 @@ def _from_lists(lists: Any) -> Plan:
         raise PlanError(
             f"plan format {_short(version)} is none of 1 to {PLAN_VERSION}", remedy="upgrade the older side"
         )
-    further, resources, lane_resources = beside if version > 1 else ((), (), ())
+    further, resources, lane_resources, *placed = beside if version > 1 else ((), (), ())
+    placement, memories = placed or (PlacementPolicy.FIXED.value, [0] * len(resources))
     lanes, run_ahead, step_choice, wait, wait_timeout_us, max_skips, barrier = rules
     if len(further) >= MAX_EXECUTORS or len(resources) > MAX_LANES or len(lane_resources) > MAX_LANES:
         raise PlanError("a plan's executors, resources or lanes are too many")
@@ -275,8 +333,9 @@ def _from_lists(lists: Any) -> Plan:
         barrier=Barrier(barrier),
         executor=_executor_from_list(executor),
         further_executors=tuple(map(_executor_from_list, further)),
-        resources=tuple(map(_resource_from_list, resources)),
+        resources=tuple(starmap(_resource_from_lists, zip(resources, memories, strict=True))),
         lane_resources=tuple(_bounded("a lane's resource", one, 0, MAX_LANES) for one in lane_resources),
+        placement=PlacementPolicy(placement),
     )
 
 
@@ -289,10 +348,13 @@ def _executor_from_list(row: Any) -> ExecutorOptions:
     )
 
 
-def _resource_from_list(cores: Any) -> Resource:
+def _resource_from_lists(cores: Any, memory: Any) -> Resource:
     if len(cores) > MAX_CORES:
         raise PlanError(f"a resource of {len(cores)} cores is too large")
-    return Resource(cores=tuple(_bounded("core", core, 0, MAX_CORES - 1) for core in cores))
+    return Resource(
+        cores=tuple(_bounded("core", core, 0, MAX_CORES - 1) for core in cores),
+        memory=_bounded("memory node", memory, 0, MAX_MEMORIES - 1),
+    )
 
 
 def _model_from_list(row: Any) -> ModelPlan:
@@ -323,7 +385,7 @@ def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
     combined = []
     for row in rows:
         block = _combined_from_list(row, num_models)
-        left -= num_operators(block.schedule)
+        left -= sum(num_operators(schedule) for _, schedule in block.variants)
         if left < 0:
             raise PlanError(f"the schedules of a plan expand to more than {MAX_PLAN_OPERATORS} operators")
         combined.append(block)
@@ -331,8 +393,9 @@ def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
 
 
 def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
-    flat, tokens, executor, resources = row if len(row) != 2 else (*row, 0, ())
-    if len(resources) > MAX_LANES:
+    flat, tokens, executor, resources, *further = row if len(row) != 2 else (*row, 0, ())
+    places = further[0] if len(further) == 1 else ()
+    if len(further) > 1 or max(len(resources), len(places)) > MAX_LANES:
         raise PlanError("a combined block names too many resources")
     if len(flat) % 3:
         raise PlanError("the members of a combined block are not triples")
@@ -347,6 +410,16 @@ def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
         from_tokens(tokens),
         _bounded("executor", executor, 0, MAX_EXECUTORS),
         tuple(_bounded("resource", one, 0, MAX_LANES) for one in resources),
+        tuple(map(_place_from_list, places)),
+    )
+
+
+def _place_from_list(row: Any) -> Place:
+    resource, executor, tokens = row
+    return Place(
+        _bounded("resource", resource, 0, MAX_LANES),
+        _bounded("executor", executor, 0, MAX_EXECUTORS),
+        from_tokens(tokens) if tokens else None,
     )
 
 
@@ -374,7 +447,7 @@ def plan_text(plan: Plan) -> str:
         f"precision={plan.executor.precision} lanes={plan.lanes} run_ahead={plan.run_ahead} "
         f"step_choice={plan.step_choice.value} wait={plan.wait.value} wait_timeout_us={plan.wait_timeout_us} "
         f"max_skips={plan.max_skips} "
-        f"barrier={plan.barrier.value}"
+        f"barrier={plan.barrier.value}" + (f" placement={plan.placement.value}" if plan.places else "")
     ]
     for number, executor in enumerate(plan.further_executors, 1):
         lines.append(
@@ -385,6 +458,7 @@ def plan_text(plan: Plan) -> str:
         lanes = [str(lane) for lane, own in enumerate(plan.lane_resources) if own == number]
         lines.append(
             f"resource {number}  cores={','.join(map(str, resource.cores)) or 'any'} lanes={','.join(lanes)}"
+            + (f" memory={resource.memory}" if resource.memory else "")
         )
     for model in plan.models:
         queue = model.queue
@@ -400,5 +474,10 @@ def plan_text(plan: Plan) -> str:
         run_by = f" executor={block.executor}" if len(plan.executors) > 1 else ""
         if block.resources:
             run_by += f" on={','.join(map(str, block.resources))}"
-        lines.append(f"combined {members}{run_by}  {to_string(block.schedule)}")
+        further = "".join(
+            f"  @{place.resource} executor={place.executor}"
+            + (f" {to_string(place.schedule)}" if place.schedule else "")
+            for place in block.further_places
+        )
+        lines.append(f"combined {members}{run_by}  {to_string(block.schedule)}{further}")
     return "\n".join(lines) + "\n"

@@ -4,13 +4,21 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel, BoundPlan
-from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.engine.steps import (
+    CopySlot,
+    InstanceId,
+    MoveInstance,
+    PlanKey,
+    ProgramKey,
+    Step,
+    StepMember,
+)
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
@@ -91,8 +99,8 @@ def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], rem
     """Raises:
     ExecutorError: the executor does not know a precision that the plan wants of it.
     """
-    for index in bound.run_by(executor):
-        precision = bound.executor_of(index).precision
+    for index, variant in bound.run_by(executor):
+        precision = bound.executor_of(index, variant).precision
         if precision not in known:
             raise ExecutorError(
                 f"the {executor} executor does not know the precision {precision!r}",
@@ -216,7 +224,7 @@ class StepRunner(Protocol):
         """Carry out a move in issue order."""
 
     def drop(self, instance: InstanceId) -> None:
-        """Free what the instance holds; called after the steps that use it have ended."""
+        """Free what the instance holds; called after the steps and copies that use it have ended."""
 
     def unload(self, key: PlanKey) -> None:
         """Free a plan that no instance uses; what it takes to load it again soon may be kept."""
@@ -226,6 +234,18 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """Free everything."""
+
+
+@runtime_checkable
+class CopyRunner(Protocol):
+    """What the engine needs beside for plans that place their blocks on several memory nodes."""
+
+    def copy(self, copy: CopySlot) -> None:
+        """Copy a slot's tensors to another memory node, on this thread; several come one after another.
+
+        Raises:
+            ExecutorError: the instance has lost its tensors.
+        """
 
 
 class Executor(StepRunner, Protocol):

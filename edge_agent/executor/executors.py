@@ -1,23 +1,23 @@
 """The executors of one engine process: each combined block runs on the one that its plan gives it.
 
 Plans of different executors can so be swapped and compared like any two. Within a plan those whose slots hold
-arrays by reference hand them to one another at the borders of blocks; their steps wait for one another by one
-shared order. An executor is made when a plan names it, and closed when it has no plan while another has: its
-plan has given way.
+arrays by reference share a store of them, where other memory nodes have copies; their steps wait for one
+another by one shared order. An executor is made when a plan names it, and closed when it has no plan while
+another has: its plan has given way.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import cast
 
-from stageloom.edge_agent.executor.base import Executor, Rows, StepResult
-from stageloom.edge_agent.executor.host import NO_SLOT, HostExecutor
+from stageloom.edge_agent.executor.base import Executor, Rows, StepResult, lost_tensors
+from stageloom.edge_agent.executor.host import HostExecutor
+from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from stageloom.shared.engine.steps import CopySlot, InstanceId, MoveInstance, PlanKey, ProgramKey, Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, StepId
 
@@ -71,13 +71,21 @@ def make_executor(name: str) -> Executor:
 
 
 class Executors:
-    """Satisfies `StepRunner`: what comes is handed on by plan and block; a failure is that executor's."""
+    """Satisfies `StepRunner` and `CopyRunner`: what comes is handed on by plan and block.
 
-    def __init__(self, make: Callable[[str], Executor] = make_executor) -> None:
+    A failure is that executor's.
+    """
+
+    def __init__(
+        self, make: Callable[[str], Executor] = make_executor, store: SlotStore | None = None
+    ) -> None:
+        """`store` keeps the tensors of executors that pass them by reference."""
         self._make = make
+        self._store = SlotStore() if store is None else store
+        self._bound: dict[PlanKey, BoundPlan] = {}
         self._lock = threading.Lock()  # over changes of the two below, and while a backend is imported
         self._made: dict[str, Executor] = {}
-        self._of: dict[PlanKey, tuple[Executor, ...]] = {}  # by combined block
+        self._of: dict[PlanKey, dict[tuple[int, int], Executor]] = {}  # by combined block and variant
         self._issued: dict[StepId, Executor] = {}
         self._order = StepOrder()
         self._tracing = False
@@ -94,7 +102,7 @@ class Executors:
 
     def runs(self, name: str) -> bool:
         """An executor of this name has a plan."""
-        return any(executor.name == name for of in list(self._of.values()) for executor in of)
+        return any(one.name == name for of in list(self._of.values()) for one in of.values())
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Bytes that `load` and `prepare` will add for this plan; `alone`: with nothing else loaded.
@@ -119,13 +127,14 @@ class Executors:
         """
         with self._lock:
             executors = {name: self._made_for(name) for name in bound.executor_names}
-            self._of[key] = tuple(executors[bound.executor_of(i).name] for i in range(len(bound.combined)))
+            self._of[key] = {pair: executors[bound.executor_of(*pair).name] for pair in bound.variants}
         loaded: list[Executor] = []
         try:
-            _require_shared_slots(executors)
+            _require_shared_slots(bound, executors)
             for executor in executors.values():
                 loaded.append(executor)
                 executor.load(key, bound, artifacts)
+            self._bound[key] = bound
         except BaseException:
             for executor in loaded[:-1]:
                 executor.unload(key)
@@ -140,10 +149,11 @@ class Executors:
         Raises:
             ExecutorError: the program cannot be built.
         """
-        self._of[program.plan][program.combined].prepare(program)
+        self._of[program.plan][program.combined, program.variant].prepare(program)
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        executor = self._of[step.program.plan][step.program.combined]
+        program = step.program
+        executor = self._of[program.plan][program.combined, program.variant]
         executor.issue(step, feeds)
         self._issued[step.id] = executor
 
@@ -155,9 +165,23 @@ class Executors:
         """
         return self._issued.pop(step).wait(step)
 
+    def copy(self, copy: CopySlot) -> None:
+        """Copy a slot's tensors to another memory node, on this thread.
+
+        Raises:
+            ExecutorError: the instance has lost its tensors.
+        """
+        key, (model, _, number) = copy.slot
+        try:
+            bound = self._bound[key].models[model]
+            made = bound.graph.inputs if not number else bound.blocks[number - 1].makes
+            self._store.read(copy.instance, copy.node, made)
+        except KeyError:
+            raise lost_tensors(copy.instance) from None
+
     def move(self, action: MoveInstance) -> None:
         """Carry out a move; both plans are of the same executors."""
-        for executor in dict.fromkeys(self._of[action.new[0]]):
+        for executor in dict.fromkeys(self._of[action.new[0]].values()):
             executor.move(action)
 
     def drop(self, instance: InstanceId) -> None:
@@ -169,9 +193,9 @@ class Executors:
         """Free a plan that no instance uses, and the executors that no plan needs while others have one."""
         executors = self._of.get(key)
         if executors is not None:
-            for executor in dict.fromkeys(executors):
+            for executor in dict.fromkeys(executors.values()):
                 executor.unload(key)
-            del self._of[key]
+            del self._of[key], self._bound[key]
             self._close_unused()
 
     def drop_idle(self) -> None:
@@ -195,22 +219,13 @@ class Executors:
             executor.tracing = self._tracing
             if isinstance(executor, HostExecutor) and executor.passes_slots:
                 executor.order = self._order
-                executor.elsewhere = partial(self._taken_from_others, executor)
+                executor.store = self._store
         return executor
-
-    def _taken_from_others(self, executor: Executor, instance: InstanceId) -> object:
-        """What another executor keeps of an instance, which goes on elsewhere."""
-        for other in list(self._made.values()):
-            if other is not executor and isinstance(other, HostExecutor) and other.passes_slots:
-                slot = other.give_away(instance)
-                if slot is not NO_SLOT:
-                    return slot
-        return NO_SLOT
 
     def _close_unused(self) -> None:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
-            users = {id(executor) for of in self._of.values() for executor in of}
+            users = {id(executor) for of in self._of.values() for executor in of.values()}
             unused = [executor for executor in self._made.values() if users and id(executor) not in users]
             for executor in unused:
                 del self._made[executor.name]
@@ -218,12 +233,21 @@ class Executors:
             executor.close()
 
 
-def _require_shared_slots(executors: Mapping[str, Executor]) -> None:
+def _require_shared_slots(bound: BoundPlan, executors: Mapping[str, Executor]) -> None:
     """Raises:
-    ExecutorError: executors of one plan keep tensors where the others cannot read them.
+    ExecutorError: executors of one plan keep tensors where the others cannot read them, or know nothing of
+        memory nodes and of several ways to run a block.
     """
+    several = len(bound.variants) > len(bound.combined) or any(one.memory for one in bound.plan.resources)
     for name, executor in executors.items():
-        if len(executors) > 1 and not (isinstance(executor, HostExecutor) and executor.passes_slots):
+        if isinstance(executor, HostExecutor) and executor.passes_slots and not several:
+            continue
+        if several and not (isinstance(executor, HostExecutor) and executor.knows_nodes):
+            raise ExecutorError(
+                f"executor {name!r} knows no memory nodes, and one way to run each block",
+                remedy="use an executor on sessions: onnx or openvino",
+            )
+        if not several and len(executors) > 1:
             raise ExecutorError(
                 f"executor {name!r} cannot share a plan with {', '.join(executors.keys() - {name})}",
                 remedy="use one executor for all of the plan's blocks",

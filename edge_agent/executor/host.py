@@ -22,6 +22,7 @@ from stageloom.edge_agent.executor.base import (
     one_line,
     split_rows,
 )
+from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.executor.threads import MAX_THREADS, StepOrder, StreamPool, Threading
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
@@ -60,6 +61,9 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
     """Orders steps and runs their items. A step that fails loses the tensors of its members alone."""
 
     name: ClassVar[str]
+    knows_nodes: ClassVar[bool] = False
+    """It works on the memory node of a step's lane, and may run a block in one of several ways."""
+
     passes_slots: ClassVar[bool] = False
     """Slots hold arrays by reference, so that executors of which this is true can share a plan."""
 
@@ -67,8 +71,8 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         self.tracing = False
         self.tap: BlockTap | None = None
         self.pause: Callable[[], None] | None = None
-        self.order = StepOrder()  # shared by executors that share a plan
-        self.elsewhere: Callable[[InstanceId], object] | None = None  # what one of those keeps, or NO_SLOT
+        self.order = StepOrder()  # shared by executors that share a plan,
+        self.store = SlotStore()  # and so is this: of those that pass slots
         self._pool = StreamPool()
         self._plans: dict[PlanKey, PlanT] = {}
         self._programs: dict[ProgramKey, ProgramT] = {}
@@ -159,7 +163,7 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
             outputs, groups = self._run(issued, feeds)
         except Exception as error:  # a backend's: their exceptions share no base class
             for member in issued.members:
-                self._slots.pop(member.instance, None)
+                self.drop(member.instance)
             if isinstance(error, ExecutorError):
                 raise
             raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
@@ -188,16 +192,18 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         """The member's slot."""
         if not member.member.block:
             return self._arrive(step, member, feeds[member.instance])
-        slot: object = self._slots.get(member.instance, NO_SLOT)
-        if slot is NO_SLOT and self.elsewhere is not None:
-            slot = self.elsewhere(member.instance)
+        slot = self._kept(step, member)
         if slot is NO_SLOT:
             raise lost_tensors(member.instance)
         return cast(SlotT, slot)
 
-    def give_away(self, instance: InstanceId) -> object:
-        """The instance's slot, for another executor of its plan; `NO_SLOT` where it is not here."""
-        return self._slots.pop(instance, NO_SLOT)
+    def _kept(self, step: Step, member: StepMember) -> object:
+        """What the member's instance has from its blocks before; `NO_SLOT` where nothing is left of it."""
+        return self._slots.get(member.instance, NO_SLOT)
+
+    def _keep(self, instance: InstanceId, slot: SlotT) -> None:
+        """Have the slot for the next block."""
+        self._slots[instance] = slot
 
     def _parts(self, step: Step) -> Iterable[tuple[ProgramT, Sequence[StepMember]]]:
         """What a step runs, one after another, each with the members that it runs."""
@@ -229,11 +235,11 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         if self.tap is not None:
             self.tap(member.instance, member.member, arrays)
         if member.last:
-            self._slots.pop(member.instance, None)
+            self.drop(member.instance)
             model = self._plans[step.program.plan].bound.models[member.member.model]
             outputs[member.instance] = split_rows(model, len(member.tasks), arrays)
         else:
-            self._slots[member.instance] = slot
+            self._keep(member.instance, slot)
 
     def drop(self, instance: InstanceId) -> None:
         """Let go of the instance's slot."""

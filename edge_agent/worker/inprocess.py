@@ -18,6 +18,8 @@ from stageloom.edge_agent.worker.runtime import EngineRuntime, StepObserver
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
+from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.stats import EngineStats
 from stageloom.shared.engine.steps import Code, Outcome, PlanKey
 from stageloom.shared.errors import (
@@ -43,9 +45,17 @@ class InProcessEngine:
     Set `executor.tap` before the first task to see every block border.
     """
 
-    def __init__(self, executor: StepRunner, *, on_step: StepObserver | None = None) -> None:
+    def __init__(
+        self,
+        executor: StepRunner,
+        *,
+        on_step: StepObserver | None = None,
+        history: DurationHistory | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        """`history` and `bus`: see `EngineRuntime`."""
         self.executor = executor
-        self._driver = EngineRuntime(executor)
+        self._driver = EngineRuntime(executor, history=history, bus=bus)
         self._driver.on_step = on_step
         self._keys = itertools.count(1)
         self._ids = itertools.count(1)

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner, one_line
+from stageloom.edge_agent.executor.base import CopyRunner, Rows, StepResult, StepRunner, one_line
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
 from stageloom.edge_agent.worker.bells import Bell, CommandBell, LockBell
 from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
@@ -29,9 +29,12 @@ from stageloom.edge_agent.worker.tasks import Answers, EngineTask, TaskTable
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.stats import EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
     Action,
+    CopySlot,
     DropInstance,
     FinishTask,
     InstanceId,
@@ -41,7 +44,7 @@ from stageloom.shared.engine.steps import (
     ProgramKey,
     Step,
 )
-from stageloom.shared.errors import StageloomError
+from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.failpoint import ARMED, failpoint
 from stageloom.shared.ids import Digest, StepId, TaskId
 
@@ -97,7 +100,10 @@ class EngineRuntime:
         on_released: Callable[[PlanKey], None] = lambda key: None,
         commands: Commands | None = None,
         clock: Callable[[], float] = time.monotonic,
+        history: DurationHistory | None = None,
+        bus: Bus | None = None,
     ) -> None:
+        """`history` and `bus`: what plans that place their blocks know of steps and copies beforehand."""
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
         self._observed = False
@@ -106,7 +112,7 @@ class EngineRuntime:
         self._on_released = on_released
         self._commands = commands
         self._clock = clock
-        self._core = EngineCore()
+        self._core = EngineCore(history=history, bus=bus)
         self._lock = threading.Lock()
         self._tasks = TaskTable()
         self._plans: dict[PlanKey, BoundPlan] = {}
@@ -120,6 +126,8 @@ class EngineRuntime:
         self._timer = _held_lock()
         self._timer_until_s = -math.inf  # what the timer sleeps until; -inf while it is awake
         self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._copies: SimpleQueue[CopySlot | None] = SimpleQueue()
+        self._copies_run = False  # there is a thread for them
         self._unprepared: dict[PlanKey, set[ProgramKey]] = {}
         self._prepared = threading.Condition(self._lock)
         self._start(self._keep_time, "timer")
@@ -131,12 +139,15 @@ class EngineRuntime:
         """Load a plan and ask for its programs; slow, on the caller's thread.
 
         Raises:
-            ExecutorError: the executor cannot load it, or cores are missing; nothing has changed.
+            ExecutorError: the executor cannot load it, or cores or memory nodes are missing; nothing has
+                changed.
             ValueError: a plan with this key is loaded.
         """
         if key in self._plans:
             raise ValueError(f"plan {key} is loaded already")
         require_cores(bound.plan)
+        if any(one.memory for one in bound.plan.resources) and not isinstance(self.executor, CopyRunner):
+            raise ExecutorError("this executor copies nothing to another memory node")
         self.executor.load(key, bound, artifacts)
         with self._lock:
             now = self._clock()
@@ -146,6 +157,9 @@ class EngineRuntime:
                 bell = LockBell() if commands is None else CommandBell(commands.fileno())
                 self._lanes.append(_LaneQueue(bell))
                 self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
+            if bound.plan.places and not self._copies_run and isinstance(self.executor, CopyRunner):
+                self._copies_run = True
+                self._start(self._do_copies, "copy", self.executor)
             self._plans[key] = bound
             self._act(actions, now)
 
@@ -327,6 +341,7 @@ class EngineRuntime:
             if self._timer_until_s > -math.inf:
                 self._wake_timer()
         self._chores.put(None)
+        self._copies.put(None)
         for thread in self._threads:
             thread.join()
         for lane in self._lanes:
@@ -348,6 +363,9 @@ class EngineRuntime:
                 self.executor.move(action)
             elif isinstance(action, DropInstance):
                 self._drop(action)
+            elif isinstance(action, CopySlot):
+                self._in_flight.add(action.id)
+                self._copies.put(action)
             elif isinstance(action, PrepareProgram):
                 self._unprepared.setdefault(action.program.plan, set()).add(action.program)
                 self._chores.put(partial(self._prepare, action.program))
@@ -406,6 +424,21 @@ class EngineRuntime:
         thread = threading.Thread(target=_named, args=(name, target, *arguments), daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _do_copies(self, copier: CopyRunner) -> None:
+        """One after another: they share the bus."""
+        while (copy := self._copies.get()) is not None:
+            try:
+                copier.copy(copy)
+            except Exception as error:  # the step that wants the tensors fails for lack of them
+                log.warning("a copy to memory node %d: %s", copy.node, _one_line(error))
+            with self._lock:
+                now = self._clock()
+                self._in_flight.discard(copy.id)
+                if self._drops:
+                    self._drop_after(copy.id)
+                answers = self._act(self._core.copy_done(copy.id, now), now)
+            self._answer(answers)
 
     def _run_lane(self, lane: _LaneQueue) -> None:
         pin, plan = LanePin(), None
@@ -473,7 +506,8 @@ class EngineRuntime:
                     tasks.note_window(tasks.window, step, result, self._plans[step.program.plan].models, now)
             if self._drops:
                 self._drop_after(step.id)
-            answers = self._act(self._core.step_done(step.id, now, error), now)
+            taken_s = None if result is None else result.ended_s - result.started_s
+            answers = self._act(self._core.step_done(step.id, now, error, taken_s), now)
         if answers:
             self._answer(answers)
 

@@ -28,9 +28,12 @@ from stageloom.planner.twin.window import (
 )
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
     Action,
+    CopySlot,
     FinishTask,
     Outcome,
     PlanKey,
@@ -40,7 +43,7 @@ from stageloom.shared.engine.steps import (
     Task,
 )
 from stageloom.shared.errors import PlanError
-from stageloom.shared.ids import TaskId
+from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.search.costs import CostTable
 
 
@@ -133,6 +136,9 @@ class Twin:
     `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
     to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give
     equal windows.
+
+    Plans that place their blocks: what a step takes on a resource is what it takes on the device, `slower`
+    times as long, by resource; copies go over `bus` one after another. `history`: what is known beforehand.
     """
 
     def __init__(
@@ -143,10 +149,16 @@ class Twin:
         shared: Mapping[tuple[str, ...], Process] | None = None,
         seed: int = 0,
         deadlines_s: Mapping[str, float] | None = None,
+        slower: Mapping[int, float] | None = None,
+        bus: Bus | None = None,
+        history: DurationHistory | None = None,
     ) -> None:
         self.times = times
         self.now_s = 0.0
-        self._core = EngineCore()
+        self._core = EngineCore(history=history, bus=bus)
+        self._slower = dict(slower or {})
+        self._bus = bus or Bus()
+        self._copies: deque[tuple[float, StepId]] = deque()  # when they end, in their order
         sources: dict[tuple[str, ...], Process] = {(name,): process for name, process in arrivals.items()}
         sources.update(shared or {})
         self._sources = list(sources)
@@ -208,12 +220,15 @@ class Twin:
         wakeup = self._core.next_wakeup(self.now_s)
         wakeup_s = math.inf if wakeup is None else wakeup
         sample_s = samples[0] if samples else math.inf
-        at_s = min(step_s, arrival_s, wakeup_s, sample_s)
+        copy_s = self._copies[0][0] if self._copies else math.inf
+        at_s = min(step_s, copy_s, arrival_s, wakeup_s, sample_s)
         if at_s >= end_s:
             return False
         self.now_s = at_s
         if at_s == step_s:
             self._end_step()
+        elif at_s == copy_s:
+            self._act(self._core.copy_done(self._copies.popleft()[1], at_s))
         elif at_s == arrival_s:
             self._submit()
         elif at_s == wakeup_s:
@@ -226,7 +241,7 @@ class Twin:
         ended, taken_s = self._lanes.end_next()
         models = self._plans[ended.program.plan].bound.plan.models
         self._record.step(ended, [models[member.member.model].name for member in ended.members], taken_s)
-        self._act(self._core.step_done(ended.id, self.now_s))
+        self._act(self._core.step_done(ended.id, self.now_s, compute_s=taken_s))
 
     def _submit(self) -> None:
         """The next task comes, as large as the plan's model says."""
@@ -251,6 +266,8 @@ class Twin:
                 self._issue(action)
             elif isinstance(action, FinishTask):
                 self._record.finished(action, self.now_s + self.times.device.task_s)
+            elif isinstance(action, CopySlot):
+                self._copy(action)
             elif isinstance(action, PrepareProgram):
                 self._act(self._core.program_ready(action.program, self.now_s))
             elif isinstance(action, ReleasePlan):
@@ -261,7 +278,19 @@ class Twin:
         times = self._plans[program.plan].step(
             program.combined, program.mask, program.buckets, fallback=step.fallback
         )
+        owners = self._plans[program.plan].bound.plan.lane_resources
+        if owners and owners[step.lane] in self._slower:
+            times = times._replace(seconds=times.seconds * self._slower[owners[step.lane]])
         self._lanes.issue(step, times, self.now_s)
+
+    def _copy(self, copy: CopySlot) -> None:
+        """The bus takes it after those before it."""
+        key, (model, _, number) = copy.slot
+        bound = self._plans[key].bound.models[model]
+        made = bound.graph.inputs if not number else bound.blocks[number - 1].makes
+        begins_s = max(self.now_s, self._copies[-1][0] if self._copies else self.now_s)
+        taken_s = self._bus.copy_s(bound.graph.tensors[tensor].nbytes for tensor in made)
+        self._copies.append((begins_s + taken_s, copy.id))
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Chooser:
         while len(self._idle) < plan.lanes:
             self._idle.append([])
             self._busy.append([])
-        for lanes in dict.fromkeys(combined.lanes for combined in plan.combined):
+        for lanes in dict.fromkeys(plan.lines()):
             anywhere = Rivals(plan)
             # With one lane only it makes no difference what is in it.
             behind = [Rivals(plan) for _ in range(plan.lanes)] if plan.lanes > 1 else [anywhere]
@@ -114,8 +114,9 @@ class Chooser:
             for lane in bits(lanes):
                 self._idle[lane].append(anywhere)
                 self._busy[lane].append(behind[lane])
-        for combined in plan.combined:
-            combined.stands = plan.rivals[combined.lanes]
+        if not plan.bound.plan.places:
+            for combined in plan.combined:
+                combined.stands = plan.rivals[combined.lanes]
 
     def remove(self, plan: PlanState) -> None:
         """It is released: none of its combined blocks can run."""

@@ -8,9 +8,11 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 """
 
 from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.history import DurationHistory
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance, ProgramStatus
 from stageloom.shared.engine.registry import TaskRegistry
+from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.scheduler import StepScheduler
 from stageloom.shared.engine.slots import CombinedState, ModelState, PlanState, Track
 from stageloom.shared.engine.stats import (
@@ -42,11 +44,19 @@ class EngineCore:
     """Queues, launcher, slots, step choice and swaps of one device.
 
     `max_preparing` bounds the programs per plan that are asked for on demand at any time, `max_programs` all
-    that are asked for in the life of a plan.
+    that are asked for in the life of a plan. Plans that place their blocks predict steps by `history`, which
+    learns from `step_done`, and copies by `bus`.
     """
 
-    def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
-        self._scheduler = StepScheduler(max_preparing, max_programs)
+    def __init__(
+        self,
+        *,
+        max_preparing: int = 2,
+        max_programs: int = 1024,
+        history: DurationHistory | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        self._scheduler = StepScheduler(max_preparing, max_programs, history, bus)
         self._registry = TaskRegistry(self._scheduler.drop_row)
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
@@ -70,11 +80,13 @@ class EngineCore:
         for combined in plan.combined:
             models = [bound.models[member.model] for member in bound.combined[combined.index].members]
             largest = tuple(model.buckets[-1] for model in models)
+            variants = range(len(bound.combined[combined.index].plan.variants))
             for buckets in dict.fromkeys((largest, (1,) * combined.size)):
-                program = combined.programs.find(combined.full, buckets)
-                program.settle(ProgramStatus.PREPARING)
-                plan.programs += 1
-                out.append(PrepareProgram(program.key))
+                for variant in variants:
+                    program = combined.programs.find(combined.full, buckets, variant)
+                    program.settle(ProgramStatus.PREPARING)
+                    plan.programs += 1
+                    out.append(PrepareProgram(program.key))
         return self._end(now)
 
     def activate(self, key: PlanKey, now: float, *, keep: bool = False) -> list[Action]:
@@ -161,7 +173,7 @@ class EngineCore:
         self._begin(now)
         plan = self._plans.get(key.plan)
         if plan is not None:
-            program = plan.combined[key.combined].programs.find(key.mask, key.buckets)
+            program = plan.combined[key.combined].programs.find(key.mask, key.buckets, key.variant)
             if program.on_demand and program.status is ProgramStatus.PREPARING:
                 plan.preparing -= 1
             program.settle(status)
@@ -193,13 +205,17 @@ class EngineCore:
 
     # Steps and time
 
-    def step_done(self, step_id: StepId, now: float, error: str | None = None) -> list[Action]:
+    def step_done(
+        self, step_id: StepId, now: float, error: str | None = None, compute_s: float | None = None
+    ) -> list[Action]:
         """A step ended. With `error` the tasks of its members fail and what they hold is freed.
 
+        `compute_s` is what it took; where blocks are placed, nothing is learned without it.
+
         Raises:
-            ValueError: the step is not in flight.
+            ValueError: the step is not in flight, or `compute_s` is no duration.
         """
-        record = self._scheduler.retire(step_id, now)
+        record = self._scheduler.retire(step_id, now, None if error is not None else compute_s)
         out = self._begin(now)
         if record.last or error is not None:
             for instance, slot in record.members:
@@ -213,6 +229,16 @@ class EngineCore:
                     self._end_rows(instance, slot.track, Outcome.COMPLETED, "")
         several = self._active is not None and self._active.lanes > 1  # a replica's first block may begin now
         return self._end(now, stirred=several or bool(out))
+
+    def copy_done(self, copy: StepId, now: float) -> list[Action]:
+        """A `CopySlot` ended, well or badly.
+
+        Raises:
+            ValueError: it is not in flight.
+        """
+        self._scheduler.copied(copy)
+        self._begin(now)
+        return self._end(now)
 
     def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
         for row in instance.rows:
@@ -234,6 +260,11 @@ class EngineCore:
         return None if wakeup == _NEVER else max(wakeup, now)
 
     # What it says of itself
+
+    @property
+    def history(self) -> DurationHistory:
+        """What is known of how long blocks take."""
+        return self._scheduler.history
 
     @property
     def waiting(self) -> bool:

@@ -30,7 +30,6 @@ queued there + reads)).
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from enum import Enum
 from heapq import heappop, heappush
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -38,21 +37,12 @@ from msgspec import Struct
 
 from stageloom.shared.engine.history import DurationHistory, Footprint
 from stageloom.shared.engine.residency import NodeId, Residency, exposed_transfer_s
+from stageloom.shared.plan import PlacementPolicy
 
 SlotT = TypeVar("SlotT", bound=Hashable)
 
 WINDOW: Final = 5
 """Tasks of equal order that `heft` compares; `NTASKS` in StarPU."""
-
-
-class PlacementPolicy(Enum):
-    """How a resource is chosen."""
-
-    FIXED = "fixed"
-    EAGER = "eager"
-    DM = "dm"
-    DMDA = "dmda"
-    HEFT = "heft"
 
 
 class WorkerSpec(Struct, frozen=True, kw_only=True):
@@ -73,6 +63,11 @@ class ReadyTask(Struct, Generic[SlotT], frozen=True):
     reads: tuple[SlotT, ...] = ()
     batch: int = 0  # the oldest of its members' instances: lower is older
     rank_s: float = 0.0  # see `upward_ranks_s`
+    kinds: tuple[str, ...] = ()  # per allowed resource what runs it there; empty: as the workers say
+
+    def kind_on(self, resource: int, worker: WorkerSpec) -> str:
+        """What its durations on a resource are known under."""
+        return self.kinds[self.allowed.index(resource)] if self.kinds else worker.kind
 
     @property
     def order(self) -> tuple[int, float]:
@@ -220,7 +215,8 @@ class Placer(Generic[SlotT]):
         worker = self.workers[placed.resource]
         worker.take_back(task)
         if compute_s is not None:
-            self.history.add(placed.task.footprint, worker.spec.kind, compute_s)
+            kind = placed.task.kind_on(placed.resource, worker.spec)
+            self.history.add(placed.task.footprint, kind, compute_s)
 
     def withdraw(self, task: Hashable) -> None:
         """A task will not run: its instance is gone. Nothing is learned of it.
@@ -277,7 +273,7 @@ class Placer(Generic[SlotT]):
 
     def _estimate(self, task: ReadyTask[SlotT], resource: int, now: float) -> _Estimate:
         worker = self.workers[resource]
-        compute_s = self.history.expected_s(task.footprint, worker.spec.kind)
+        compute_s = self.history.expected_s(task.footprint, task.kind_on(resource, worker.spec))
         if compute_s is None:
             return _Estimate(resource, 0.0, 0.0, now, known=False)
         start_s, transfer_s = worker.exp_end_s(now), 0.0

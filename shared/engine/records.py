@@ -43,23 +43,23 @@ class ProgramState:
 
 
 class ProgramTable:
-    """The programs of one combined block, by mask and buckets."""
+    """The programs of one combined block, by mask, buckets and variant."""
 
     __slots__ = ("_combined", "_plan", "_programs")
 
     def __init__(self, plan: PlanKey, combined: int) -> None:
         self._plan = plan
         self._combined = combined
-        self._programs: dict[tuple[int, tuple[int, ...]], ProgramState] = {}
+        self._programs: dict[tuple[int, tuple[int, ...], int], ProgramState] = {}
 
-    def find(self, mask: int, buckets: tuple[int, ...]) -> ProgramState:
+    def find(self, mask: int, buckets: tuple[int, ...], variant: int) -> ProgramState:
         """The program for the active members in `mask`; `buckets` ascending by position."""
-        pair = (mask, buckets)
-        found = self._programs.get(pair)
+        key = (mask, buckets, variant)
+        found = self._programs.get(key)
         if found is None:
-            found = ProgramState(ProgramKey(self._plan, self._combined, mask, buckets))
+            found = ProgramState(ProgramKey(self._plan, self._combined, mask, buckets, variant))
             if len(self._programs) < MAX_REMEMBERED:
-                self._programs[pair] = found
+                self._programs[key] = found
         return found
 
 
@@ -111,8 +111,12 @@ class Instance:
         self.bucket = self.track.bound.bucket_for(len(rows))
 
 
+COPY_LANE = 63
+"""Stands for the lane of a copy: none that a plan has."""
+
+
 class StepRecord(Struct):
-    """A step in flight."""
+    """A step in flight, or a copy: then `lane` is `COPY_LANE`, and `combined` waits for it."""
 
     combined: "CombinedState"
     lane: int
@@ -121,6 +125,7 @@ class StepRecord(Struct):
     holds: "tuple[PlanState, ...]"  # plans that must outlive this step
     issued_s: float
     waiters: "dict[CombinedState, None]" = {}  # combined blocks with a member that must come after it
+    task: int | None = None  # of the plan's placement: that it runs, or copies for
 
     def carries(self, instance: Instance) -> bool:
         """Whether the instance is one of its members."""

@@ -6,10 +6,14 @@ Whatever changes a slot touches combined blocks; `refresh` works out their moves
 from operator import attrgetter
 
 from stageloom.shared.engine.choice import Chooser
-from stageloom.shared.engine.records import Instance, ProgramState, ProgramStatus, StepRecord
+from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.placing import PlanPlacement
+from stageloom.shared.engine.records import COPY_LANE, Instance, ProgramState, ProgramStatus, StepRecord
+from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
 from stageloom.shared.engine.steps import (
     Action,
+    CopySlot,
     DropInstance,
     PrepareProgram,
     ReleasePlan,
@@ -25,26 +29,45 @@ _NEVER = float("inf")
 _index = attrgetter("index")
 
 
+def _age(pair: tuple[CombinedState, int]) -> tuple[int, int]:
+    combined, _ = pair
+    return (combined.oldest().id, combined.index)
+
+
 class StepScheduler:
-    """Steps and slots over all loaded plans; actions go to `out`."""
+    """Steps and slots over all loaded plans; actions go to `out`.
+
+    Plans that place their blocks predict steps by `history` and copies by `bus`.
+    """
 
     __slots__ = (
+        "_bus",
         "_max_preparing",
         "_max_programs",
         "capacity",
         "chooser",
         "fallback_steps",
         "free_s",
+        "history",
         "in_flight",
         "lanes",
         "max_load",
         "out",
+        "seeking",
         "steps",
         "timed",
         "touched",
     )
 
-    def __init__(self, max_preparing: int, max_programs: int) -> None:
+    def __init__(
+        self,
+        max_preparing: int,
+        max_programs: int,
+        history: DurationHistory | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        self.history = DurationHistory() if history is None else history
+        self._bus = bus or Bus()
         self._max_preparing = max_preparing
         self._max_programs = max_programs
         self.timed: Touched = {}  # those that wait for members under `wait: timeout`
@@ -54,17 +77,23 @@ class StepScheduler:
         self.free_s: list[float] = [-_NEVER]  # per lane, when its last step ended
         self.lanes: list[int] = [0]  # steps in flight per lane
         self.max_load = 1  # the deepest run-ahead of any plan so far
-        self.capacity = 1  # steps in flight in all lanes, at most
+        self.capacity = 1  # steps in flight in all lanes, at most; and the copies that are
         self.out: list[Action] = []
+        self.seeking: dict[PlanPlacement, None] = {}  # those that have blocks to place
         self.steps = 0  # issued so far
         self.touched: Touched = {}
 
     def add(self, plan: PlanState) -> None:
         """Make room for the steps of one more plan."""
         self.free_s.extend([-_NEVER] * (plan.lanes - len(self.lanes)))
+        before = len(self.lanes) * self.max_load
         self.lanes.extend([0] * (plan.lanes - len(self.lanes)))
         self.max_load = max(self.max_load, plan.run_ahead)
-        self.capacity = len(self.lanes) * self.max_load
+        self.capacity += len(self.lanes) * self.max_load - before
+        if plan.bound.plan.places:
+            plan.placement = PlanPlacement(plan, self.history, self._bus)
+            for combined in plan.combined:
+                combined.placement = plan.placement
         self.chooser.add(plan)
 
     def remove(self, plan: PlanState) -> None:
@@ -78,6 +107,7 @@ class StepScheduler:
         """Work out again what the touched combined blocks would run, and in which lanes they could begin."""
         touched, chooser = self.touched, self.chooser
         alone = len(self.lanes) == 1
+        sought: list[tuple[CombinedState, int]] = []
         while touched:
             combined, _ = touched.popitem()
             present = combined.ready | combined.empty
@@ -88,15 +118,107 @@ class StepScheduler:
                 combined.since_s = _NEVER
                 if combined.rivals is not None:
                     chooser.dismiss(combined)
+                if combined.sought is not None:
+                    self._give_up(combined)
             elif moves != combined.full and combined.plan.waits and self._must_wait(combined, now):
                 chooser.dismiss(combined)
             elif not moves & combined.ready:
                 chooser.dismiss(combined)
                 self._shift(combined)
+            elif combined.placement is not None:
+                self._stand_placed(combined, combined.placement, sought)
             elif alone or not self.in_flight:  # nothing has to be waited for in another lane
                 chooser.admit(combined, NO_LANE)
             else:
                 self._place(combined, now)
+        if sought or self.seeking:
+            self._seek(sought, now)
+
+    def _stand_placed(
+        self, combined: CombinedState, placement: PlanPlacement, sought: list[tuple[CombinedState, int]]
+    ) -> None:
+        """Let a combined block stand where it was placed, or have it placed once all that it reads is made.
+
+        It stands in the line of idle lanes alone: behind a step in flight there is nothing to be placed.
+        """
+        if placement.awaits_copies(combined):
+            return
+        places = combined.place(combined.moves, self.in_flight)
+        moves = next((moves for stand, moves in places if stand == NO_LANE), 0)
+        if not moves:
+            self.chooser.dismiss(combined)
+            return
+        combined.moves = moves
+        before = combined.sought
+        if before is not None and before.members == placement.members(combined, moves):
+            if before.placed:
+                self.chooser.admit(combined, NO_LANE)
+            return
+        self.chooser.dismiss(combined)
+        if before is not None:
+            self._give_up(combined)
+        sought.append((combined, moves))
+
+    def _give_up(self, combined: CombinedState) -> None:
+        """It does not run as it was to: its place is free for others."""
+        placement = combined.placement
+        assert placement is not None
+        placement.give_up(combined)
+        if placement.seeking:
+            self.seeking[placement] = None
+
+    def _seek(self, sought: list[tuple[CombinedState, int]], now: float) -> None:
+        """Have blocks placed, those of the oldest instances first; what they lack is copied."""
+        for combined, moves in sorted(sought, key=_age):
+            placement = combined.placement
+            assert placement is not None
+            placement.seek(combined, moves)
+            self.seeking[placement] = None
+        for placement in self.seeking:
+            for combined, placed in placement.place(now):
+                for slot in placed.copies:
+                    self._copy(combined, slot, placement.placer.workers[placed.resource].spec.node, now)
+                if not placed.copies:
+                    self.chooser.admit(combined, NO_LANE)
+        self.seeking.clear()
+
+    def _copy(self, combined: CombinedState, slot: Slot, node: int, now: float) -> None:
+        """Copy a slot to a memory node; the combined block, which was placed there, waits for it."""
+        sought = combined.sought
+        assert sought is not None
+        readers = (combined.slots[position] for position, _ in sought.members)
+        instance = next(reader.instance for reader in readers if reader.track is slot.track)
+        assert instance is not None
+        sought.copying += 1
+        copy = StepId(self.steps)
+        self.steps += 1
+        plan = combined.plan
+        record = StepRecord(combined, COPY_LANE, [(instance, slot)], False, plan.alone, now, task=sought.task)
+        record.waiters = {combined: None}
+        self.in_flight[copy] = record
+        self.capacity += 1
+        plan.steps += 1
+        slot.writers.append(copy)
+        slot.readers.append(copy)
+        self.out.append(CopySlot(copy, instance.id, (plan.key, slot.member), node))
+
+    def copied(self, copy: StepId) -> None:
+        """A copy ended, well or badly: a step that misses its tensors fails by itself.
+
+        Raises:
+            ValueError: it is not in flight.
+        """
+        record = self.in_flight.get(copy)
+        if record is None or record.lane != COPY_LANE:
+            raise ValueError(f"copy {copy} is not in flight")
+        del self.in_flight[copy]
+        self.capacity -= 1
+        combined = record.combined
+        combined.plan.steps -= 1
+        if combined.sought is not None and combined.sought.task == record.task:
+            combined.sought.copying -= 1
+        for waiter in sorted(record.waiters, key=_index):
+            self.touched[waiter] = None
 
     def _place(self, combined: CombinedState, now: float) -> None:
         """Let a combined block stand where members could begin, if it may run without the others."""
@@ -192,6 +314,7 @@ class StepScheduler:
         ran: list[tuple[Instance, Slot]] = []
         members: list[StepMember] = []
         last = False
+        task = None if combined.placement is None else combined.placement.begin(combined, lane, now)
         for slot in combined.order:  # downstream first; the dead ones travel along
             bit = slot.bit
             if not moves & bit:
@@ -209,7 +332,7 @@ class StepScheduler:
                 if slot.last:
                     last = True
             slot.advance(instance, touched)
-        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone, now)
+        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone, now, task=task)
         plan.steps += 1
         combined.lane = lane
         combined.in_flight += 1
@@ -239,8 +362,10 @@ class StepScheduler:
 
     # Leaving
 
-    def retire(self, step_id: StepId, now: float) -> StepRecord:
+    def retire(self, step_id: StepId, now: float, compute_s: float | None = None) -> StepRecord:
         """A step ended: nothing waits for it any more. What it took is noted where tasks go by deadlines.
+
+        `compute_s` is what it took for itself, where that is known.
 
         Raises:
             ValueError: the step is not in flight.
@@ -249,6 +374,8 @@ class StepScheduler:
         if record is None:
             raise ValueError(f"step {step_id} is not in flight")
         combined = record.combined
+        if record.task is not None:
+            self._end_task(combined, record.task, compute_s)
         combined.in_flight -= 1
         if not combined.in_flight:
             combined.lane = NO_LANE
@@ -269,6 +396,15 @@ class StepScheduler:
             if by_deadline:
                 slot.track.model.pace.note(slot.block, seconds)
         return record
+
+    def _end_task(self, combined: CombinedState, task: int, compute_s: float | None) -> None:
+        """A step that was placed ended; blocks that wait for a free lane are looked at again."""
+        placement = combined.placement
+        assert placement is not None
+        placement.end(task, compute_s)
+        if placement.seeking:
+            self.touched[placement.first_seeking()] = None
+            self.seeking[placement] = None
 
     def drop_row(self, instance: Instance, task: Task) -> None:
         """A task that the instance carries has ended before its result."""

@@ -5,6 +5,7 @@ reads each slot (`Step.after`). Everything here is a table lookup or a bit opera
 """
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.shared.bound import BoundModel, BoundPlan
@@ -16,6 +17,7 @@ from stageloom.shared.plan import Member, StepChoice, Wait
 
 if TYPE_CHECKING:
     from stageloom.shared.engine.choice import Rank, Rivals
+    from stageloom.shared.engine.placing import PlanPlacement, Sought
 
 InFlight: TypeAlias = dict[StepId, StepRecord]
 """The steps in flight, by id."""
@@ -326,6 +328,7 @@ class CombinedState:
         "order",
         "overdue_seq",
         "passes",
+        "placement",
         "plan",
         "programs",
         "rank",
@@ -336,9 +339,11 @@ class CombinedState:
         "since_turn",
         "size",
         "slots",
+        "sought",
         "stands",
         "stride",
         "total_skips",
+        "variant",
     )
 
     def __init__(self, plan: "PlanState", index: int, slots: tuple[Slot, ...]) -> None:
@@ -360,6 +365,9 @@ class CombinedState:
         self.at_one: dict[
             int, ProgramState
         ] = {}  # those that `program` found, by mask, where every batch is one
+        self.variant = 0  # the way in which it runs
+        self.placement: PlanPlacement | None = None  # of a plan that places its blocks,
+        self.sought: Sought | None = None  # and how far that is for the next run
         self.lanes = plan.bound.lanes_of(index)  # in which it may run, as a mask
         self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
@@ -380,6 +388,21 @@ class CombinedState:
         self.active_sum = 0
         self.total_skips = 0
         self.most_skips = 0
+
+    def stand_on(self, resource: int) -> None:
+        """It was placed: until it has run it may run in the lanes of this resource alone."""
+        bound = self.plan.bound
+        self.lanes = bound.lanes_on(resource)
+        self.stands = self.plan.rivals[self.lanes]
+        variant = bound.combined[self.index].plan.variant_on[resource]
+        if variant != self.variant:
+            self.variant = variant
+            self.at_one = {}
+
+    def stand_anywhere(self) -> None:
+        """Its next run is not placed yet."""
+        self.sought = None
+        self.lanes = self.plan.bound.lanes_of(self.index)
 
     def _chain(self) -> list[tuple[int, int]]:
         """Pairs (own bit, bit of the member whose run frees the next slot), downstream first."""
@@ -412,7 +435,7 @@ class CombinedState:
 
     def program(self, active: int) -> ProgramState:
         """The program for these active members."""
-        program = self.programs.find(active, self.buckets(active))
+        program = self.programs.find(active, self.buckets(active), self.variant)
         if self.ones is not None and len(self.at_one) < MAX_REMEMBERED:
             self.at_one[active] = program
         return program
@@ -504,6 +527,7 @@ class PlanState:
         "loose",
         "max_skips",
         "models",
+        "placement",
         "population",
         "precedence",
         "preparing",
@@ -536,6 +560,7 @@ class PlanState:
             CombinedState(self, index, tuple(self._slot(member) for member in combined.members))
             for index, combined in enumerate(bound.combined)
         ]
+        self.placement: PlanPlacement | None = None  # of a plan that places its blocks
         self.rivals: dict[int, list[Rivals]] = {}  # by the lanes of combined blocks; filled by the chooser
         self.population = 0  # instances that still have a block to be issued
         self.programs = 0  # asked for so far
@@ -548,6 +573,13 @@ class PlanState:
 
     def _slot(self, member: Member) -> Slot:
         return self.models[member.model].tracks[member.replica].slots[member.block]
+
+    def lines(self) -> Iterator[int]:
+        """The lanes, as masks, that combined blocks may be in line for together."""
+        if self.bound.plan.places:
+            yield from (self.bound.lanes_on(resource) for resource in self.bound.plan.lane_resources)
+        else:
+            yield from (combined.lanes for combined in self.combined)
 
     @property
     def waits(self) -> bool:

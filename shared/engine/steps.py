@@ -105,6 +105,7 @@ class ProgramKey(Struct, frozen=True, gc=False, cache_hash=True):
     combined: int
     mask: int
     buckets: tuple[int, ...]  # per active member, ascending by position [num_active]
+    variant: int = 0  # of the ways to run it: `stageloom.shared.plan.CombinedBlock.variants`
 
 
 class StepMember(Struct, frozen=True, gc=False):
@@ -178,6 +179,19 @@ class MoveInstance(Struct, frozen=True, gc=False):
     after: tuple[StepId, ...]
 
 
+class CopySlot(Struct, frozen=True, gc=False):
+    """Copy what lies in a slot to one more memory node; report the end with `EngineCore.copy_done`.
+
+    What made it has ended. No step that reads or overwrites the slot is issued before the copy has ended;
+    `id` is one of the steps' ids, which `DropInstance.after` may name.
+    """
+
+    id: StepId
+    instance: InstanceId
+    slot: tuple[PlanKey, Member]
+    node: int
+
+
 class DropInstance(Struct, frozen=True, gc=False):
     """The instance goes no further (cancelled, expired, failed); free what it holds after these steps."""
 
@@ -191,4 +205,4 @@ class ReleasePlan(Struct, frozen=True, gc=False):
     plan: PlanKey
 
 
-Action: TypeAlias = Step | FinishTask | PrepareProgram | MoveInstance | DropInstance | ReleasePlan
+Action: TypeAlias = Step | FinishTask | PrepareProgram | MoveInstance | CopySlot | DropInstance | ReleasePlan

@@ -4,6 +4,7 @@ An instance stands at a cut. It may go over where the new plan has the same cut 
 slot in which its live tensors would lie there is free, and the tensors mean the same: the plans' executors
 are the same, and the model's precision and batch bucket. It goes only into plans that never wait for members:
 elsewhere its arrival in the middle would break the rounds in which `wait: all` moves the models' instances.
+It neither leaves nor enters a plan that places its blocks.
 """
 
 from stageloom.shared.engine.records import Instance
@@ -29,6 +30,8 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
     old = instance.track
     if instance.block >= old.blocks or not instance.live or plan.wait is not Wait.NONE:
         return None
+    if old.plan.placement is not None or plan.placement is not None:
+        return None  # where its tensors are valid is known to its own plan alone
     theirs, ours = old.plan.bound.plan.executors, plan.bound.plan.executors
     if {one.name for one in theirs} != {one.name for one in ours}:
         return None

@@ -4,10 +4,10 @@ from stageloom.shared.bitmask import bits
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.queues import Launcher
-from stageloom.shared.engine.records import Instance
+from stageloom.shared.engine.records import COPY_LANE, Instance
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
 from stageloom.shared.engine.steps import Action, Step
-from stageloom.shared.plan import StepChoice, Wait
+from stageloom.shared.plan import PlacementPolicy, StepChoice, Wait
 
 
 class SpyChooser(Chooser):
@@ -139,6 +139,7 @@ class SpyCore(EngineCore):
                     _audit_track(track)
             for combined in plan.combined:
                 self._audit_combined(combined)
+            self._audit_placement(plan, now)
             inside = {s.instance.id for c in plan.combined for s in c.slots if s.instance is not None}
             assert plan.population == len(inside)
             assert plan.steps == sum(plan in record.holds for record in self._scheduler.in_flight.values())
@@ -188,8 +189,33 @@ class SpyCore(EngineCore):
             places = [(lane, mask) for lane, mask in places if mask == combined.full]
         if combined.rivals is not None:
             assert (stands(combined), combined.moves) in places
+        elif combined.sought is not None and not combined.sought.placed:
+            _audit_seeking(combined)
+        elif combined.placement is not None and combined.placement.awaits_copies(combined):
+            assert any(record.combined is combined for record in self._scheduler.in_flight.values())
         elif not waits or combined.plan.wait is Wait.ALL:
             assert not places, "a combined block that could begin does not compete"
+
+    def _audit_placement(self, plan: PlanState, now: float) -> None:
+        """What the placer has booked is what was placed and has not ended, and nothing lies in the past."""
+        if plan.placement is None:
+            return
+        bound, workers = plan.bound, plan.placement.placer.workers
+        waiting: list[set[object]] = [set() for _ in workers]
+        begun: list[set[object]] = [set() for _ in workers]
+        for combined in plan.combined:
+            if combined.sought is not None and combined.sought.placed:
+                (resource,) = {bound.plan.lane_resources[lane] for lane in bits(combined.lanes)}
+                waiting[resource].add(combined.sought.task)
+        for record in self._scheduler.in_flight.values():
+            if record.task is not None and record.combined.plan is plan and record.lane != COPY_LANE:
+                begun[bound.plan.lane_resources[record.lane]].add(record.task)
+        for resource, worker in enumerate(workers):
+            assert worker.tasks == len(waiting[resource]) + len(begun[resource]), "a task was not taken back"
+            assert set(worker._placed) == waiting[resource], "a prediction was not taken back"
+            assert set(worker._begun) == begun[resource], "a prediction was not taken back"
+            assert worker.exp_start_s(now) >= now, "exp_start lies in the past"
+            assert worker.exp_len_s == sum(sum(pair) for pair in worker._placed.values())
 
     def _places(self, combined: CombinedState, moves: int) -> list[tuple[int, int]]:
         """Where members could begin: in any idle lane, or behind steps whose results they read."""
@@ -202,6 +228,8 @@ class SpyCore(EngineCore):
         mask = _slow_moves(combined, free)
         if mask & combined.ready and (lanes == 1 or not combined.in_flight):
             found.append((0 if lanes == 1 else NO_LANE, mask))
+        if combined.placement is not None:
+            return found  # what reads the result of a step in flight is placed when that ends
         for lane in range(lanes) if lanes > 1 else ():
             own = 0
             for position, (made, overwritten) in needed.items():
@@ -226,7 +254,12 @@ class SpyCore(EngineCore):
         writes = {slot.block + 1} | ({0} if not slot.block else set())
         for record in self._scheduler.in_flight.values():
             for _, other in record.members:
-                if other.track is slot.track:
+                if other.track is slot.track and record.lane == COPY_LANE:
+                    if other.block in reads:
+                        made.add(COPY_LANE)
+                    if other.block in writes:
+                        overwritten.add(COPY_LANE)
+                elif other.track is slot.track:
                     if reads & {other.block + 1}:
                         made.add(record.lane)
                     touched = {one.block for one in other.reads} | {other.block + 1}
@@ -243,7 +276,8 @@ class SpyCore(EngineCore):
     def _audit_lanes(self) -> None:
         loads = [0] * len(self._scheduler.lanes)
         lanes_of: dict[CombinedState, set[int]] = {}
-        for record in self._scheduler.in_flight.values():
+        steps = [record for record in self._scheduler.in_flight.values() if record.lane != COPY_LANE]
+        for record in steps:
             loads[record.lane] += 1
             lanes_of.setdefault(record.combined, set()).add(record.lane)
         assert loads == self._scheduler.lanes
@@ -264,6 +298,16 @@ class SpyCore(EngineCore):
             assert launcher.queue.nbytes == sum(entry.nbytes for entry in queued)
         for entry in self._registry.tasks.values():
             assert entry.deadline_s > now, "an expired task was not answered"
+
+
+def _audit_seeking(combined: CombinedState) -> None:
+    """Only `eager` leaves a block without a place, and only while no lane is free for it."""
+    placement = combined.placement
+    assert placement is not None
+    assert placement.placer.policy is PlacementPolicy.EAGER, "a block was not placed"
+    for resource in combined.plan.bound.combined[combined.index].plan.variant_on:
+        worker = placement.placer.workers[resource]
+        assert worker.tasks >= worker.spec.lanes, "a lane is free for a block that was not placed"
 
 
 def _audit_track(track: Track) -> None:

@@ -10,8 +10,11 @@ from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.plan import (
     CombinedBlock,
+    ExecutorOptions,
     Member,
     ModelPlan,
+    Place,
+    PlacementPolicy,
     Plan,
     QueuePlan,
     QueueRule,
@@ -130,6 +133,32 @@ def on_resources(random: Random, bound: BoundPlan) -> BoundPlan:
     return bind(changed, {model.plan.artifact: model.graph for model in bound.models})
 
 
+def placed(random: Random, bound: BoundPlan) -> BoundPlan:
+    """The plan with its blocks placed on up to three resources of up to two memory nodes; none waits."""
+    plan = bound.plan
+    lanes = random.randint(1, 4)
+    owners = [random.randrange(3) for _ in range(lanes)]
+    used = sorted(set(owners))
+    combined = []
+    for block in plan.combined:
+        own, *further = random.sample(used, random.randint(1, len(used)))
+        same = further and random.random() < 0.3  # the first of them as the block's own, too
+        resources = tuple(sorted([own, further.pop()] if same else [own]))
+        places = tuple(Place(one, random.randrange(2), block.schedule) for one in further)
+        combined.append(replace(block, resources=resources, further_places=places))
+    changed = replace(
+        plan,
+        combined=tuple(combined),
+        lanes=lanes,
+        wait=Wait.NONE,
+        resources=tuple(Resource(memory=random.choice([0, 0, 1])) for _ in range(3)),
+        lane_resources=tuple(owners),
+        further_executors=(ExecutorOptions(name="other"),),
+        placement=random.choice([one for one in PlacementPolicy if one is not PlacementPolicy.FIXED]),
+    )
+    return bind(changed, {model.plan.artifact: model.graph for model in bound.models})
+
+
 @dataclass(frozen=True)
 class Library:
     """The models that a scenario's plans choose from."""
@@ -201,4 +230,7 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         wait_timeout_us=random.choice([0, 500, 4_000]),
         max_skips=random.randint(1, 4),
     )
-    return on_resources(random, bound) if random.random() < 0.3 else bound
+    kind = random.random()
+    if kind < 0.2:
+        return placed(random, bound)
+    return on_resources(random, bound) if kind < 0.45 else bound

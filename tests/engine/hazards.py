@@ -7,7 +7,7 @@ made, or for what made it where nobody read it. A move stands for the steps that
 from collections import defaultdict
 
 from stageloom.shared.bound import BoundModel, BoundPlan
-from stageloom.shared.engine.steps import MoveInstance, PlanKey, Step
+from stageloom.shared.engine.steps import CopySlot, MoveInstance, PlanKey, Step
 from stageloom.shared.ids import StepId
 from stageloom.shared.plan import Member
 
@@ -43,6 +43,13 @@ class Hazards:
         assert set(step.after) == needed & self._open, "`after` is not the exact set"
         assert list(step.after) == sorted(step.after)
         self._open.add(step.id)
+
+    def check_copy(self, copy: CopySlot) -> None:
+        """A copy waits for nothing; what overwrites its slot waits for it."""
+        needed: set[StepId] = set()
+        self._read(needed, copy.slot, frozenset([copy.id]))
+        assert not needed & self._open, "a copy begins before its slot is made"
+        self._open.add(copy.id)
 
     def check_move(self, move: MoveInstance, source: BoundModel, target: BoundModel) -> None:
         """The same for a move between two plans."""

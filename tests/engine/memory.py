@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from stageloom.shared.blocks import Block
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import DropInstance, InstanceId, MoveInstance, PlanKey, Step, StepMember
+from stageloom.shared.engine.steps import (
+    CopySlot,
+    DropInstance,
+    InstanceId,
+    MoveInstance,
+    PlanKey,
+    Step,
+    StepMember,
+)
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId, TaskId
 from stageloom.shared.plan import Member
@@ -28,10 +36,11 @@ class Wrong(AssertionError):
 
 @dataclass
 class Slot:
-    """What lies in a slot. Every write gives a new version."""
+    """What lies in a slot. Every write gives a new version, on the writer's memory node alone."""
 
     version: int = 0
     values: Values = field(default_factory=dict)
+    nodes: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -86,6 +95,7 @@ class Device:
         self._slots: dict[tuple[PlanKey, Member], Slot] = {}
         self._running: dict[StepId, Running] = {}
         self._moves: list[MoveInstance] = []
+        self._copies: dict[StepId, tuple[CopySlot, int]] = {}  # under way, and the version that is copied
         self._oracle = Oracle()
         self._version = 0
         self.live: set[TaskId] = set()
@@ -105,6 +115,8 @@ class Device:
             raise Wrong(f"plan {key} was released under a step in flight")
         if any(key in (move.old[0], move.new[0]) for move in self._moves):
             raise Wrong(f"plan {key} was released under a pending move")
+        if any(copy.slot[0] == key for copy, _ in self._copies.values()):
+            raise Wrong(f"plan {key} was released under a copy")
         del self.plans[key]
         self._slots = {place: slot for place, slot in self._slots.items() if place[0] != key}
 
@@ -122,9 +134,22 @@ class Device:
         self._moves.append(move)
         self._do_moves()
 
+    def copy(self, copy: CopySlot) -> None:
+        """A copy begins."""
+        self._copies[copy.id] = (copy, self._slots[copy.slot].version)
+
+    def end_copy(self, id: StepId) -> None:
+        """A copy is over: what it read must not have changed."""
+        copy, version = self._copies.pop(id)
+        slot = self._slots[copy.slot]
+        if slot.version != version:
+            raise Wrong(f"slot {copy.slot} was overwritten while it was copied")
+        slot.nodes.add(copy.node)
+
     def drop(self, drop: DropInstance) -> None:
         """Take note that an instance goes no further."""
-        using = {
+        copied = {id for id, (copy, _) in self._copies.items() if copy.instance == drop.instance}
+        using = copied | {
             step_id
             for step_id, running in self._running.items()
             if any(member.instance == drop.instance for member in running.step.members)
@@ -141,7 +166,7 @@ class Device:
         for step_id, running in self._running.items():
             step = running.step
             block = (step.program.plan, step.program.combined)
-            held = any(before in self._running for before in step.after) or block in combined
+            held = any(one in self._running or one in self._copies for one in step.after) or block in combined
             if self._lane_order and step.lane in lanes:
                 held = True
             if not held and not running.started:
@@ -159,7 +184,7 @@ class Device:
             running.made.append((member, self._compute(running, member)))
         for member in step.members:
             if not member.staged and not step.fallback and not member.last:
-                self._write(step.program.plan, _next(member.member), {})
+                self._write(step.program.plan, _next(member.member), {}, self._node(step))
         return step
 
     def end(self, step_id: StepId, *, failed: bool = False) -> None:
@@ -175,8 +200,11 @@ class Device:
             if member.last:
                 self._hand_out(step, member, values)
             else:
-                self._write(step.program.plan, _next(member.member), values)
+                self._write(step.program.plan, _next(member.member), values, self._node(step))
         self._do_moves()
+
+    def _node(self, step: Step) -> int:
+        return self.plans[step.program.plan].plan.memory_of(step.lane)
 
     def _reads_live(self, step: Step, place: tuple[PlanKey, Member]) -> bool:
         """Whether a member with a live task reads the slot."""
@@ -198,9 +226,11 @@ class Device:
         model, replica, block_index = member.member
         bound = self.plans[plan].models[model]
         graph, block = bound.graph, bound.blocks[block_index]
+        node = self._node(running.step)
         if block_index == 0:
             feed: Values = {t: tuple(input_value(task, t) for task in member.tasks) for t in graph.inputs}
-            self._write(plan, member.member, feed)
+            self._write(plan, member.member, feed, node)
+            self._slots[plan, member.member].nodes.add(0)  # where it came from
         known: Values = {}
         wanted = {t for op in block.operators for t in graph.operators[op].inputs}
         if member.last:
@@ -211,6 +241,8 @@ class Device:
             place = (plan, Member(model, replica, self.lies(bound.graph, bound.blocks, tensor)))
             slot = self._slots[place]
             running.saw[place] = slot.version
+            if self.plans[plan].plan.places and node not in slot.nodes and self._is_live(member):
+                raise Wrong(f"slot {place} is read on node {node}, where it is not valid")
             known[tensor] = slot.values.get(tensor, (GARBAGE,) * len(member.tasks))
             self._check(bound.plan.artifact, graph, member, tensor, known[tensor])
         for op in block.operators:
@@ -250,11 +282,12 @@ class Device:
                     raise Wrong(f"task {task} ran twice in model {bound.plan.name}")
                 self.outputs.add((task, bound.plan.name))
 
-    def _write(self, plan: PlanKey, place: Member, values: Values) -> None:
+    def _write(self, plan: PlanKey, place: Member, values: Values, node: int = 0) -> None:
         self._version += 1
         slot = self._slots[plan, place]
         slot.version = self._version
         slot.values = values
+        slot.nodes = {node}
 
     def _do_moves(self) -> None:
         """Carry out the moves that wait for nothing, in issue order."""

@@ -14,13 +14,13 @@ from statistics import fmean
 from stageloom.shared.engine.history import ENOUGH, DurationHistory, Footprint, HistoryRule
 from stageloom.shared.engine.placement import (
     Placed,
-    PlacementPolicy,
     Placer,
     ReadyTask,
     WorkerSpec,
     upward_ranks_s,
 )
 from stageloom.shared.engine.residency import Bus, NodeId, Residency
+from stageloom.shared.plan import PlacementPolicy
 
 SlotName = tuple[int, int]
 """A slot of a replica, and the part that reads it."""

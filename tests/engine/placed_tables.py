@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean
 
-from stageloom.shared.engine.placement import PlacementPolicy
 from stageloom.shared.engine.residency import Bus
+from stageloom.shared.plan import PlacementPolicy
 from tests.engine.placed import (
     CUTS,
     Scene,

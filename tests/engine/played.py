@@ -7,6 +7,7 @@ from random import Random
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import (
     Action,
+    CopySlot,
     DropInstance,
     FinishTask,
     InstanceId,
@@ -38,6 +39,8 @@ class Tally:
     staged: int = 0
     fallbacks: int = 0
     waits: int = 0  # entries of `after`
+    copies: int = 0
+    placed: int = 0  # steps of plans that place their blocks
     shared: int = 0
     given_up: int = 0  # as too late, before their deadline
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
@@ -74,6 +77,7 @@ class PlayedEngine:
         self._hazards = Hazards()
         self._progress: dict[InstanceId, int] = {}  # the model's operators that it has passed
         self._preparing: set[ProgramKey] = set()
+        self._began_s: dict[StepId, float] = {}
         self._issued_s: dict[StepId, float] = {}
         self._longest_s: dict[str, float] = {}  # by model, from a step's issue to its end
 
@@ -109,11 +113,17 @@ class PlayedEngine:
         failed = self.fails(step)
         self.device.end(step.id, failed=failed)
         self._hazards.ended(step.id)
-        taken_s = self.now - self._issued_s.pop(step.id)
+        elapsed_s = self.now - self._issued_s.pop(step.id)
         for member in step.members:
             name = self.device.plans[step.program.plan].models[member.member.model].plan.name
-            self._longest_s[name] = max(self._longest_s.get(name, 0.0), taken_s)
-        return self.core.step_done(step.id, self.now, "made to fail" if failed else None)
+            self._longest_s[name] = max(self._longest_s.get(name, 0.0), elapsed_s)
+        taken_s = self.now - self._began_s.pop(step.id)
+        return self.core.step_done(step.id, self.now, "made to fail" if failed else None, taken_s)
+
+    def _end_copy(self, copy: CopySlot) -> list[Action]:
+        self.device.end_copy(copy.id)
+        self._hazards.ended(copy.id)
+        return self.core.copy_done(copy.id, self.now)
 
     # Actions
 
@@ -123,6 +133,7 @@ class PlayedEngine:
             self.carry_out(self._spoil(action) if self._spoil else action)
         for step_id in self.device.startable():
             step = self.device.start(step_id)
+            self._began_s[step_id] = self.now
             self._later(self.duration_s(step), lambda step=step: self._end_step(step))  # type: ignore[misc]
 
     def carry_out(self, action: Action) -> None:
@@ -136,6 +147,11 @@ class PlayedEngine:
                 assert program not in self._preparing, "a program was asked for twice"
                 self._preparing.add(program)
                 self._later(self.random.choice([0.0, 1e-3, 1.0]), lambda: self._prepared(program))
+            case CopySlot():
+                self.tally.copies += 1
+                self._hazards.check_copy(action)
+                self.device.copy(action)
+                self._later(self.random.choice([0.0, 1e-4, 1e-2]), lambda: self._end_copy(action))
             case MoveInstance():
                 self.tally.moves += 1
                 self._move(action)
@@ -149,6 +165,7 @@ class PlayedEngine:
     def _issue(self, step: Step) -> None:
         bound = self.device.plans[step.program.plan]
         self.tally.steps += 1
+        self.tally.placed += bound.plan.places
         self.tally.staged += sum(member.staged for member in step.members)
         self.tally.fallbacks += step.fallback
         self.tally.waits += len(step.after)

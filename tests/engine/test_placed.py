@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from stageloom.shared.engine.history import HistoryRule
-from stageloom.shared.engine.placement import PlacementPolicy, ReadyTask, Worker
+from stageloom.shared.engine.placement import ReadyTask, Worker
 from stageloom.shared.engine.residency import Bus, NodeId, Residency
+from stageloom.shared.plan import PlacementPolicy
 from tests.engine.placed import (
     CUTS,
     Scene,

@@ -11,7 +11,6 @@ from stageloom.shared.engine.history import DurationHistory, Footprint
 from stageloom.shared.engine.placement import (
     WINDOW,
     Placed,
-    PlacementPolicy,
     Placer,
     ReadyTask,
     Worker,
@@ -19,6 +18,7 @@ from stageloom.shared.engine.placement import (
     upward_ranks_s,
 )
 from stageloom.shared.engine.residency import Bus, NodeId, Residency
+from stageloom.shared.plan import PlacementPolicy
 
 PUSHING = [PlacementPolicy.DM, PlacementPolicy.DMDA, PlacementPolicy.HEFT]
 EVERY = pytest.mark.parametrize("policy", PlacementPolicy)

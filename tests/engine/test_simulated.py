@@ -45,12 +45,13 @@ def test_invariants_hold_over_many_random_plans_and_swaps() -> None:
 @pytest.mark.promise("under-seeded-simulator-over")
 def test_scenarios_exercise_every_mechanism() -> None:
     seen: Counter[str] = Counter()
+    wanted = {"moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared", "given_up"}
+    wanted |= {"copies", "placed"}
     for seed in range(40):
         tally = Scenario(seed).run()
         seen.update({outcome.value: count for outcome, count in tally.outcomes.items()})
-        for name in ("moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared", "given_up"):
+        for name in wanted:
             seen[name] += getattr(tally, name)
-    wanted = {"moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared", "given_up"}
     assert {name for name, count in seen.items() if count} == wanted | {o.value for o in Outcome}
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
-from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey, Values, weight_bytes
+from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey, weight_bytes
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSession, open_session
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.timing import windows
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.timing import summary
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey

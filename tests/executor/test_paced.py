@@ -3,21 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.executors import Executors, make_executor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared.blocks import split
 from stageloom.shared.engine.residency import Bus
-from stageloom.shared.engine.steps import InstanceId
-from stageloom.shared.ids import TensorId
-from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.plan import ExecutorOptions, Plan, Resource
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.executor.paced import PacedExecutor
+from tests.executor.paced import PacedExecutor, PacedTransfer
 
 TIMEOUT_S = 60.0
 BUS = Bus(latency_s=0.5, bytes_per_s=1000.0)
@@ -46,28 +44,33 @@ def time() -> Time:
 
 @pytest.fixture
 def engine(time: Time) -> Iterator[InProcessEngine]:
-    paced = PacedExecutor(OnnxExecutor(), slow=SLOW, bus=BUS, clock=time.clock, sleep=time.sleep)
+    paced = PacedExecutor(OnnxExecutor(), slow=SLOW, clock=time.clock, sleep=time.sleep)
 
     def make(name: str) -> Executor:
         return paced if name == "paced" else make_executor(name)
 
-    with InProcessEngine(Executors(make)) as made:
+    with InProcessEngine(Executors(make, SlotStore(PacedTransfer(BUS, time.sleep)))) as made:
         yield made
 
 
 def in_parts(*executors: int) -> Plan:
-    """SqueezeNet in its paper's first blocks and the rest, each run by `onnx` (0) or `paced` (1)."""
+    """SqueezeNet in its paper's first blocks and the rest, each run by `onnx` (0) or `paced` (1), which has a
+    lane and a memory of its own."""
     model = artifact_of("squeezenet")
     choice = ModelChoice(name="a", artifact=model.digest, graph=model.graph, partition="paper")
     plan = compose([choice])
     assert len(plan.combined) >= len(executors)
+    where = [executors[min(one.members[0].block, len(executors) - 1)] for one in plan.combined]
     return replace(
         plan,
         further_executors=(ExecutorOptions(name="paced"),),
         combined=tuple(
-            replace(one, executor=executors[min(one.members[0].block, len(executors) - 1)])
-            for one in plan.combined
+            replace(one, executor=place, resources=(place,))
+            for one, place in zip(plan.combined, where, strict=True)
         ),
+        lanes=2,
+        resources=(Resource(), Resource(memory=1)),
+        lane_resources=(0, 1),
     )
 
 
@@ -88,11 +91,15 @@ def border_bytes(plan: Plan, block: int) -> list[int]:
     return [graph.tensors[tensor].nbytes for tensor in blocks[block].live_in]
 
 
-def test_every_session_waits_twice_what_it_computed_at_three_times_slower(
+def test_every_session_waits_twice_what_it_computed_and_inputs_and_outputs_for_the_bus(
     engine: InProcessEngine, time: Time
 ) -> None:
-    serve(engine, in_parts(1))
-    assert time.slept and set(time.slept) == {SLOW - 1}
+    plan = in_parts(1)
+    serve(engine, plan)
+    graph = artifact_of("squeezenet").graph
+    ends = [BUS.copy_s([graph.tensors[t].nbytes for t in some]) for some in (graph.inputs, graph.outputs)]
+    assert [time.slept[0], time.slept[-1]] == ends
+    assert len(time.slept) == 2 + len(plan.combined) and set(time.slept[1:-1]) == {SLOW - 1}
 
 
 def test_a_plan_on_the_fast_one_alone_waits_for_nothing(engine: InProcessEngine, time: Time) -> None:
@@ -104,17 +111,5 @@ def test_what_crosses_the_border_waits_for_the_bus_once_each_way(engine: InProce
     plan = in_parts(0, 1, 0)
     serve(engine, plan)
     copies = [seconds for seconds in time.slept if seconds != SLOW - 1]
-    assert copies == pytest.approx([BUS.copy_s(border_bytes(plan, block)) for block in (1, 2)])
-
-
-def test_what_was_fetched_before_is_not_copied_again(time: Time) -> None:
-    """A prefetch waits on the thread that asks; the step finds the tensors here."""
-    paced = PacedExecutor(OnnxExecutor(), bus=BUS, clock=time.clock, sleep=time.sleep)
-    kept: dict[InstanceId, object] = {InstanceId(7): {TensorId(0): np.zeros(25, np.float32)}}
-    paced.elsewhere = lambda instance: kept.pop(instance)
-    assert paced.fetch(InstanceId(7))
-    assert time.slept == [0.5 + 0.1]
-    assert InstanceId(7) in paced._slots
-    paced.drop(InstanceId(7))
-    paced.elsewhere = None
-    assert not paced.fetch(InstanceId(7))
+    reads = [BUS.copy_s([nbytes]) for block in (1, 2) for nbytes in border_bytes(plan, block)]
+    assert copies == pytest.approx(reads)

@@ -10,9 +10,9 @@ import pytest
 
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.executors import Executors, make_executor
-from stageloom.edge_agent.executor.onnx.cache import Values
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.onnx.program import SessionProgram
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared.errors import ExecutorError, TaskFailed
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource

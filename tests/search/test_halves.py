@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.shared.engine.placement import PlacementPolicy
 from stageloom.shared.errors import InputError
+from stageloom.shared.plan import PlacementPolicy
 from stageloom.shared.search.halves import RATE_TOLERANCE, PartTimes, balanced_cut, paper_cut
 from tests.engine.placed import Scene, World, evenly, highest_rate, keeps_up, poisson
 

@@ -19,6 +19,8 @@ from stageloom.shared.plan import (
     ExecutorOptions,
     Member,
     ModelPlan,
+    Place,
+    PlacementPolicy,
     Plan,
     QueuePlan,
     QueueRule,
@@ -233,6 +235,9 @@ _models = st.builds(
 )
 
 
+_small = st.integers(0, 16)
+
+
 def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
     members = st.builds(
         Member, st.integers(0, max(0, len(models) - 1)), st.integers(0, 70), st.integers(0, 1 << 20)
@@ -242,6 +247,8 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
         st.lists(members, max_size=4 if models else 0).map(tuple),
         schedules,
         st.sampled_from([0, 0, 0, 1, 16]),
+        st.lists(st.integers(0, 16), max_size=2).map(tuple),
+        st.lists(st.builds(Place, _small, _small, st.none() | schedules), max_size=2).map(tuple),
     )
     executors = st.builds(
         ExecutorOptions,
@@ -263,9 +270,15 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
         executor=executors,
         further_executors=st.lists(executors, max_size=2).map(tuple),
         resources=st.lists(
-            st.builds(Resource, cores=st.lists(st.integers(0, 1023), max_size=3).map(tuple)), max_size=3
+            st.builds(
+                Resource,
+                cores=st.lists(st.integers(0, 1023), max_size=3).map(tuple),
+                memory=st.sampled_from([0, 0, 1, 15]),
+            ),
+            max_size=3,
         ).map(tuple),
         lane_resources=st.lists(st.integers(0, 16), max_size=4).map(tuple),
+        placement=st.sampled_from(PlacementPolicy),
     )
 
 

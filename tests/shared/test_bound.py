@@ -17,6 +17,8 @@ from stageloom.shared.plan import (
     ExecutorOptions,
     Member,
     ModelPlan,
+    Place,
+    PlacementPolicy,
     Plan,
     Resource,
     Wait,
@@ -111,6 +113,18 @@ def change_combined(plan: Plan, *blocks: CombinedBlock) -> Plan:
 
 
 FIRST, SECOND = two_models().combined
+
+
+def placed(plan: Plan, block: dict[str, object] | None = None, **change: object) -> Plan:
+    """On two lanes and resources, each block allowed on both; `block` changes the second block."""
+    both = {"resources": (0,), "further_places": (Place(1),)}
+    first = replace(FIRST, **both)  # type: ignore[arg-type]
+    second = replace(SECOND, **{**both, **(block or {})})  # type: ignore[arg-type]
+    rules = {"placement": PlacementPolicy.DMDA, "lanes": 2, "lane_resources": (0, 1)}
+    resources = (Resource(), Resource(memory=1))
+    return replace(plan, combined=(first, second), resources=resources, **{**rules, **change})  # type: ignore[arg-type]
+
+
 REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no model": (lambda plan: replace(plan, models=(), combined=()), "at least one model"),
     "absent artifact": (lambda plan: change_model(plan, artifact=name_digest("c")), "is not here"),
@@ -165,6 +179,39 @@ REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         ),
         "resource 0 has 3 cores for 2 lanes of 2 threads; use fewer",
     ),
+    "places in a fixed plan": (
+        lambda plan: placed(plan, placement=PlacementPolicy.FIXED),
+        "combined block 0 has several places in a plan whose placement is fixed; name a placement",
+    ),
+    "no place": (
+        lambda plan: placed(plan, {"resources": (), "further_places": ()}),
+        "placement 'dmda' needs the resources of combined block 1, each once",
+    ),
+    "place named twice": (lambda plan: placed(plan, {"further_places": (Place(0),)}), "block 1, each once"),
+    "place without a lane": (
+        lambda plan: placed(plan, lane_resources=(0, 0)),
+        "names resource 1, which has no lane",
+    ),
+    "place with an unknown executor": (
+        lambda plan: placed(plan, {"further_places": (Place(1, 1),)}),
+        "names executor 1 of a plan with 1",
+    ),
+    "illegal schedule in a further place": (
+        lambda plan: placed(plan, {"further_places": (Place(1, 0, parse("0")),)}),
+        "combined block 1: ",
+    ),
+    "places of two precisions": (
+        lambda plan: placed(
+            plan,
+            {"further_places": (Place(1, 1),)},
+            further_executors=(ExecutorOptions(precision="fp16"),),
+        ),
+        "would run as fp16 or fp32, as it is placed; give",
+    ),
+    "placement that waits": (
+        lambda plan: placed(plan, wait=Wait.ALL),
+        "placement 'dmda' and wait 'all' exclude each other",
+    ),
     "illegal schedule": (
         lambda plan: change_combined(plan, combined((0, 0, 0), schedule="1/0"), SECOND),
         "combined block 0: .*before one it depends on",
@@ -182,6 +229,25 @@ def test_a_plan_that_does_not_fit_its_graphs_is_refused_by_name(name: str) -> No
     assert bind(two_models(), GRAPHS)
     with pytest.raises(PlanError, match=message):
         bind(change(two_models()), GRAPHS)
+
+
+def test_a_block_may_run_in_the_lanes_of_all_its_places_each_with_its_own_way() -> None:
+    bound = bind(placed(two_models(), {"further_places": (Place(1, 0, SECOND.schedule),)}), GRAPHS)
+    assert bound.lanes_of(0) == 0b11 and bound.lanes_on(1) == 0b10
+    assert bound.variants == ((0, 0), (0, 1), (1, 0), (1, 1)) == bound.run_by("onnx")
+    assert bound.combined[1].plan.variant_on == {0: 0, 1: 1}
+    assert bound.launches(1, 1, 1) == bound.launches(1, 1)
+
+
+def test_a_resource_has_cores_for_the_executors_that_run_there() -> None:
+    """The wide executor runs on the resource of two cores alone."""
+    wide = (ExecutorOptions(intra_op_threads=2),)
+    cores = (Resource(cores=(0,)), Resource(cores=(1, 2)))
+    plan = placed(two_models(), {"further_places": (Place(1, 1),)}, further_executors=wide)
+    assert bind(replace(plan, resources=cores), GRAPHS)
+    swapped = replace(plan, resources=(Resource(cores=(1, 2)), Resource(cores=(0,))))
+    with pytest.raises(PlanError, match="resource 1 has 1 cores for 1 lanes of 2 threads"):
+        bind(swapped, GRAPHS)
 
 
 CROSSED = Plan(

@@ -20,6 +20,8 @@ from stageloom.shared.plan import (
     ExecutorOptions,
     Member,
     ModelPlan,
+    Place,
+    PlacementPolicy,
     Plan,
     QueuePlan,
     QueueRule,
@@ -81,6 +83,22 @@ def full_plan_2() -> Plan:
     )
 
 
+def placed_plan() -> Plan:
+    """As `full_plan_2`, with blocks that are placed and a resource with a memory of its own."""
+    plan = full_plan_2()
+    own, other = plan.combined
+    return dataclasses.replace(
+        plan,
+        combined=(
+            dataclasses.replace(own, resources=(0,), further_places=(Place(1, 1, parse("0..20")),)),
+            dataclasses.replace(other, resources=(1,), further_places=(Place(0),)),
+        ),
+        wait=Wait.NONE,
+        resources=(Resource(cores=(0, 2)), Resource(memory=1)),
+        placement=PlacementPolicy.DMDA,
+    )
+
+
 def lists(plan: Plan | None = None) -> Any:
     return msgpack.unpackb((plan or full_plan()).wire)
 
@@ -110,6 +128,13 @@ def test_golden_bytes_of_version_2_stay_decodable() -> None:
     assert full_plan_2().digest == (GOLDEN / "plan_2_full.digest").read_text().strip()
 
 
+def test_golden_bytes_of_a_plan_that_places_its_blocks_stay_decodable() -> None:
+    golden = (GOLDEN / "plan_2_placed.bin").read_bytes()
+    assert decode_plan(golden) == placed_plan()
+    assert placed_plan().wire == golden
+    assert placed_plan().digest == (GOLDEN / "plan_2_placed.digest").read_text().strip()
+
+
 def test_a_plan_that_version_1_can_express_is_not_taken_in_the_form_of_version_2() -> None:
     wire = lists(full_plan_2())
     for block in wire[2]:
@@ -132,7 +157,9 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("whole", [full_plan(), full_plan_2()], ids=["version 1", "version 2"])
+@pytest.mark.parametrize(
+    "whole", [full_plan(), full_plan_2(), placed_plan()], ids=["version 1", "version 2", "placed"]
+)
 def test_no_field_takes_a_value_of_another_kind_without_refusing_or_keeping_it_exactly(whole: Plan) -> None:
     """Put every hostile value into every place: either refused, or a plan with exactly those bytes."""
     accepted = 0
@@ -264,6 +291,9 @@ OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ("precision is not", {"executor": ExecutorOptions(precision="x" * 17)}),
     ("member is -1", {"combined": (CombinedBlock((Member(-1, 0, 0),), parse("0")),)}),
     ("names model 2", {"combined": (CombinedBlock((Member(2, 0, 0),), parse("0")),)}),
+    ("memory node is 16", {"resources": (Resource(memory=16),)}),
+    ("too many resources", {"combined": (CombinedBlock((), parse("0"), 0, (), (Place(0),) * 17),)}),
+    ("resource is 17", {"combined": (CombinedBlock((), parse("0"), 0, (), (Place(17),)),)}),
 ]
 MODEL_OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ("replicas is 0", {"replicas": 0}),
@@ -346,6 +376,14 @@ def test_the_text_names_executors_and_resources_where_a_plan_has_several() -> No
     assert "\nexecutor 1  openvino threads=2 precision=fp32\n" in text
     assert "\nresource 0  cores=0,2 lanes=0\nresource 1  cores=any lanes=1\n" in text
     assert "combined inception_v3#1.3 executor=1  ~0:0-4;1:5-200;0:201\n" in text
+
+
+def test_the_text_says_how_blocks_are_placed_and_where() -> None:
+    text = plan_text(placed_plan())
+    assert " barrier=data placement=dmda\n" in text
+    assert "\nresource 1  cores=any lanes=1 memory=1\n" in text
+    assert "#0.0 executor=0 on=0  0..11/12|20/*13|14/15-17|18-19  @1 executor=1 0..20\n" in text
+    assert "#1.3 executor=1 on=1  ~0:0-4;1:5-200;0:201  @0 executor=0\n" in text
 
 
 def test_structure_is_the_plan_but_for_its_launch_intervals() -> None:

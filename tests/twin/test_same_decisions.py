@@ -47,10 +47,12 @@ class Spy(EngineCore):
         self.came.append((task.models[0], self._instant()))
         return self._note(super().submit(task, now))
 
-    def step_done(self, step_id: StepId, now: float, error: str | None = None) -> list[Action]:
+    def step_done(
+        self, step_id: StepId, now: float, error: str | None = None, compute_s: float | None = None
+    ) -> list[Action]:
         assert error is None
         self.ended_s[step_id] = self._instant()
-        return self._note(super().step_done(step_id, now, error))
+        return self._note(super().step_done(step_id, now, error, compute_s))
 
     def tick(self, now: float) -> list[Action]:
         return self._note(super().tick(now))

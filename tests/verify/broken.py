@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from stageloom.edge_agent.executor.base import Rows
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, Values
+from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.engine.steps import InstanceId, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph

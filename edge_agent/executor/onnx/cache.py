@@ -10,18 +10,14 @@ from functools import partial
 from operator import attrgetter
 from typing import Protocol, TypeVar
 
-import numpy as np
-
 from stageloom.edge_agent.executor.base import SharedTable
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.merge import merged, padding
-
-Values = dict[TensorId, np.ndarray]
-"""Tensors of one instance, each with its batch along axis 0. [bucket, ...]"""
 
 _SESSION_BYTES = 128 << 10
 """What a session takes beside its weights and activations."""

@@ -13,9 +13,10 @@ from typing import Any
 import onnxruntime
 
 from stageloom.edge_agent.executor.base import one_line
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, Values, borders
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.errors import ExecutorError, ModelError
 from stageloom.shared.ids import TensorId
 

@@ -35,15 +35,17 @@ class SessionProgram:
 
 
 class CombinedPrograms:
-    """The atoms of one combined block."""
+    """The atoms of one combined block in one of its variants."""
 
-    def __init__(self, bound: BoundPlan, combined: int, *, one_caller: bool = False) -> None:
+    def __init__(
+        self, bound: BoundPlan, combined: int, variant: int = 0, *, one_caller: bool = False
+    ) -> None:
         """`one_caller`: a session runs in one lane at a time; replicas in several lanes want copies of it."""
         self._bound = bound
         self._copies = copies_of(bound) if one_caller else {}
         self._combined = bound.combined[combined]
-        self._executor = bound.executor_of(combined)
-        self._lowered = partial(bound.launches, combined)
+        self._executor = bound.executor_of(combined, variant)
+        self._lowered = partial(bound.launches, combined, variant=variant)
         self._full = self._lowered(self._combined.full_mask)
         self._atom_at = {atom[0]: atom for item in self._full for atom in self._atoms(item)}
 

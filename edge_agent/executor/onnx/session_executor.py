@@ -1,8 +1,8 @@
 """A session per item of the launch list, tensors by reference: what executors on sessions' backends share.
 
-Tensors belong to the instance and pass from block to block by reference, so a slot of the design is a
-dictionary here, and nothing is copied or overwritten: staging and moves between plans cost nothing. A backend
-says how a session is opened.
+Tensors belong to the instance and pass from block to block by reference (`slot_store`), so a slot of the
+design is a dictionary here, and nothing is overwritten: staging and moves between plans cost nothing. A
+backend says how a session is opened.
 """
 
 from abc import abstractmethod
@@ -21,11 +21,10 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     require_precision,
 )
-from stageloom.edge_agent.executor.host import HostExecutor
+from stageloom.edge_agent.executor.host import NO_SLOT, HostExecutor
 from stageloom.edge_agent.executor.onnx.cache import (
     SessionCache,
     SessionKey,
-    Values,
     ValuesSession,
     activation_bytes,
     weight_bytes,
@@ -33,10 +32,18 @@ from stageloom.edge_agent.executor.onnx.cache import (
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.program import CombinedPrograms, SessionProgram
 from stageloom.edge_agent.executor.onnx.timing import time_operators
+from stageloom.edge_agent.executor.slot_store import HOST, Values
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.engine.steps import (
+    InstanceId,
+    MoveInstance,
+    PlanKey,
+    ProgramKey,
+    Step,
+    StepMember,
+)
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
@@ -48,7 +55,7 @@ class SessionPlan:
     """A plan with what its programs are made from."""
 
     bound: BoundPlan
-    combined: Mapping[int, CombinedPrograms]  # of the combined blocks that this executor runs
+    combined: Mapping[tuple[int, int], CombinedPrograms]  # by combined block and variant that it runs
     artifacts: Mapping[Digest, Artifact]
 
 
@@ -57,6 +64,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
     passes_slots: ClassVar[bool] = True
+    knows_nodes: ClassVar[bool] = True
     one_caller: ClassVar[bool] = False  # a session runs in one lane at a time
 
     def __init__(self) -> None:
@@ -104,16 +112,16 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         graphs = {model.plan.artifact: model.graph for model in bound.models}
         return {
             key: self._weigh(key, graphs[key.artifact])
-            for index, programs in self._programs_of(bound).items()
+            for (index, _), programs in self._programs_of(bound).items()
             for bucket_of in _every_bucket(bound, bound.combined[index].members)
             for key in programs.keys(bucket_of)
         }
 
-    def _programs_of(self, bound: BoundPlan) -> dict[int, CombinedPrograms]:
-        """By combined block that this executor runs."""
+    def _programs_of(self, bound: BoundPlan) -> dict[tuple[int, int], CombinedPrograms]:
+        """By combined block and variant that this executor runs."""
         return {
-            index: CombinedPrograms(bound, index, one_caller=self.one_caller)
-            for index in bound.run_by(self.name)
+            pair: CombinedPrograms(bound, *pair, one_caller=self.one_caller)
+            for pair in bound.run_by(self.name)
         }
 
     @property
@@ -132,7 +140,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         combined = self._programs_of(bound)
         singles = {
             session
-            for index, programs in combined.items()
+            for (index, _), programs in combined.items()
             for session in programs.keys(dict.fromkeys(range(len(bound.combined[index].members)), 1))
         }
         try:
@@ -151,11 +159,11 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def _lowered(self, key: ProgramKey) -> SessionProgram:
         bucket_of = dict(zip(bits(key.mask), key.buckets, strict=True))
-        return self._plans[key.plan].combined[key.combined].program(key.mask, bucket_of)
+        return self._plans[key.plan].combined[key.combined, key.variant].program(key.mask, bucket_of)
 
     def _alone(self, step: Step, member: StepMember) -> SessionProgram:
-        plan, combined = step.program.plan, step.program.combined
-        key = ProgramKey(plan, combined, 1 << member.position, (bucket_of(step, member),))
+        whole, bucket = step.program, bucket_of(step, member)
+        key = ProgramKey(whole.plan, whole.combined, 1 << member.position, (bucket,), whole.variant)
         return self._programs.get(key) or self._lowered(key)
 
     def unload(self, key: PlanKey) -> None:
@@ -180,7 +188,29 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         filled = padded(rows, bucket)
         arrays = {tensor: [row[graph.tensors[tensor].name] for row in filled] for tensor in graph.inputs}
         # A single row passes by reference.
-        return {t: own[0] if bucket == 1 else np.concatenate(own) for t, own in arrays.items()}
+        values = {t: own[0] if bucket == 1 else np.concatenate(own) for t, own in arrays.items()}
+        self.store.put(member.instance, HOST, values)
+        node = self._node(step)
+        return values if node == HOST else self.store.read(member.instance, node, graph.inputs)
+
+    def _node(self, step: Step) -> int:
+        """The memory node that a step works on."""
+        return self._plans[step.program.plan].bound.plan.memory_of(step.lane)
+
+    def _kept(self, step: Step, member: StepMember) -> object:
+        """What the block reads; what is not on its memory node yet is copied now."""
+        block = self._plans[step.program.plan].bound.models[member.member.model].blocks[member.member.block]
+        try:
+            return self.store.read(member.instance, self._node(step), block.reads)
+        except KeyError:
+            return NO_SLOT
+
+    def _keep(self, instance: InstanceId, slot: Values) -> None:
+        """Nothing to do: `_settle` has put it into the store."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let go of the instance's tensors."""
+        self.store.drop(instance)
 
     def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
         values = slots[program.items[index].member]
@@ -202,13 +232,17 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _settle(
         self, step: Step, member: StepMember, slot: Values, *, wanted: bool
     ) -> Mapping[str, np.ndarray]:
-        """Keep what crosses the border by reference, and forget the rest."""
+        """Keep what crosses the border by reference, and forget the rest; outputs go to the host."""
         model = self._plans[step.program.plan].bound.models[member.member.model]
-        crossing = {tensor: slot[tensor] for tensor in model.blocks[member.member.block].live_out}
-        slot.clear()
-        slot.update(crossing)
+        block, node, store = model.blocks[member.member.block], self._node(step), self.store
+        store.put(member.instance, node, {tensor: slot[tensor] for tensor in block.makes})
+        store.keep(member.instance, block.live_out)
         if not wanted:
             return {}
+        if member.last:
+            crossing = store.read(member.instance, HOST, block.live_out)
+        else:
+            crossing = store.peek(member.instance, block.live_out)
         tasks, batch = len(member.tasks), model.plan.batch
         return {
             # A model without batches may have tensors without a leading axis.
@@ -239,7 +273,7 @@ def _run_rows(session: ValuesSession, values: Values) -> None:
 
 def _activation_bytes(bound: BoundPlan, executor: str) -> int:
     """What the executor's steps need at once: one run per lane, of its most demanding model."""
-    models = {member.model for index in bound.run_by(executor) for member in bound.combined[index].members}
+    models = {m.model for index, _ in bound.run_by(executor) for m in bound.combined[index].members}
     needs = (activation_bytes(bound.models[one].graph, bound.models[one].plan.batch) for one in models)
     return bound.plan.lanes * max(needs, default=0)
 

@@ -62,7 +62,7 @@ class OpenvinoExecutor(SessionExecutor):
         Raises:
             ExecutorError: the plan says bf16 and the processor has no such units; or as for all executors.
         """
-        if any(bound.executor_of(index).precision == "bf16" for index in bound.run_by(self.name)):
+        if any(bound.executor_of(*pair).precision == "bf16" for pair in bound.run_by(self.name)):
             require_bf16()
         super().load(key, bound, artifacts)
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stageloom.edge_agent.executor.onnx.cache import Values
 from stageloom.edge_agent.executor.openvino.model import openvino
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TensorId
 

@@ -4,15 +4,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import Rows, StepFeeds, StepResult, bucket_of, check_feeds, padded
+from stageloom.edge_agent.executor.base import (
+    Rows,
+    StepFeeds,
+    StepResult,
+    bucket_of,
+    check_feeds,
+    lost_tensors,
+    padded,
+)
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole
 from stageloom.edge_agent.executor.host import HostExecutor
+from stageloom.edge_agent.executor.slot_store import HOST
 from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
@@ -25,6 +33,7 @@ from stageloom.shared.engine.steps import (
     Step,
     StepMember,
 )
+from stageloom.shared.graph import Graph
 from stageloom.shared.ids import StepId, TensorId
 from stageloom.shared.plan import Member
 
@@ -41,8 +50,8 @@ class Border:
 class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border]):
     """Kernels take the first alternative of each unit: results must not depend on a measurement here.
 
-    Programs are bound to their buffers. What another executor of the plan hands over is copied into them, and
-    what it takes is copied out: an instance may move to another plan, and its buffers are then written again.
+    Programs are bound to their buffers. Where other executors share a plan, what a block reads is copied into
+    them, and what it makes out of them.
     """
 
     name = "torch_cpu"
@@ -111,48 +120,67 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
                 target.copy_(_as_tensor(array))
         return Border(step.program.plan, member.member, bucket)
 
+    def _in_store(self, plan: PlanKey) -> bool:
+        """Whether other executors run blocks of the plan: then tensors pass through the store."""
+        return len(self._plans[plan].bound.executor_names) > 1
+
     def _gather(self, step: Step, member: StepMember, feeds: StepFeeds) -> Border:
-        """As the base; what another executor kept is copied to the slot's buffers."""
-        slot: object = super()._gather(step, member, feeds)
-        if isinstance(slot, Border):
-            return slot
+        """As the base; where others share the plan what the block reads is copied to its buffers."""
+        if not self._in_store(step.program.plan):
+            return super()._gather(step, member, feeds)
         plan, bucket = self._plans[step.program.plan], bucket_of(step, member)
-        for tensor, array in cast("Mapping[TensorId, np.ndarray]", slot).items():
-            target = plan.buffers.at(BufferRole.HOME, member.member, tensor, bucket)
-            target.copy_(_as_tensor(array))
+        model = plan.bound.models[member.member.model]
+        if not member.member.block:
+            border = self._arrive(step, member, feeds[member.instance])
+            landed = {
+                tensor: plan.buffers.at(BufferRole.LANDING, member.member, tensor, bucket)
+                for tensor in model.graph.inputs
+            }
+            self._store_copies(member.instance, model.graph, landed)
+            return border
+        try:
+            values = self.store.read(member.instance, HOST, model.blocks[member.member.block].reads)
+        except KeyError:
+            raise lost_tensors(member.instance) from None
+        for tensor, array in values.items():
+            plan.buffers.at(BufferRole.HOME, member.member, tensor, bucket).copy_(_as_tensor(array))
         return Border(step.program.plan, member.member, bucket)
 
-    def give_away(self, instance: InstanceId) -> object:
-        """The instance's tensors behind its last block here, by tensor."""
-        self._between_steps()  # it may have moved
-        slot: object = super().give_away(instance)
-        return self._taken_out(slot) if isinstance(slot, Border) else slot
+    def _store_copies(self, instance: InstanceId, graph: Graph, found: Mapping[TensorId, Tensor]) -> None:
+        """Copies in the graph's types."""
+        copies = {tensor: _as_array(one, graph.tensors[tensor].dtype) for tensor, one in found.items()}
+        self.store.put(instance, HOST, copies)
 
-    def _taken_out(self, slot: Border) -> dict[TensorId, np.ndarray]:
-        """Copies of what lies at a border, in the graph's types."""
-        plan = self._plans[slot.plan]
-        model = plan.bound.models[slot.member.model]
-        return {
-            tensor: _as_array(
-                plan.buffers.at(BufferRole.HOME, slot.member, tensor, slot.rows),
-                model.graph.tensors[tensor].dtype,
-            )
-            for tensor in model.blocks[slot.member.block].live_out
-        }
+    def _keep(self, instance: InstanceId, slot: Border) -> None:
+        if not self._in_store(slot.plan):
+            super()._keep(instance, slot)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let go of the instance's tensors."""
+        super().drop(instance)
+        self.store.drop(instance)
 
     def _settle(
         self, step: Step, member: StepMember, slot: Border, *, wanted: bool
     ) -> Mapping[str, np.ndarray]:
         """Copies in the graph's types: the buffers serve the next instance soon."""
         slot.plan, slot.member, slot.rows = step.program.plan, member.member, bucket_of(step, member)
-        if not wanted:
-            return {}
         plan = self._plans[step.program.plan]
         model = plan.bound.models[member.member.model]
-        crossing = ((t, model.graph.tensors[t]) for t in model.blocks[member.member.block].live_out)
+        block = model.blocks[member.member.block]
+        if self._in_store(step.program.plan):
+            made = {tensor: self._crossing(plan, member, tensor) for tensor in block.makes}
+            self._store_copies(member.instance, model.graph, made)
+            self.store.keep(member.instance, block.live_out)
+            crossing = self.store.peek(member.instance, block.live_out) if wanted else {}
+            return {model.graph.tensors[tensor].name: array for tensor, array in crossing.items()}
+        if not wanted:
+            return {}
         return {
-            described.name: _as_array(self._crossing(plan, member, tensor), described.dtype)
-            for tensor, described in crossing
+            model.graph.tensors[tensor].name: _as_array(
+                self._crossing(plan, member, tensor), model.graph.tensors[tensor].dtype
+            )
+            for tensor in block.live_out
         }
 
     def move(self, action: MoveInstance) -> None:
@@ -161,12 +189,9 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
 
     def _carry_out(self, action: MoveInstance) -> None:
         slot = self._slots.get(action.instance)
-        if not isinstance(slot, Border):
-            return  # another executor has it, or it lies in no buffer
+        if slot is None:
+            return  # it lies in the store, or nowhere any more
         (old_key, old), (new_key, new) = action.old, action.new
-        if not self._plans[new_key].runs(new.model):
-            self._slots[action.instance] = cast(Border, self._taken_out(slot))
-            return
         models = self._plans[old_key].bound.models[old.model], self._plans[new_key].bound.models[new.model]
         rows = min(model.plan.batch for model in models)
         with torch.inference_mode():

@@ -147,7 +147,7 @@ class TorchPlans:
         Raises:
             ExecutorError: the precision is unknown.
         """
-        precision, blocks = self._precision(bound), bound.run_by(self.name)
+        precision, blocks = self._precision(bound), tuple(index for index, _ in bound.run_by(self.name))
         weights = stated_weight_bytes(bound, precision, blocks)
         missing = sum(size for key, size in weights.items() if alone or self._models.get(key) is None)
         return missing + stated_plan_bytes(bound, precision, blocks)
@@ -171,7 +171,7 @@ class TorchPlans:
         precision = self._precision(bound)
         self._check_options(bound)
         require_artifacts(bound, artifacts)
-        blocks = bound.run_by(self.name)
+        blocks = tuple(index for index, _ in bound.run_by(self.name))
         try:
             lowerings = {
                 index: self._lowering(key, artifacts[bound.models[index].plan.artifact], precision)
@@ -203,7 +203,7 @@ class TorchPlans:
 
     def _options(self, bound: BoundPlan) -> ExecutorOptions:
         """What the plan tells this executor; it has a combined block."""
-        return bound.executor_of(bound.run_by(self.name)[0])
+        return bound.executor_of(*bound.run_by(self.name)[0])
 
     def _check_options(self, bound: BoundPlan) -> None:
         """Refuse what this executor cannot honour."""

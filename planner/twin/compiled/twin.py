@@ -100,9 +100,15 @@ class CompiledTwin:
         """Send new launches to this plan (`EngineCore.activate`); it costs no time.
 
         Raises:
-            PlanError: the plan serves other models than the first one, or is too large for the kernels.
+            PlanError: the plan serves other models than the first one, places its blocks, or is too large for
+                the kernels.
             InputError: tasks arrive for a model that no plan has.
         """
+        if bound.plan.places:
+            raise PlanError(
+                f"the compiled twin places no blocks, as placement {bound.plan.placement.value} asks for",
+                remedy="simulate it step by step",
+            )
         models = tuple((model.name, model.artifact) for model in bound.plan.models)
         options = bound.plan.executor
         executor = self._executors.setdefault((options.name, options.precision), len(self._executors))

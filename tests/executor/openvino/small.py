@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, Values
+from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.onnx.executor import open_session as open_reference
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.openvino.executor import open_session
 from stageloom.edge_agent.executor.openvino.session import OpenvinoSession
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits

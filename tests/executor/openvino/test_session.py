@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stageloom.edge_agent.executor.onnx.cache import Values
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.openvino.executor import ELEMENT_TYPES, _core, open_session, reason
 from stageloom.edge_agent.executor.openvino.model import read_model, share_weights
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.values import DTYPES
