@@ -95,7 +95,7 @@ class PlanLaunches:
     def parts(self, step: StepEntry) -> list[LaunchList]:
         """The launch lists that a step ran, one after another: one, or in a fallback one per member."""
         masks = [1 << position for position in step.positions] if step.fallback else [step.mask]
-        return [self.bound.launches(step.combined, mask) for mask in masks]
+        return [self.bound.launches(step.combined, mask, step.variant) for mask in masks]
 
     def run(
         self, step: StepEntry, launches: LaunchList, item: int, stream: int, span_s: tuple[float, float]

@@ -122,6 +122,7 @@ class StepEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     began_s: float
     ended_s: float
     groups: tuple[tuple[int, int, float, float], ...]
+    variant: int = 0  # of the ways to run it
 
 
 class QueueEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -211,6 +212,7 @@ class Recorder:
                 result.started_s,
                 result.ended_s,
                 result.groups,
+                program.variant,
             ),
         )
         self.own_s += time.thread_time() - begun_s

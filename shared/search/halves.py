@@ -112,14 +112,21 @@ def _set_free_s(parts: PartTimes) -> float:
     return parts.tail_s - parts.transfer_s
 
 
-def balanced_cut(cuts: Sequence[int], measure: MeasureParts, *, slow_resources: int = 1) -> int | None:
-    """The cut with the highest rate; of rates within 1 % the one of the least latency with the tail away.
+def balanced_cut(
+    cuts: Sequence[int],
+    measure: MeasureParts,
+    *,
+    slow_resources: int = 1,
+    tolerance: float = RATE_TOLERANCE,
+) -> int | None:
+    """The cut with the highest rate; of rates within `tolerance` the one of the least latency with the tail
+    away.
 
     `cuts` ascend, so that tails shrink. As long as the slow resources cannot take all tails, the rate hangs
     on how much slower they are and hardly on the cut; from there on it falls with the tail. So the cut lies
     where all tails can just be sent away: a quarter in the tail where one resource is three times slower. Of
     the larger tails only the next one is looked at, as if the slow factor were the same for every tail. None
-    without cuts. Measures O(log cuts) cuts and those within 1 % of the best.
+    without cuts. Measures O(log cuts) cuts and those within `tolerance` of the best.
     """
     parts = _Cuts(cuts, measure)
     if not cuts:
@@ -133,7 +140,7 @@ def balanced_cut(cuts: Sequence[int], measure: MeasureParts, *, slow_resources: 
     )
     around = range(max(first - 1, 0), min(first + 1, len(parts)))
     best = max(around, key=rate)
-    enough = (1 - RATE_TOLERANCE) * rate(best)
+    enough = (1 - tolerance) * rate(best)
     last = best
     while last + 1 < len(parts) and rate(last + 1) >= enough:
         last += 1

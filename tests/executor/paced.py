@@ -35,8 +35,11 @@ class PacedSession:
 
 
 class PacedExecutor(SessionExecutor):
-    """Sessions of another executor, `slow` times slower; it may be changed at any time. Plans call it
-    `paced`."""
+    """Sessions of another executor, `slow` times slower, which may change. Plans call it `paced`.
+
+    What they compute is taken as processor time of the calling thread, which runs them alone: what else the
+    core does meanwhile is not made slower, too.
+    """
 
     name = "paced"
 
@@ -45,7 +48,7 @@ class PacedExecutor(SessionExecutor):
         inner: SessionExecutor,
         *,
         slow: float = 3.0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__()

@@ -232,17 +232,17 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _settle(
         self, step: Step, member: StepMember, slot: Values, *, wanted: bool
     ) -> Mapping[str, np.ndarray]:
-        """Keep what crosses the border by reference, and forget the rest; outputs go to the host."""
+        """Keep what crosses the border by reference, and forget the rest.
+
+        Outputs are handed out from the memory node on which they lie: who takes them copies them anyway.
+        """
         model = self._plans[step.program.plan].bound.models[member.member.model]
         block, node, store = model.blocks[member.member.block], self._node(step), self.store
         store.put(member.instance, node, {tensor: slot[tensor] for tensor in block.makes})
         store.keep(member.instance, block.live_out)
         if not wanted:
             return {}
-        if member.last:
-            crossing = store.read(member.instance, HOST, block.live_out)
-        else:
-            crossing = store.peek(member.instance, block.live_out)
+        crossing = store.peek(member.instance, block.live_out)
         tasks, batch = len(member.tasks), model.plan.batch
         return {
             # A model without batches may have tensors without a leading axis.
