@@ -1,0 +1,290 @@
+"""What is asked of two resources, line by line: each measures, and says whether it is met."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import median
+from typing import Any
+
+from benchmarks.runner import progress
+from benchmarks.staronnx.hand_loop import by_hand_per_s
+from benchmarks.staronnx.models import Machine, Model, Parts, all_away, all_home
+from benchmarks.staronnx.rig import (
+    AT_ONCE,
+    FAST,
+    SLOW,
+    Rig,
+    Run,
+    evenly,
+    highest_share,
+    median_s,
+    saturated_per_s,
+)
+from stageloom.shared.engine.residency import Bus
+from stageloom.shared.errors import PlanError
+from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.search.halves import PartTimes
+from stageloom.shared.search.two_resources import REPLICAS, placed_rival, placed_rivals
+
+CUT = ("staronnx", "staronnx_balanced")
+RAN = ((0, FAST), (0, SLOW), (1, FAST), (1, SLOW))
+TURNS = 3
+"""What is compared takes so many turns, and the middle of each counts."""
+
+SETTLE = 20
+"""Batches after the slow resource has changed that do not count."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that is asked."""
+
+    model: str
+    slow: float
+    line: str
+    asked: str
+    measured: float
+    met: bool
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As it is reported."""
+        own = {"model": self.model, "slow": self.slow, "line": self.line, "asked": self.asked}
+        return {"part": "lines", **own, "measured": self.measured, "met": self.met, **self.beside}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one plan carries."""
+
+    plan: Plan
+    per_s: float
+    parts: PartTimes | None
+
+
+class Pair:
+    """One model on the fast resource and one that is `slow` times slower."""
+
+    def __init__(self, model: Model, machine: Machine, parts: Parts, slow: float, batches: int) -> None:
+        self._model, self._machine, self._slow, self._batches = model, machine, slow, batches
+        self._parts = parts.of(slow)
+        self._whole_s = parts.whole_s()
+        self.rows: list[dict[str, Any]] = []
+
+    @contextmanager
+    def _rig(self, plan: Plan, **how: Any) -> Iterator[Rig]:
+        rig = Rig(
+            self._model.artifact,
+            plan,
+            self._model.feeds,
+            **{"slow": self._slow, "bus": self._machine.bus, "whole_s": self._whole_s, **how},
+        )
+        try:
+            yield rig
+        finally:
+            rig.close()
+
+    def _about(self) -> dict[str, Any]:
+        return {"model": self._model.name, "slow": self._slow}
+
+    def _rates(self) -> dict[str, Rate]:
+        """What each plan carries; closed loops of all plans take turns, and of each the middle counts."""
+        made = {name: self._planned(name) for name in placed_rivals()}
+        plans = {name: plan for name, plan in made.items() if plan is not None}
+        cuts = {name: plan.models[0].cuts for name, plan in plans.items()}
+        parts = {name: self._parts(cut[0]) if cut else None for name, cut in cuts.items()}
+        rates = {}
+        with ExitStack() as stack:
+            rigs = {
+                name: stack.enter_context(self._rig(plan, known=parts[name])) for name, plan in plans.items()
+            }
+            carried: dict[str, list[float]] = {name: [] for name in rigs}
+            for _ in range(2 * TURNS):
+                for name, rig in rigs.items():
+                    carried[name].append(saturated_per_s(rig, AT_ONCE, max(self._batches // 6, 30)))
+            for name, rig in rigs.items():
+                progress(f"{self._model.name}, {self._slow:g} times slower: {name}")
+                share, run = highest_share(rig, self._batches)
+                per_s = share * median(carried[name])
+                rates[name] = Rate(plans[name], per_s, parts[name])
+                self._note_rate(name, rates[name], share, run)
+        return rates
+
+    def _planned(self, name: str) -> Plan | None:
+        """The rival's plan; a row where the model has no such cut."""
+        where = self._machine.fast_and_slow
+        try:
+            return placed_rival(name).plan([self._model.choice], where, lambda _: self._parts)
+        except PlanError as error:
+            self.rows.append({"part": "rates", **self._about(), "plan": name, "why_not": str(error)})
+            return None
+
+    def _note_rate(self, name: str, rate: Rate, share: float, run: Run) -> None:
+        cuts, parts = rate.plan.models[0].cuts, rate.parts
+        row = {"part": "rates", **self._about(), "plan": name, "per_s": rate.per_s, "of_closed_loop": share}
+        row |= {"cut": cuts[0] if cuts else None, "mean_ms": 1e3 * run.mean_s, "p99_ms": 1e3 * run.p99_s}
+        row |= {"away": run.away(), "most_waiting": run.most_waiting, "keeps_up": run.keeps_up}
+        if parts is not None:
+            row |= {f"{one}_ms": 1e3 * getattr(parts, f"{one}_s") for one in ("head", "tail", "transfer")}
+        steps = {f"step_{block}_{lane}_ms": 1e3 * median_s(run, block, lane) for block, lane in RAN}
+        self.rows.append(row | {key: taken for key, taken in steps.items() if taken})
+
+    def _line(self, line: str, asked: str, measured: float, met: bool, **beside: Any) -> Line:
+        return Line(self._model.name, self._slow, line, asked, measured, met, beside)
+
+    def lines(self) -> Iterator[Line]:
+        """All of them."""
+        rates = self._rates()
+        fast = self.fast = rates["fast_only"]
+        for name in CUT:
+            if name in rates:
+                yield self._of_formula(name, rates[name], fast)
+        balanced = rates["staronnx_balanced"]
+        yield from self._against_whole(balanced, rates["whole_both"], fast)
+        yield from self._calm(balanced, fast)
+        yield self._by_hand(balanced)
+        yield from self._prefetch(balanced)
+        yield from self._slower(balanced)
+
+    def _of_formula(self, name: str, rate: Rate, fast: Rate) -> Line:
+        parts = rate.parts
+        assert parts is not None
+        border = self._cost_of_cut(rate, fast)
+        formula = parts.highest_rate_per_s() * (parts.head_s + parts.tail_s) / border
+        gain = rate.per_s / fast.per_s
+        beside = {
+            "gain": gain,
+            "formula": formula,
+            "tail_share": parts.tail_share,
+            "parts_over_whole": border,
+        }
+        return self._line(
+            f"{name}: of the formula", ">= 0.93", gain / formula, gain / formula >= 0.93, **beside
+        )
+
+    def _cost_of_cut(self, rate: Rate, fast: Rate) -> float:
+        """Head and tail over the whole model, all on the fast resource; the two take turns."""
+        parts_s, whole_s = [], []
+        with self._rig(all_home(rate.plan)) as cut, self._rig(fast.plan) as whole:
+            for _ in range(TURNS):
+                run = cut.closed_loop(1, 20)
+                parts_s.append(median_s(run, 0, FAST) + median_s(run, 1, FAST))
+                whole_s.append(median_s(whole.closed_loop(1, 20), 0, FAST))
+        return median(parts_s) / median(whole_s)
+
+    def _against_whole(self, balanced: Rate, whole: Rate, fast: Rate) -> Iterator[Line]:
+        """The balanced cut's gain, and how long a batch's first item takes beside whole models on both."""
+        p99_s: dict[str, list[float]] = {"staronnx_balanced": [], "whole_both": []}
+        mean_s: dict[str, list[float]] = {"staronnx_balanced": [], "whole_both": []}
+        with self._rig(balanced.plan, known=balanced.parts) as cut, self._rig(whole.plan) as both:
+            for _ in range(TURNS):
+                for (name, taken_s), rig, rate in zip(
+                    p99_s.items(), (cut, both), (balanced, whole), strict=True
+                ):
+                    run = rig.open_loop(evenly(0.95 * rate.per_s, self._batches // 2))
+                    taken_s.append(run.p99_s)
+                    mean_s[name].append(run.mean_s)
+            self._poisson("staronnx_balanced", cut, 0.8 * balanced.per_s)
+            self._poisson("whole_both", both, 0.8 * whole.per_s)
+        share = median(p99_s["staronnx_balanced"]) / median(p99_s["whole_both"])
+        if self._slow <= 3:
+            gain = balanced.per_s / fast.per_s
+            yield self._line("staronnx_balanced over fast_only", ">= 1.2", gain, gain >= 1.2)
+            beside = {f"{name}_p99_ms": 1e3 * median(values) for name, values in p99_s.items()}
+            beside |= {f"{name}_mean_ms": 1e3 * median(values) for name, values in mean_s.items()}
+            yield self._line("p99 at 0.95, over whole_both", "<= 0.7", share, share <= 0.7, **beside)
+
+    def _poisson(self, name: str, rig: Rig, rate_per_s: float) -> None:
+        random, at_s = Random(7), 0.0
+        arrivals_s = [at_s := at_s + random.expovariate(rate_per_s) for _ in range(self._batches)]
+        run = rig.open_loop(arrivals_s)
+        row = {"part": "poisson", **self._about(), "plan": name}
+        row |= {"per_s": rate_per_s, "mean_ms": 1e3 * run.mean_s, "p99_ms": 1e3 * run.p99_s}
+        self.rows.append(row | {"away": run.away(), "most_waiting": run.most_waiting})
+
+    def _calm(self, balanced: Rate, fast: Rate) -> Iterator[Line]:
+        """At 0.7 of what the fast resource carries nothing goes away, and latency stays; runs take turns."""
+        arrivals_s = evenly(0.7 * fast.per_s, max(self._batches // 3, 50))
+        cut_s, whole_s, away = [], [], 0.0
+        with self._rig(balanced.plan, known=balanced.parts) as cut, self._rig(fast.plan) as alone:
+            for _ in range(TURNS):
+                run = cut.open_loop(arrivals_s)
+                away = max(away, run.away())
+                cut_s.append(run.mean_s)
+                whole_s.append(alone.open_loop(arrivals_s).mean_s)
+        ratio = median(cut_s) / median(whole_s)
+        yield self._line("latency at 0.7 of fast_only, over it", "<= 1.05", ratio, ratio <= 1.05)
+        yield self._line("tails away at 0.7 of fast_only", "== 0", away, away == 0.0)
+
+    def _by_hand(self, balanced: Rate) -> Line:
+        """All tails away, as many batches in flight; the two take turns."""
+        (cut,) = balanced.plan.models[0].cuts
+        ours, theirs = [], []
+        with self._rig(all_away(balanced.plan), known=balanced.parts) as rig:
+            for _ in range(TURNS):
+                ours.append(saturated_per_s(rig, AT_ONCE, self._batches // 3))
+                by_hand = by_hand_per_s(
+                    self._model, self._machine, cut, self._slow, AT_ONCE, self._batches // 3
+                )
+                theirs.append(by_hand)
+        ratio = median(ours) / median(theirs)
+        return self._line("over a loop written by hand", ">= 0.95", ratio, ratio >= 0.95)
+
+    def _prefetch(self, balanced: Rate) -> Iterator[Line]:
+        """All tails away, each behind a copy of half a slow tail's time; the three take turns."""
+        assert balanced.parts is not None
+        delay_s = balanced.parts.slow_tail_s / 2
+        plan = all_away(balanced.plan)
+        graph = self._model.artifact.graph
+        border = sum(graph.tensors[tensor].nbytes for tensor in graph.live_at(plan.models[0].cuts[0]))
+        slow_bus = Bus(bytes_per_s=border / delay_s)  # outputs, which come back over it, are small
+        taken_s: dict[str, list[float]] = {"none": [], "prefetched": [], "at_begin": []}
+        with (
+            self._rig(plan, known=balanced.parts, bus=Bus()) as none,
+            self._rig(plan, known=balanced.parts, bus=slow_bus) as prefetched,
+            self._rig(plan, known=balanced.parts, bus=slow_bus, prefetch=False) as at_begin,
+        ):
+            for _ in range(TURNS):
+                for name, rig in (("none", none), ("prefetched", prefetched), ("at_begin", at_begin)):
+                    taken_s[name].append(1 / saturated_per_s(rig, AT_ONCE, self._batches // 4))
+        middle = {name: median(values) for name, values in taken_s.items()}
+        cost = middle["prefetched"] / middle["none"] - 1
+        shown = (middle["at_begin"] - middle["none"]) / delay_s
+        yield self._line("rate lost to copies that are prefetched", "<= 0.03", cost, cost <= 0.03)
+        yield self._line("of the copy seen without prefetch", ">= 0.5", shown, shown >= 0.5)
+
+    def _slower(self, balanced: Rate) -> Iterator[Line]:
+        """The slow resource becomes three times slower: with both resources always busy the share that goes
+        away is f*; at 0.97 of the new highest rate batches must not pile up."""
+        assert balanced.parts is not None
+        parts = balanced.parts
+        after = PartTimes(head_s=parts.head_s, tail_s=parts.tail_s, slow_tail_s=3 * parts.slow_tail_s)
+        wanted, change = after.share_away(), self._batches // 4
+        count = change + SETTLE + self._batches // 2
+        with self._rig(balanced.plan, known=parts) as rig:
+
+            def slow_down(batch: int) -> None:
+                rig.paced.slow = (3 if batch >= change else 1) * self._slow
+
+            busy = rig.closed_loop(REPLICAS, count, slow_down)
+            calm = rig.open_loop(evenly(0.9 * after.highest_rate_per_s(), count), slow_down)
+        share = busy.away(change + SETTLE)
+        parted = {"before": busy.away(0, change), "first": busy.away(change, change + SETTLE)}
+        met = abs(share - wanted) <= 0.1 * wanted
+        asked = f"within 10 % of {wanted:.3f}"
+        yield self._line("tails away once the slow one is slower", asked, share, met, **parted)
+        most = calm.most_waiting
+        yield self._line("most waiting meanwhile", "<= 8", most, most <= 8, away=calm.away(change + SETTLE))
+
+    def beside(self, executor: str) -> None:
+        """The balanced plan with another, unpaced executor on the second core, for comparison only."""
+        where = replace(self._machine.fast_and_slow, slow_executor=ExecutorOptions(name=executor))
+        plan = placed_rival("staronnx_balanced").plan([self._model.choice], where, lambda _: self._parts)
+        with self._rig(plan, whole_s=None) as rig:
+            rig.closed_loop(AT_ONCE, 30)  # calibrates
+            per_s = saturated_per_s(rig, AT_ONCE, self._batches // 2)
+            away = rig.closed_loop(AT_ONCE, self._batches // 2).away()
+        row = {"part": "unpaced", "model": self._model.name, "executor": executor, "away": away}
+        self.rows.append(row | {"over_fast_only": per_s / self.fast.per_s})

@@ -1,0 +1,45 @@
+"""What the StarONNX benchmark works out of its runs, by hand."""
+
+import pytest
+
+from benchmarks.staronnx import batches
+from benchmarks.staronnx.rig import FAST, SLOW, RanStep, Run
+
+
+def ran(*steps: tuple[int, int, int, float, float], arrivals_s: list[float], ends_s: list[float]) -> Run:
+    latencies_s = [end_s - at_s for end_s, at_s in zip(ends_s, arrivals_s, strict=True)]
+    return Run(arrivals_s, latencies_s, [RanStep(*step) for step in steps])
+
+
+def test_batches_wait_between_their_steps_and_before_the_first() -> None:
+    """Batch 1 comes while 0 runs; at 2.0 both wait: 0 for its tail, 1 for its head."""
+    run = ran(
+        (0, 0, FAST, 0.0, 2.0),
+        (0, 1, SLOW, 2.5, 4.0),
+        (1, 0, FAST, 2.2, 3.0),
+        (1, 1, FAST, 3.0, 3.5),
+        arrivals_s=[0.0, 1.0],
+        ends_s=[4.0, 3.5],
+    )
+    assert run.most_waiting == 2
+    assert run.away() == 0.5 and run.away(1) == 0.0
+    assert run.seconds(1, SLOW) == [1.5]
+
+
+def test_a_batch_that_begins_when_it_comes_never_waits() -> None:
+    run = ran((0, 0, FAST, 0.0, 1.0), arrivals_s=[0.0], ends_s=[1.0])
+    assert run.most_waiting == 0
+
+
+def test_a_fit_that_is_exact_is_within_5_percent_at_every_rate() -> None:
+    """T(b) = 1 + b / 10: one item alone carries 10 / 11 a second, and 32 of them 7.6."""
+    found = batches.judged({batch: 1.0 + 0.1 * batch for batch in range(1, batches.LARGEST + 1)})
+    assert found["close"] == 1.0
+    assert found["per_s"] == pytest.approx(32 / 4.2)
+    assert found["larger"] == pytest.approx(1 - (10 / 11) / (32 / 4.2), abs=1 / batches.RATES)
+
+
+def test_a_batch_that_is_chosen_by_a_wrong_fit_counts_against_it() -> None:
+    """Every size but the fitted ones takes a hundredth of what the fit expects."""
+    times_s = {b: (1.0 if b in batches.FITTED else 0.01) * b for b in range(1, batches.LARGEST + 1)}
+    assert batches.judged(times_s)["close"] < 0.5
