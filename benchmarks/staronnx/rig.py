@@ -250,8 +250,9 @@ SHARES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.89, 0.85, 0.8)
 TRIES = 2
 """Of a rate: a machine that does something else for a moment must not decide."""
 
-AT_ONCE = 5
-"""Batches of a closed loop: what may wait, and one."""
+AT_ONCE = 8
+"""Batches of a closed loop, as many as a model has replicas: `dmda` keeps both resources busy with fewer only
+where they are about equally fast."""
 
 
 def highest_share(rig: Rig, batches: int) -> tuple[float, Run]:
