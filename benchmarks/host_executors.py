@@ -2,7 +2,8 @@
 
     python -m benchmarks.host_executors [--executor NAME]... [--model NAME]... [--threads N] [--quick]
 
-By default `onnx` and `openvino` on zoo models at full width: whole, and cut at the papers' borders.
+By default `onnx` and `openvino` on zoo models at full width: whole, and cut at the papers' borders. A name
+may carry a precision, as in `openvino:bf16`.
 
 - `{executor}.{model}.{partition}_ms`: median time of a task in an engine that has nothing else to do, one
   lane; tasks of the executors take turns. `_cpu_ms` is this process's processor time, which other programs
@@ -46,8 +47,10 @@ def engine_of(name: str, workload: Mapping[str, Artifact], partition: str, threa
         ModelChoice(name=model, artifact=artifact.digest, graph=artifact.graph, partition=partition)
         for model, artifact in workload.items()
     ]
-    plan = replace(compose(choices), executor=ExecutorOptions(name=name, intra_op_threads=threads))
-    engine = InProcessEngine(make_executor(name))
+    executor, _, precision = name.partition(":")
+    options = ExecutorOptions(name=executor, intra_op_threads=threads, precision=precision or "fp32")
+    plan = replace(compose(choices), executor=options)
+    engine = InProcessEngine(make_executor(executor))
     engine.activate(engine.load(plan, {artifact.digest: artifact for artifact in workload.values()}))
     return engine
 
@@ -87,7 +90,7 @@ def memory(executor: str, files: Mapping[str, str]) -> dict[str, float]:
     workload = {name: open_artifact(Path(file)) for name, file in files.items()}
     inputs = {name: zoo.noise_for(artifact) for name, artifact in workload.items()}
     before, before_rss = anonymous_mib(), rss_mib()
-    make_executor(executor).close()
+    make_executor(executor.partition(":")[0]).close()
     imported, imported_rss = anonymous_mib(), rss_mib()
     with engine_of(executor, workload, "whole", 1) as engine:
         for _ in range(_RUNS_FOR_MEMORY):
@@ -123,7 +126,11 @@ def measure(report: Report, options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     own: dict[str, dict[str, Any]] = {
-        "--executor": {"action": "append", "metavar": "NAME", "help": f"default {' and '.join(EXECUTORS)}"},
+        "--executor": {
+            "action": "append",
+            "metavar": "NAME[:PRECISION]",
+            "help": f"default {' and '.join(EXECUTORS)}",
+        },
         "--model": {"action": "append", "choices": tuple(zoo.ZOO), "help": f"default {', '.join(MODELS)}"},
         "--threads": {"type": int, "default": 1, "help": "intra-op threads"},
         "--memory-of": {"help": argparse.SUPPRESS},
