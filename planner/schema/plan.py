@@ -1,6 +1,6 @@
 """Plans: what a search is asked for, plans that were made, pushes and their history."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -108,7 +108,7 @@ Cut = Annotated[int, Meta(ge=1, le=1 << 20)]
 Core = Annotated[int, Meta(ge=0, le=MAX_CORES - 1)]
 
 
-PrecisionName = Annotated[str, Meta(pattern=r"^(fp32|bf16|tf32|fp16)\Z")]
+PrecisionName = Literal["fp32", "bf16", "tf32", "fp16"]
 
 
 class FurtherExecutor(RequestPart, frozen=True, kw_only=True):

@@ -46,6 +46,8 @@ def plain(kind: shapes.Type) -> Any:
             return None
         case shapes.EnumType(cls=enum):
             return next(iter(enum))
+        case shapes.LiteralType(values=values):
+            return values[0]
         case shapes.StrType():
             return next(_texts(kind))
         case shapes.UnionType(types=members):
@@ -81,6 +83,8 @@ def extremes(kind: shapes.Type) -> Iterator[Any]:
             yield None
         case shapes.EnumType(cls=enum):
             yield from enum
+        case shapes.LiteralType(values=values):
+            yield from values
         case shapes.StrType():
             yield from _texts(kind)
         case shapes.UnionType(types=members):

@@ -44,6 +44,7 @@ NOT_CHOSEN = {
         "further_executors": "found by the device, which measures them",
         "resources": "as many as the device has cores",
         "lane_resources": "one each",
+        "placement": "of use where resources differ, which no command says yet",
     },
     ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
     QueuePlan: {},
