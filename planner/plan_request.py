@@ -1,7 +1,7 @@
 """A plan as the request that makes it again: what `plan show --toml` prints."""
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from stageloom.planner.schema.plan import (
     ModelOptions,
     PlanCreateRequest,
     PlanInfo,
+    PrecisionName,
 )
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, StageloomError
@@ -40,9 +41,13 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         lanes=plan.lanes,
         executor=plan.executor.name,
         intra_op_threads=plan.executor.intra_op_threads,
-        precision=plan.executor.precision,
+        precision=cast(PrecisionName, plan.executor.precision),
         further_executors=tuple(
-            FurtherExecutor(name=one.name, intra_op_threads=one.intra_op_threads, precision=one.precision)
+            FurtherExecutor(
+                name=one.name,
+                intra_op_threads=one.intra_op_threads,
+                precision=cast(PrecisionName, one.precision),
+            )
             for one in plan.further_executors
         ),
         resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.plan_search import search_job
-from stageloom.planner.schema.plan import PlanCreateRequest
+from stageloom.planner.schema.plan import PlanCreateRequest, PrecisionName
 from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
@@ -89,7 +89,7 @@ def _template(store: ReadStore, wanted: MaddpgTrainingRequest) -> Plan:
             scheduler="sequential",
             executor=running.executor.name,
             intra_op_threads=running.executor.intra_op_threads,
-            precision=running.executor.precision,
+            precision=cast(PrecisionName, running.executor.precision),
             lanes=running.lanes,
         )
     return run_search(search_job(store, request), lambda: 0.0)
