@@ -33,8 +33,10 @@ LEAST_PATIENCE_S: Final = 0.020
 """and never sooner than this: what sits around a model, cameras and networks, has its own delays."""
 BLOCK_SHARES: Final = (1.0, 0.5, 0.25)
 """What a block may take at the most, of the shortest patience of any model: what is tried."""
-BORDER_SHARES: Final[Mapping[str, float]] = {"onnx": 0.002, "openvino": 0.008}
-"""What a border adds to a model's time, by executor, as kernels begin anew (`benchmarks.host_executors`)."""
+BORDERS_S: Final[Mapping[str, float]] = {"onnx": 0.0002, "openvino": 0.00045}
+"""What a border adds to a model's time, by executor, as kernels begin anew: `benchmarks.host_executors` saw
+0.12 to 0.21 and 0.39 to 0.46 ms on networks of 16 to 77 ms."""
+_BORDER_S: Final = 0.0005  # on other executors
 STEP_S: Final = 0.0003
 """What a step takes beside its inference."""
 _OVERDUE_AFTER: Final = 1 << 10
@@ -135,7 +137,7 @@ def _patience_s(times: Times) -> float | None:
 
 
 def _with_borders(options: ExecutorOptions, seconds: float, blocks: int) -> float:
-    return seconds * (1.0 + BORDER_SHARES.get(options.name, 0.01) * (blocks - 1))
+    return seconds + BORDERS_S.get(options.name, _BORDER_S) * (blocks - 1)
 
 
 def _carried(one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None]) -> float:
