@@ -123,9 +123,10 @@ class OwnResult:
         if self.over_naive is not None:
             naive = f"it is {self.over_naive[0]:.1f} times that of a default session per model"
         if low > 1.0:
+            allowed = "" if self.precision == "fp32" else f" --precision {self.precision}"
             return (
-                f"use plan {self.plan.digest[:12]} (`stageloom-agent run` makes it): {ratio:.2f} times the "
-                f"load of the best setting, {self.best}, within the deadlines; {naive}"
+                f"use plan {self.plan.digest[:12]} (`stageloom-agent run{allowed}` makes it): "
+                f"{ratio:.2f} times the load of the best setting, {self.best}, within the deadlines; {naive}"
             )
         if high < 1.0:
             return f"no gain: {self.best} carries {1.0 / ratio:.2f} times the load; serve them whole with it"

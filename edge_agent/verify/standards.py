@@ -39,9 +39,8 @@ class Allowance:
 FLOAT32 = Allowance()
 
 BFLOAT16 = Allowance(least=2.0**-8, multiple=3.0, most=1.0)
-"""The noise is what rounding weights and inputs to bfloat16 does in float32. Sessions that round what passes
-between their operators, too, differed by up to 1.6 times that on the zoo's networks at a quarter of their
-width."""
+"""The noise is what rounding weights and inputs to bfloat16 does in float32. Sessions round what passes
+between their operators, too."""
 
 AGREEING_SHARE = 0.25
 """Share of the inputs, at least two, that must agree where rounding may flip an element."""

@@ -52,6 +52,11 @@ def test_the_verdict_believes_only_an_interval_that_excludes_one(
     assert result_text(found).endswith(found.verdict())
 
 
+def test_the_verdict_names_the_precision_that_the_plan_needs() -> None:
+    found = replace(result(over_best=(1.4, 1.2, 1.6)), precision="bf16")
+    assert "(`stageloom-agent run --precision bf16` makes it)" in found.verdict()
+
+
 def test_without_a_load_that_is_carried_there_is_no_verdict() -> None:
     found = replace(result(over_best=(1.0, 1.0, 1.0)), over_best=None, over_naive=None)
     assert found.verdict().startswith("no verdict")
