@@ -38,6 +38,7 @@ _SERVICE_S: Final = 0.4
 _WINDOW_S: Final = 1.5
 _MOST_WINDOWS: Final = 40
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
+_LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any ratio seems sure
 _HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what is measured
 
 Progress = Callable[[str], None]
@@ -117,7 +118,7 @@ class OwnResult:
     def verdict(self) -> str:
         """One sentence."""
         if self.over_best is None:
-            return "no verdict: no load was found that is carried within the deadlines; give --seconds more"
+            return "no verdict: too few windows, or no load that is carried in time; give --seconds more"
         ratio, low, high = self.over_best
         naive = "no load was found that a default session per model carries"
         if self.over_naive is not None:
@@ -270,8 +271,8 @@ class _Bench:
                 for name, one in found.items()
             ),
             absent=absent,
-            over_naive=_ratio(ours, found[naive]),
-            over_best=_ratio(ours, found[best]),
+            over_naive=ratio_of(ours, found[naive]),
+            over_best=ratio_of(ours, found[best]),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
             carried_per_s=ours.per_s,
@@ -295,8 +296,10 @@ class _Bench:
         return row
 
 
-def _ratio(over: CapacityFound, under: CapacityFound) -> Ratio | None:
-    if not over.per_s or not under.per_s:
+def ratio_of(over: CapacityFound, under: CapacityFound) -> Ratio | None:
+    """Of two capacities, by bootstrap; None where one is not known, or from too few windows."""
+    few = min(max(map(len, one.samples.values()), default=0) for one in (over, under)) < _LEAST_WINDOWS
+    if few or not over.per_s or not under.per_s:
         return None
     ratios = bootstrap_capacities(over.samples, 0) / bootstrap_capacities(under.samples, 1)
     low, middle, high = np.percentile(ratios, [2.5, 50.0, 97.5])
