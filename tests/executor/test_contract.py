@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks import zoo
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.executors import EXECUTORS, make_executor
+from stageloom.edge_agent.executor.executors import EXECUTORS
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MIN_SENSITIVITY
 from stageloom.shared.bitmask import bits
@@ -49,6 +49,7 @@ from tests.executor.contract.cases import (
     zoo_subject,
 )
 from tests.executor.contract.schedules import bound_of, plan_of
+from tests.executor.installed import installed
 from tests.scratch import scratch
 from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 
@@ -87,10 +88,7 @@ def subject(name: str) -> Subject:
 @pytest.fixture(params=COMPUTING)
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Every executor that computes; one whose packages are not installed is skipped."""
-    try:
-        made = make_executor(request.param)
-    except ExecutorError as error:
-        pytest.skip(str(error))
+    made = installed(request.param)
     yield made
     made.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.executor.executors import Executors, make_executor
+from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.onnx.program import SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
@@ -17,6 +17,7 @@ from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared.errors import ExecutorError, TaskFailed
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource
 from stageloom.shared.search.compose import ModelChoice, compose
+from tests.executor.installed import installed
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 
 TIMEOUT_S = 60.0
@@ -48,7 +49,7 @@ def watched() -> Watched:
 @pytest.fixture
 def engine(watched: Watched) -> Iterator[InProcessEngine]:
     def make(name: str) -> Executor:
-        return watched if name == "watched" else make_executor(name)
+        return watched if name == "watched" else installed(name)
 
     with InProcessEngine(Executors(make)) as made:
         yield made

@@ -25,6 +25,7 @@ from stageloom.shared.errors import SettingError
 from stageloom.shared.ids import TaskId
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
+from tests.executor.installed import installed
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.worker.engine import TIMEOUT_S, RealEngine
 
@@ -316,6 +317,7 @@ def test_operators_are_timed_on_request(serving: tuple[RealEngine, mmap.mmap], m
 def test_a_model_is_timed_as_a_whole_before_its_operators_on_the_executor_asked_for(
     serving: tuple[RealEngine, mmap.mmap], model: Artifact, executor: str
 ) -> None:
+    installed(executor).close()
     engine, _ = serving
     engine.send(messages.Profile(5, model.digest, str(model.path), executor, TimingRequest(repeats=1)))
     whole = engine.wait_for(messages.WholeTime)
