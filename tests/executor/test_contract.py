@@ -295,8 +295,16 @@ def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule
 # Rival policies
 
 
+def of_policies() -> Iterator[object]:
+    """Every rival policy on every executor; of OpenVINO, which compiles for long, one in a usual run."""
+    names = sorted(policies())
+    for computing, name in itertools.product(COMPUTING, names):
+        quick = computing != "openvino" or name == names[0]
+        yield pytest.param(computing, name, marks=[] if quick else SLOW)
+
+
 @pytest.mark.promise("plans-rival-policies-keep")
-@pytest.mark.parametrize("name", sorted(policies()))
+@pytest.mark.parametrize(("executor", "name"), list(of_policies()), indirect=["executor"])
 def test_plans_of_rival_policies_equal_the_whole_models(name: str, executor: Executor) -> None:
     """Two real models under every policy, at the most tasks that an instance takes."""
     subjects = [subject("squeezenet_bypass"), subject("googlenet")]

@@ -80,7 +80,10 @@ def test_blocks_of_two_executors_hand_their_tensors_over(engine: InProcessEngine
         assert all(difference(got[name], wanted[name]) <= 1e-4 for name in got)
 
 
-SIDE_BY_SIDE = [("onnx", "openvino"), ("onnx", "torch_cpu"), ("torch_cpu", "openvino", "onnx")]
+PAIRS = [("onnx", "openvino"), ("onnx", "torch_cpu")]
+ALL = ("torch_cpu", "openvino", "onnx")
+SIDE_BY_SIDE = [*(pytest.param(one, marks=pytest.mark.full) for one in PAIRS), ALL]
+"""Compiling for OpenVINO takes long, so every run of the tests has all three in one plan, and few seeds."""
 
 
 def shuffled(names: tuple[str, ...], seed: int, *, batch: int = 1, lanes: int = 2) -> Plan:
@@ -135,8 +138,8 @@ def answers(engine: InProcessEngine, tasks: int = 6) -> dict[tuple[str, int, str
 
 
 @pytest.mark.promise("executors-side-by-side")
-@pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("names", [*PAIRS, ALL], ids="+".join)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(one, marks=pytest.mark.full) for one in (1, 2))])
 def test_blocks_on_any_of_several_executors_compute_the_whole_models_bit_by_bit_alike(
     engine: InProcessEngine, names: tuple[str, ...], seed: int
 ) -> None:
