@@ -4,21 +4,18 @@ A *glance* comes some ten times a second, an even pace that the trigger wants. W
 handed in: measured service times, which change slowly, and the drift of the running plan.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
-from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
-from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad
+from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad, UsualLoad
+from stageloom.shared.policy.arrivals import Arrivals
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress_bits
 from stageloom.shared.policy.trigger import Firing, Trigger, TriggerConfig
-
-_ARRIVALS_S: Final = 2.0
-"""Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""
 
 _DEADLINES_S: Final = 60.0
 """How long a deadline is remembered after the last task that had one like it."""
@@ -35,44 +32,24 @@ class Fired:
     loads: tuple[Load, ...]
 
 
-class ArrivalRates:
-    """Tasks per second of each model over the last seconds."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, dict[str, int]]] = deque()
-
-    def add(self, at_s: float, queues: tuple[ModelQueue, ...]) -> None:
-        """Take in one glance's counts; counts that fell are those of a new engine process."""
-        counts = {queue.name: queue.arrived for queue in queues}
-        known = {name: count for _, seen in self._seen for name, count in seen.items()}
-        if any(count < known.get(name, 0) for name, count in counts.items()):
-            self._seen.clear()
-        self._seen.append((at_s, counts))
-        while len(self._seen) > 2 and at_s - self._seen[1][0] >= _ARRIVALS_S:
-            self._seen.popleft()
-
-    def per_s(self, model: str) -> float:
-        """0 before there are two glances. A model that came later counts from then on."""
-        known = [(at_s, counts[model]) for at_s, counts in self._seen if model in counts]
-        if len(known) < 2 or known[-1][0] <= known[0][0]:
-            return 0.0
-        return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
-
-
 class Deadlines:
-    """The tightest deadline of late: of this stretch of time and the one before."""
+    """The tightest deadline of one model's tasks of late: of this stretch of time and the one before."""
 
     def __init__(self) -> None:
         self._began_s = 0.0
         self._before_s: float | None = None
         self._tightest_s: float | None = None
 
-    def add(self, at_s: float, tightest_s: float | None) -> float | None:
-        """Take in one glance's; returns the tightest that is remembered."""
+    def add(self, at_s: float, tightest_s: float | None) -> None:
+        """Take in one glance's."""
         if at_s - self._began_s >= _DEADLINES_S:
             self._began_s, self._before_s, self._tightest_s = at_s, self._tightest_s, None
         if tightest_s is not None and tightest_s > 0:
             self._tightest_s = min(tightest_s, self._tightest_s or tightest_s)
+
+    @property
+    def tightest_s(self) -> float | None:
+        """The tightest that is remembered."""
         known = [one for one in (self._before_s, self._tightest_s) if one is not None]
         return min(known, default=None)
 
@@ -90,8 +67,8 @@ class Alarms:
         """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks."""
         self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
         self.trigger = Trigger(self.config(None))
-        self._arrivals = ArrivalRates()
-        self._deadlines = Deadlines()
+        self._arrivals = Arrivals()
+        self._deadlines: dict[str, Deadlines] = {}
         self._tightest_s: float | None = None
         self._service_s: dict[str, float] = {}
 
@@ -121,8 +98,8 @@ class Alarms:
         must not look like an empty queue.
         """
         self._service_s.update({name: one for name, one in service_s.items() if one > 0.0})
-        self._arrivals.add(seen.at_s, seen.queues)
-        tightest_s = self._deadlines.add(seen.at_s, seen.tightest_s)
+        self._arrivals.add(seen.at_s, {queue.name: queue.arrived for queue in seen.queues})
+        tightest_s = self._tightest(seen)
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
             self.trigger.configure(self.config(tightest_s))
@@ -133,6 +110,16 @@ class Alarms:
         )
         return None if firing is None else Fired(firing=firing, loads=loads)
 
+    def _tightest(self, seen: QueueSnapshot) -> float | None:
+        """Of all models, those included that the running plan no longer serves."""
+        newest = {queue.name: queue.tightest_s for queue in seen.queues}
+        for name in newest:
+            self._deadlines.setdefault(name, Deadlines())
+        for name, deadlines in self._deadlines.items():
+            deadlines.add(seen.at_s, newest.get(name))
+        known = [one.tightest_s for one in self._deadlines.values()]
+        return min((one for one in known if one is not None), default=None)
+
     def told_of(self, drift: float) -> bool:
         """Whether an alarm that is raised at this drift tells of it, whatever else it is raised for."""
         return max(drift, 1.0 / drift) > self.trigger.config.drift
@@ -142,16 +129,22 @@ class Alarms:
         return tuple(
             Load(
                 model=queue.name,
-                arrivals_per_s=self._arrivals.per_s(queue.name),
+                arrivals_per_s=self._arrivals.late(queue.name).per_s,
                 service_s=self._service(queue.name),
                 queued=queue.queued,
                 oldest_age_s=queue.oldest_age_s,
+                usual_per_s=self._arrivals.usual(queue.name).per_s,
+                deadline_s=self._deadline(queue.name),
             )
             for queue in seen.queues
         )
 
     def _service(self, model: str) -> float:
         return self._service_s.get(model, 0.0)
+
+    def _deadline(self, model: str) -> float:
+        known = self._deadlines.get(model)
+        return (known.tightest_s or 0.0) if known else 0.0
 
 
 def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alarm:
@@ -180,6 +173,9 @@ def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alar
                 tuple(sample.deviation[:_MODELS]),
             )
             for sample in fired.firing.samples
+        ),
+        usual=tuple(
+            UsualLoad(load.usual_per_s, round(load.deadline_s * 1e6)) for load in fired.loads[:_MODELS]
         ),
     )
 

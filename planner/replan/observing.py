@@ -18,6 +18,7 @@ from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timi
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Alarm, UsualLoad
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
     Row,
@@ -71,16 +72,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         cause=begun.alarm.cause,
         incumbent=incumbent,
         desired=begun.desired,
-        loads=tuple(
-            Load(
-                model=load.model,
-                arrivals_per_s=max(load.arrivals_per_s, 0.0),
-                service_s=max(load.service_us, 0.0) / 1e6,
-                queued=load.queued,
-                oldest_age_s=load.oldest_age_us / 1e6,
-            )
-            for load in begun.alarm.loads
-        ),
+        loads=loads_of(begun.alarm),
         samples=begun.alarm.samples,
         graphs={model.artifact: store.graph(model.artifact) for model in incumbent.models},
         costs=costs,
@@ -92,6 +84,24 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         learned=learned,
         schedules=store.read(kept_schedules, [held.costs_key, *held.taught_by]) if learned else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
+    )
+
+
+def loads_of(alarm: Alarm) -> tuple[Load, ...]:
+    """What an alarm says of its device's models; older agents do not say what is usual."""
+    usual = alarm.usual or ()
+    unknown = [UsualLoad(0.0, 0)] * (len(alarm.loads) - len(usual))
+    return tuple(
+        Load(
+            model=load.model,
+            arrivals_per_s=max(load.arrivals_per_s, 0.0),
+            service_s=max(load.service_us, 0.0) / 1e6,
+            queued=load.queued,
+            oldest_age_s=load.oldest_age_us / 1e6,
+            usual_per_s=max(long.arrivals_per_s, 0.0),
+            deadline_s=long.deadline_us / 1e6,
+        )
+        for load, long in zip(alarm.loads, [*usual, *unknown], strict=False)
     )
 
 

@@ -93,8 +93,8 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
 
 
 def keeps_up(plan: Plan, loads: Sequence[Load]) -> bool:
-    """Whether no launch interval sets a model's capacity below its measured arrivals."""
-    arrivals = {load.model: load.arrivals_per_s for load in loads}
+    """Whether no launch interval sets a model's capacity below its arrivals, of late or usual."""
+    arrivals = {load.model: load.expected_per_s for load in loads}
     return all(
         model.launch_interval_us * arrivals.get(model.name, 0.0) <= 1e6
         for model in plan.models

@@ -320,18 +320,18 @@ class EngineCore:
         )
 
     def sample(self, now: float) -> QueueSnapshot:
-        """The queues at this instant; forgets the tightest deadline that it names."""
-        active, registry = self._active, self._registry
-        tightest_s, registry.tightest_s = registry.tightest_s, _NEVER
+        """The queues at this instant; forgets the tightest deadlines that it names."""
+        active = self._active
+        queues = tuple(
+            model_queue(launcher, active, self._scheduler.in_flight, now)
+            for launcher in self._registry.launchers.values()
+            if launcher.served or launcher.queue
+        )
+        for queue in queues:
+            self._registry.launchers[queue.name].tightest_s = _NEVER
+        deadlines_s = [queue.tightest_s for queue in queues if queue.tightest_s is not None]
         return QueueSnapshot(
-            now,
-            None if active is None else active.key,
-            None if tightest_s == _NEVER else tightest_s,
-            tuple(
-                model_queue(launcher, active, self._scheduler.in_flight, now)
-                for launcher in registry.launchers.values()
-                if launcher.served or launcher.queue
-            ),
+            now, None if active is None else active.key, min(deadlines_s, default=None), queues
         )
 
     # Around every event

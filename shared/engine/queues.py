@@ -215,6 +215,7 @@ class Launcher:
         "queue",
         "served",
         "target",
+        "tightest_s",
         "work_conserving",
     )
 
@@ -228,6 +229,7 @@ class Launcher:
         self.ended = dict.fromkeys(Outcome, 0)
         self.arrived = 0  # tasks, also those that found the queue full
         self.launched = 0
+        self.tightest_s = math.inf  # from arrival to deadline, of the tasks since it was last taken
         self.batch = 1
         self.delay_s = 0.0
         self.interval_s = 0.0

@@ -30,7 +30,6 @@ class TaskRegistry:
         "out",
         "submitted",
         "tasks",
-        "tightest_s",
     )
 
     def __init__(self, drop_row: Callable[[Instance, Task], None]) -> None:
@@ -43,7 +42,6 @@ class TaskRegistry:
         self.out: list[Action] = []
         self.submitted = 0
         self.tasks: dict[TaskId, Task] = {}
-        self.tightest_s = math.inf  # from arrival to deadline, of the tasks since it was last taken
 
     def submit(self, task: Task, now: float) -> None:
         """Take a task into the queues of its models, or refuse it."""
@@ -54,7 +52,9 @@ class TaskRegistry:
             self.finish(task, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")
         elif self._admit(task) and task.deadline_s != math.inf:
             heappush(self.deadlines, (task.deadline_s, task.seq, task))
-            self.tightest_s = min(self.tightest_s, task.deadline_s - now)
+            for name in task.models:
+                launcher = self.launchers[name]
+                launcher.tightest_s = min(launcher.tightest_s, task.deadline_s - now)
 
     def expire(self, now: float) -> None:
         """End every task whose deadline has come."""

@@ -1,5 +1,6 @@
 """What the engine says of itself: frozen statistics for telemetry, triggers and trials."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ class ModelQueue(Struct, frozen=True, array_like=True, gc=False):
     oldest_age_s: float  # 0 where it is empty
     blocks: int  # of the active plan; 0 where it lacks the model
     progress: int  # bit b: some replica has an instance in block b
+    tightest_s: float | None = None  # from arrival to deadline, of its tasks since the last sample
 
 
 class QueueSnapshot(Struct, frozen=True, array_like=True, tag=13):
@@ -87,7 +89,7 @@ class QueueSnapshot(Struct, frozen=True, array_like=True, tag=13):
 
     at_s: float
     key: PlanKey | None  # of the active plan
-    tightest_s: float | None  # from arrival to deadline, of tasks since the last sample; None without any
+    tightest_s: float | None  # of any model's
     queues: tuple[ModelQueue, ...]
 
 
@@ -123,6 +125,7 @@ def model_queue(launcher: Launcher, active: PlanState | None, in_flight: InFligh
         0.0 if oldest is None else now - oldest,
         blocks,
         progress,
+        None if launcher.tightest_s == math.inf else launcher.tightest_s,
     )
 
 

@@ -223,6 +223,13 @@ class ModelLoad(Struct, frozen=True, array_like=True):
     oldest_age_us: MicroSeconds
 
 
+class UsualLoad(Struct, frozen=True, array_like=True):
+    """What is usual for one model, over a minute or since its load changed; 0: not known, or no deadline."""
+
+    arrivals_per_s: Real
+    deadline_us: MicroSeconds  # the tightest of its tasks of late, from arrival
+
+
 class AlarmSample(Struct, frozen=True, array_like=True):
     """One instant before an alarm, as a policy reads it, in the order of the alarm's `loads`."""
 
@@ -236,6 +243,7 @@ class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
     `number` counts the alarms of this boot from 1; (device, boot, number) is unique. `cause` is one of
     `stageloom.shared.policy.trigger.Cause`, `value` and `threshold` are in its unit. `environment` is the
     device class that the device was at that moment, power mode and all: it may have changed with the alarm.
+    `usual` is in the order of `loads`, whose arrivals are those of the last seconds.
     """
 
     boot: BootId
@@ -248,6 +256,7 @@ class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
     loads: Annotated[tuple[ModelLoad, ...], Meta(max_length=64)]
     samples: Annotated[tuple[AlarmSample, ...], Meta(max_length=32)]
     environment: ShortText = ""
+    usual: Annotated[tuple[UsualLoad, ...], Meta(max_length=64)] | UnsetType = UNSET
 
 
 class AlarmAck(Message, frozen=True, kw_only=True, tag="alarm_ack"):

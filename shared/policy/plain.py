@@ -3,9 +3,9 @@
 Blocks, replicas and schedules stay as they are, so the new plan needs no trial, only the guard of launch
 intervals. It stands where no learned policy does, and is what a learned one is compared with.
 
-Rates: every model is launched at least as fast as its tasks arrive, with some headroom where the device has
-it. What is left is shared by queued work, which empties all queues at the same instant: with surplus u (in
-device seconds per second), arrivals a, queue length q and service time s of a task
+Rates: every model is launched at least as fast as its tasks arrive, of late or usually, with some headroom
+where the device has it. What is left is shared by queued work, which empties all queues at the same instant:
+with surplus u (in device seconds per second), arrivals a, queue length q and service time s of a task
 
     rate_m = a_m + u q_m / sum_k q_k s_k,    interval_m = 1 / rate_m.
 
@@ -36,15 +36,28 @@ class Load:
     """One model's load at one instant. Unmeasured rates and times are 0."""
 
     model: str
-    arrivals_per_s: float
+    arrivals_per_s: float  # of late: what a burst shows in, and chance
     service_s: float  # measured device time of one task
     queued: int
     oldest_age_s: float = 0.0
+    usual_per_s: float = 0.0  # arrivals over a minute, or since the load changed; 0: not known
+    deadline_s: float = 0.0  # the tightest of its tasks of late, from arrival; 0: none had one
 
     def __post_init__(self) -> None:
-        numbers = (self.arrivals_per_s, self.service_s, self.oldest_age_s)
+        numbers = (
+            self.arrivals_per_s,
+            self.service_s,
+            self.oldest_age_s,
+            self.usual_per_s,
+            self.deadline_s,
+        )
         if self.queued < 0 or not all(0.0 <= number < math.inf for number in numbers):
             raise ValueError(f"no load of a model: {self}")
+
+    @property
+    def expected_per_s(self) -> float:
+        """Arrivals to be ready for: a lull of some seconds does not mean that fewer tasks come."""
+        return max(self.arrivals_per_s, self.usual_per_s)
 
     @property
     def queued_work_s(self) -> float:
@@ -55,8 +68,9 @@ class Load:
 def plain_replan(plan: Plan, loads: Sequence[Load]) -> Plan:
     """The plan with launch intervals for these loads; the same value where none of them would change.
 
-    A model's rate never lies below its arrivals. A model without a load, or without arrivals and queue, keeps
-    its interval, as does one that was never measured or, where nothing is queued at all, any that keeps up.
+    A model's rate never lies below its arrivals, neither those of late nor the usual ones. A model without a
+    load, or without arrivals and queue, keeps its interval, as does one that was never measured or, where
+    nothing is queued at all, any that keeps up.
     """
     by_model = {load.model: load for load in loads}
     rates = _rates_per_s(plan, by_model)
@@ -71,21 +85,21 @@ def _rates_per_s(plan: Plan, loads: Mapping[str, Load]) -> dict[str, float]:
     waiting_s = math.fsum(load.queued_work_s for load in measured)
     if waiting_s <= 0.0:
         return {}
-    arriving = math.fsum(load.arrivals_per_s * load.service_s for load in measured)
+    arriving = math.fsum(load.expected_per_s * load.service_s for load in measured)
     surplus = max(plan.lanes - arriving, LEAST_SURPLUS * plan.lanes)
     headroom = HEADROOM if arriving * (1.0 + HEADROOM) <= plan.lanes else 0.0
     rates = {}
     for load in measured:
         share = load.queued_work_s / waiting_s  # exactly 1 where nothing else waits, however long the queue
-        rate_per_s = load.arrivals_per_s + surplus * share / load.service_s
-        rates[load.model] = max(rate_per_s, load.arrivals_per_s * (1.0 + headroom))
+        rate_per_s = load.expected_per_s + surplus * share / load.service_s
+        rates[load.model] = max(rate_per_s, load.expected_per_s * (1.0 + headroom))
     return rates
 
 
 def _with_rate(model: ModelPlan, load: Load | None, rates: Mapping[str, float]) -> ModelPlan:
     if load is None:
         return model
-    longest_us = _interval_us(load.arrivals_per_s)
+    longest_us = _interval_us(load.expected_per_s)
     rate_per_s = rates.get(model.name, 0.0)
     if rate_per_s <= 0.0:  # nothing asks for another rate, other than that it keeps up
         wanted_us = min(model.launch_interval_us, longest_us)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
-from stageloom.edge_agent.replan.alarms import Alarms, ArrivalRates, Fired, alarm_raised
+from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
 from stageloom.edge_agent.replan.policy import plain_plan
-from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import decode_plan
@@ -88,16 +88,6 @@ def test_arrivals_are_those_of_the_last_seconds_and_survive_a_restart_of_the_eng
     assert device.alarms.loads(device.glance())[0].arrivals_per_s == pytest.approx(10.0, rel=0.1)
 
 
-def test_a_model_that_a_new_engine_process_serves_later_than_another_counts_anew() -> None:
-    """The process before served `a`; the new one serves `b`, and a moment later `a` as well."""
-    rates = ArrivalRates()
-    for at_s, counts in ((0.0, {"a": 90}), (0.1, {"a": 100}), (1.0, {"b": 0}), (1.1, {"a": 2, "b": 1})):
-        rates.add(at_s, tuple(ModelQueue(name, count, 0, 0.0, 1, 0) for name, count in counts.items()))
-    assert rates.per_s("a") == 0.0
-    rates.add(1.2, (ModelQueue("a", 3, 0, 0.0, 1, 0),))
-    assert rates.per_s("a") == pytest.approx(10.0)
-
-
 def test_an_attempt_holds_the_alarm_until_it_has_ended_and_the_load_is_judged_anew() -> None:
     device = Device()
     device.run(2.0, {"a": 5.0, "b": 5.0})
@@ -117,6 +107,18 @@ def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
     assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.1), "the tightest one counts"
     device.run(130.0, {"a": 1.0}, deadline_s=0.8)
     assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.4), "until it was not seen for long"
+
+
+def test_an_alarms_loads_tell_what_is_usual_and_each_models_own_tightest_deadline() -> None:
+    device = Device()
+    device.run(20.0, {"a": 10.0})
+    device.run(15.0, {"b": 2.0}, deadline_s=0.7)
+    a, b = device.alarms.loads(device.glance())
+    assert a.deadline_s == 0.0 and b.deadline_s == pytest.approx(0.7)
+    assert a.arrivals_per_s == 0.0 and a.usual_per_s == pytest.approx(200 / 35, rel=0.05)
+    assert b.arrivals_per_s == pytest.approx(2.0, rel=0.1) and b.usual_per_s == pytest.approx(
+        30 / 35, rel=0.05
+    )
 
 
 def test_settings_choose_measure_threshold_and_cool_down() -> None:
@@ -176,6 +178,7 @@ def test_an_alarm_is_answered_by_a_local_plan_that_differs_in_launch_intervals_o
         plan=event.plan,
         loads=event.loads,
         samples=event.samples,
+        usual=event.usual,
     )
     decoded = control.TO_PLANNER.decode(control.TO_PLANNER.encode(message))
     assert decoded == message, "it fits the wire"

@@ -35,6 +35,15 @@ def test_the_tightest_deadline_is_told_once_and_counts_from_arrival() -> None:
     assert driver.core.sample(driver.now).tightest_s is None
 
 
+def test_the_tightest_deadline_of_each_model_is_its_own() -> None:
+    driver = Driver(chains(1, 1))
+    for model, deadline_s in (("a", 3.0), ("b", 2.0), ("b", 0.5)):
+        driver.submit(model, deadline_s=deadline_s)
+    seen = driver.core.sample(driver.now)
+    assert [queue.tightest_s for queue in seen.queues] == [3.0, 0.5] and seen.tightest_s == 0.5
+    assert [queue.tightest_s for queue in driver.core.sample(driver.now).queues] == [None, None]
+
+
 def test_a_model_that_the_plan_lacks_is_not_shown() -> None:
     driver = Driver(chains(1, 1))
     driver.load(1, chains(1))

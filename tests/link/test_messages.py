@@ -48,6 +48,13 @@ def test_message_matches_its_golden_bytes(message: Message) -> None:
     assert codec.decode(codec.encode(message)) == message
 
 
+def test_an_alarm_may_say_what_is_usual_and_without_it_has_the_bytes_of_before() -> None:
+    (alarm,) = (message for message in MESSAGES if isinstance(message, control.Alarm))
+    known = msgspec.structs.replace(alarm, usual=(control.UsualLoad(2.52, 500_000),))
+    assert control.TO_PLANNER.decode(control.TO_PLANNER.encode(known)) == known
+    assert b"usual" not in control.TO_PLANNER.encode_body(alarm)
+
+
 @pytest.mark.promise("message-type-telemetry-row")
 @pytest.mark.parametrize("data", ROWS, ids=lambda data: type(data).__name__)
 def test_row_matches_its_golden_bytes(data: telemetry.RowData) -> None:

@@ -35,6 +35,7 @@ loads = st.tuples(
             arrivals_per_s=st.floats(0.0, 1e4),
             service_s=st.one_of(st.just(0.0), st.floats(1e-6, 10.0)),
             queued=st.integers(0, 10_000),
+            usual_per_s=st.floats(0.0, 1e4),
         )
         for name in NAMES
     )
@@ -67,7 +68,8 @@ def test_no_model_is_launched_more_slowly_than_its_tasks_arrive(
 ) -> None:
     planned = plain_replan(with_intervals(intervals_us, lanes), measured)
     for rate_per_s, one in zip(rates_of(planned), measured, strict=True):
-        assert rate_per_s >= one.arrivals_per_s or one.arrivals_per_s < 1 / 3600  # a plan's longest interval
+        comes_per_s = max(one.arrivals_per_s, one.usual_per_s)
+        assert rate_per_s >= comes_per_s or comes_per_s < 1 / 3600  # a plan's longest interval
 
 
 @given(intervals, loads, st.integers(1, 4))
@@ -85,7 +87,7 @@ def test_a_longer_queue_is_never_served_more_slowly_and_never_speeds_up_another(
     """One that has neither a queue nor arrivals keeps its interval, which may be a short one: left out."""
     plan, one = with_intervals(intervals_us), measured[which]
     assume(
-        any(each.queued_work_s for each in measured) and one.service_s and (one.queued or one.arrivals_per_s)
+        any(each.queued_work_s for each in measured) and one.service_s and (one.queued or one.expected_per_s)
     )
     longer = list(measured)
     longer[which] = replace(measured[which], queued=measured[which].queued + more)
@@ -155,6 +157,15 @@ def test_a_change_within_the_tolerance_is_none_unless_the_model_falls_behind() -
     assert plain_replan(behind, only_behind).models[0].launch_interval_us == 100_000
 
 
+def test_a_quiet_moment_leads_to_no_long_interval() -> None:
+    """One task in two seconds where 2.52 a second are usual, beside a queue that asks for another plan."""
+    quiet = load("a", 0.5, 0.05, 0)
+    loads = (replace(quiet, usual_per_s=2.52), load("b", 20.0, 0.005, 60), load("c", 5.0, 0.02, 0))
+    paced = plain_replan(PLAN, loads).models[0].launch_interval_us
+    assert 0 < paced <= 1e6 / 2.52
+    assert plain_replan(PLAN, (quiet, *loads[1:])).models[0].launch_interval_us > 1e6, "nothing is usual yet"
+
+
 def test_models_that_nothing_is_known_of_keep_their_interval() -> None:
     plan = with_intervals((123, 0, 456))
     planned = plain_replan(plan, [load("b", 20.0, 0.005, 60), load("other", 1.0, 1.0, 9)])
@@ -162,7 +173,16 @@ def test_models_that_nothing_is_known_of_keep_their_interval() -> None:
     assert plain_replan(plan, ()) is plan
 
 
-@pytest.mark.parametrize("wrong", [{"queued": -1}, {"service_s": float("nan")}, {"arrivals_per_s": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queued": -1},
+        {"service_s": float("nan")},
+        {"arrivals_per_s": -1.0},
+        {"usual_per_s": -1.0},
+        {"deadline_s": float("inf")},
+    ],
+)
 def test_numbers_that_are_no_load_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no load"):
         replace(BURST[0], **wrong)  # type: ignore[arg-type]

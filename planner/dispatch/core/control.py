@@ -67,6 +67,7 @@ class AlarmDesk:
             waiting.route = route
             return []
         numbers = sum(len(one.progress) + len(one.deviations) for one in alarm.samples)
+        numbers += 2 * len(alarm.usual or ())
         size_bytes = _MESSAGE_BYTES + _LOAD_BYTES * len(alarm.loads) + _NUMBER_BYTES * numbers
         if not self._fleet.within(who, Quota.ALARMS, now_s) or not self._fleet.may_wait(who, size_bytes):
             return []

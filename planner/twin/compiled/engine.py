@@ -330,7 +330,7 @@ def look(w: World, samples: Records) -> None:
         launcher = w.models[model]
         sample = samples[clock.sample, model]
         sample.queued, sample.arrived, sample.progress = launcher.queued, launcher.arrived, 0
-        sample.tightest_s = clock.tightest_s
+        sample.tightest_s, launcher.tightest_s = launcher.tightest_s, NEVER
         sample.oldest_age_s = 0.0
         if launcher.queued:
             sample.oldest_age_s = sample.at_s - w.queues[model, launcher.head].arrived_s
@@ -338,5 +338,4 @@ def look(w: World, samples: Records) -> None:
         instance = w.instances[i]
         if instance.used and not instance.over and w.tracks[instance.track].plan == clock.active:
             samples[clock.sample, instance.model].progress |= 1 << instance.passed
-    clock.tightest_s = NEVER
     clock.sample += 1

@@ -48,7 +48,7 @@ def _record(**fields: str) -> np.dtype[np.void]:
 
 
 CLOCK: Final = _record(
-    f8="""now_s passes tightest_s
+    f8="""now_s passes
         interference beside_s slow changed_s counted_s used_rate next_end_s busy_s used_s""",
     i8="""active loaded next_instance next_step next_task choices max_load touched timed deadlines open
         asked handed_first handed lacking next_ending running arrival sample ends traced traces
@@ -81,7 +81,7 @@ LINK: Final = _record(i8="block")  # of a list of slots, by the block
 MEMBER: Final = _record(i8="slot bit")  # of a combined block, downstream first
 PAIR: Final = _record(i8="bit freer")  # see CombinedState.chain
 MODEL: Final = _record(
-    f8="interval_s delay_s next_s deadline_s busy_s",
+    f8="interval_s delay_s next_s deadline_s tightest_s busy_s",
     i8="""batch work_conserving max_tasks drop_oldest head queued arrived launched completed refused expired
         target""",
 )

@@ -69,7 +69,7 @@ def submit(w: World, model: int, task: int, now: float) -> None:
         drop_first(w, model)
     launcher.queued += 1
     if launcher.deadline_s != NEVER:
-        clock.tightest_s = min(clock.tightest_s, now + launcher.deadline_s - now)
+        launcher.tightest_s = min(launcher.tightest_s, now + launcher.deadline_s - now)
 
 
 @jit

@@ -309,10 +309,10 @@ class WorldMemory:
         clock.num_models, clock.num_noise = num_models, len(noise)
         clock.active, clock.slow = NOBODY, 1.0
         clock.interference, clock.beside_s = device.lanes_interference, device.beside_s
-        clock.next_end_s, clock.next_ending, clock.tightest_s = NEVER, NOBODY, NEVER
+        clock.next_end_s, clock.next_ending = NEVER, NOBODY
         self.world.noise[: len(noise)] = noise
         self.world.models.next_s = -NEVER
-        self.world.models.deadline_s = NEVER
+        self.world.models.deadline_s = self.world.models.tightest_s = NEVER
         self.areas: list[Area] = []
 
     def _allot(self, scale: int) -> None:

@@ -293,20 +293,20 @@ class CompiledTwin:
         active = PlanKey(int(self.state.plans[self._active].key))
         blocks = [model.num_blocks for model in self._plans[self._active][0].plan.models]
         seen = self._samples[: clock.sample].view(np.ndarray)
-        fields = ("at_s", "tightest_s", "arrived", "queued", "oldest_age_s", "progress")
+        fields = ("at_s", "arrived", "queued", "oldest_age_s", "progress", "tightest_s")
         glances = []
         for rows in zip(*(seen[name].tolist() for name in fields), strict=True):
-            (at_s, *_), (tightest_s, *_), *queues = rows
-            known_s = None if tightest_s == layout.NEVER else tightest_s
+            (at_s, *_), *queues, tightest_s = rows
+            known_s = [None if one == layout.NEVER else one for one in tightest_s]
             glances.append(
                 QueueSnapshot(
                     at_s,
                     active,
-                    known_s,
+                    min((one for one in known_s if one is not None), default=None),
                     tuple(
-                        ModelQueue(name, arrived, queued, age_s, num_blocks, progress)
-                        for name, num_blocks, arrived, queued, age_s, progress in zip(
-                            self._names, blocks, *queues, strict=True
+                        ModelQueue(name, arrived, queued, age_s, num_blocks, progress, deadline_s)
+                        for name, num_blocks, arrived, queued, age_s, progress, deadline_s in zip(
+                            self._names, blocks, *queues, known_s, strict=True
                         )
                     ),
                 )

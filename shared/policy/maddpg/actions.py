@@ -114,8 +114,8 @@ SHORTEST_S: Final = 1e-5
 def interval_bounds(load: Load, lanes: int = 1) -> tuple[float, float]:
     """The least and the most seconds per task of one model under a load."""
     most_s = LONGEST_S
-    if load.arrivals_per_s > 0.0:
-        most_s = min(1.0 / (load.arrivals_per_s * (1.0 + HEADROOM)), LONGEST_S)
+    if load.expected_per_s > 0.0:
+        most_s = min(1.0 / (load.expected_per_s * (1.0 + HEADROOM)), LONGEST_S)
     return min(max(load.service_s / lanes, SHORTEST_S), most_s), most_s
 
 
