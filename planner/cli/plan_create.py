@@ -136,7 +136,8 @@ def create(
 
     \b
     auto has a lane per core, runs each model on the executor that was measured to be fastest there
-    (`stageloom device profile DEVICE --executor NAME`), and the task of the earliest deadline first.
+    (`stageloom device profile DEVICE --executor NAME`), and the task of the earliest deadline first; one
+    without a deadline counts as due after 1 s.
     It says what it knew and what was not measured. Any rule of your own turns it off.
 
     \b

@@ -29,6 +29,7 @@ from stageloom.planner.twin.window import (
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.patience import PATIENCE_S
 from stageloom.shared.engine.residency import Bus
 from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
@@ -134,8 +135,8 @@ class Twin:
     """A simulated device; satisfies `stageloom.planner.twin.window.TargetDevice`.
 
     `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
-    to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give
-    equal windows.
+    to deadline, by model, of tasks of one model; without one they have none, and count as due after
+    `patience_s`. Equal arguments and calls give equal windows.
 
     Plans that place their blocks: what a step takes on a resource is what it takes on the device, `slower`
     times as long, by resource; copies go over `bus` one after another. `history`: what is known beforehand.
@@ -152,10 +153,11 @@ class Twin:
         slower: Mapping[int, float] | None = None,
         bus: Bus | None = None,
         history: DurationHistory | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.times = times
         self.now_s = 0.0
-        self._core = EngineCore(history=history, bus=bus)
+        self._core = EngineCore(history=history, bus=bus, patience_s=patience_s)
         self._slower = dict(slower or {})
         self._bus = bus or Bus()
         self._copies: deque[tuple[float, StepId]] = deque()  # when they end, in their order

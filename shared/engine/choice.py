@@ -146,9 +146,7 @@ class Chooser:
             ratio = 1.0 if combined.size == 1 else combined.input_ratio
             rivals.push((plan.precedence, -ratio, oldest.id, combined.index, combined))
         elif plan.step_choice is _DEADLINE:
-            rivals.push(
-                (plan.precedence, combined.earliest_deadline_s(), oldest.id, combined.index, combined)
-            )
+            rivals.push((plan.precedence, combined.earliest_wanted_s(), oldest.id, combined.index, combined))
             return
         elif plan.step_choice is _WEIGHTED:
             rivals.push((plan.precedence, combined.passes, oldest.id, combined.index, combined))

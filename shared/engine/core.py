@@ -9,6 +9,7 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.history import DurationHistory
+from stageloom.shared.engine.patience import PATIENCE_S, next_turn_s, wanted_by_s
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance, ProgramStatus
 from stageloom.shared.engine.registry import TaskRegistry
@@ -45,7 +46,7 @@ class EngineCore:
 
     `max_preparing` bounds the programs per plan that are asked for on demand at any time, `max_programs` all
     that are asked for in the life of a plan. Plans that place their blocks predict steps by `history`, which
-    learns from `step_done`, and copies by `bus`.
+    learns from `step_done`, and copies by `bus`. After `patience_s` a task without a deadline counts as due.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class EngineCore:
         max_programs: int = 1024,
         history: DurationHistory | None = None,
         bus: Bus | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._scheduler = StepScheduler(max_preparing, max_programs, history, bus)
-        self._registry = TaskRegistry(self._scheduler.drop_row)
+        self._registry = TaskRegistry(self._scheduler.drop_row, patience_s)
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
         self._draining = False
@@ -447,7 +449,7 @@ class EngineCore:
         return True
 
     def _launch_by_deadline(self, active: PlanState, now: float) -> None:
-        """While a lane has room, launch the task of the earliest deadline, if none launched goes before it.
+        """While a lane has room, launch the task that is wanted first, if none launched goes before it.
 
         So queued and launched tasks compete alike: nothing is launched before it could begin. What can no
         longer end in time when its turn comes is given up, for those that can.
@@ -465,14 +467,15 @@ class EngineCore:
                 if due_s > now:
                     self._launch_s = min(self._launch_s, due_s)
                     continue
-                task = launcher.queue.first()
+                task = launcher.queue.first(launcher.turn_s)
                 if self._gives_up(launcher, task, now):
                     break
-                if first is None or (task.deadline_s, task.seq) < earliest:
-                    first, earliest = launcher, (task.deadline_s, task.seq)
+                wanted = wanted_by_s(task, launcher.turn_s), task.seq
+                if first is None or wanted < earliest:
+                    first, earliest = launcher, wanted
             else:
                 launched = self._scheduler.chooser.first(active, lanes)
-                if launched is not None and launched[1] != _NEVER and self._buries(launched[4], now):
+                if launched is not None and self._registry.deadlines and self._buries(launched[4], now):
                     continue
                 if first is None or (launched is not None and launched[1] <= earliest[0]):
                     return
@@ -509,8 +512,13 @@ class EngineCore:
         target = launcher.target
         track = None if target is None else self._next_track(target, lanes)
         assert track is not None
+        turn_s = launcher.turn_s
         rows = launcher.take(now)
-        instance = Instance(InstanceId(self._next_instance), track, rows, now)
+        instance = Instance(InstanceId(self._next_instance), track, rows, now, turn_s)
+        if track.plan.by_deadline and any(row.deadline_s == _NEVER for row in rows):
+            model = track.model
+            spacing_s = model.pace.rest_s[0] / model.lanes_share
+            launcher.turn_s = next_turn_s(turn_s, now, spacing_s, self._registry.patience_s)
         self._next_instance += 1
         track.newest = instance
         first = track.slots[0]

@@ -6,8 +6,10 @@ A rule has a run order (who is launched next) and a losing order (who goes when 
 | --- | --- | --- |
 | refuse newest | oldest | the newcomer |
 | drop oldest | oldest | oldest |
-| deadline | earliest deadline | latest deadline, the newest of equals |
+| deadline | what is wanted first | what is wanted last, the newest of equals |
 | priority | highest priority | lowest priority, the newest of equals |
+
+When a task without a deadline is wanted: `stageloom.shared.engine.patience`.
 
 A shared task is counted in the queue of each of its models from its arrival until it is launched there. It
 can be launched only from the model's one-deep buffer, and cannot lose once it is in the buffers.
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from stageloom.shared.engine.patience import wanted_by_s
 from stageloom.shared.engine.slots import ModelState
 from stageloom.shared.engine.steps import Outcome, Task
 from stageloom.shared.plan import QueuePlan, QueueRule
@@ -31,7 +34,17 @@ _SLACK = 64  # entries of ended tasks that a heap may hold beyond the live ones 
 class TaskQueue:
     """The tasks of one model that are not launched yet; see the module's text."""
 
-    __slots__ = ("_entries", "_loses", "_runs", "_singles", "buffer", "launchable", "nbytes", "plan")
+    __slots__ = (
+        "_entries",
+        "_loses",
+        "_patient",
+        "_runs",
+        "_singles",
+        "buffer",
+        "launchable",
+        "nbytes",
+        "plan",
+    )
 
     def __init__(self, plan: QueuePlan) -> None:
         self.plan = plan
@@ -41,6 +54,7 @@ class TaskQueue:
         self._entries: OrderedDict[int, Task] = OrderedDict()  # by arrival, the buffered one included
         self._singles: OrderedDict[int, Task] = OrderedDict()  # those that need no buffer
         self._runs: _Heap = []  # singles in run order; only where it is not the order of arrival
+        self._patient: OrderedDict[int, Task] = OrderedDict()  # singles without a deadline, by DEADLINE
         self._loses: _Heap = []  # all in losing order; likewise
 
     def __len__(self) -> int:
@@ -91,7 +105,10 @@ class TaskQueue:
         if self._keyed:
             value, seq = self._key(task)
             if not task.shared:
-                heappush(self._runs, (value, seq, task))
+                if self._is_patient(task):
+                    self._patient[seq] = task
+                else:
+                    heappush(self._runs, (value, seq, task))
             heappush(self._loses, (-value, -seq, task))
 
     def admit(self, task: Task) -> None:
@@ -105,6 +122,7 @@ class TaskQueue:
             return
         self.nbytes -= task.nbytes
         if self._singles.pop(task.seq, None) is not None:
+            self._patient.pop(task.seq, None)
             self.launchable -= 1
         elif self.buffer is task:
             self.buffer = None
@@ -114,18 +132,21 @@ class TaskQueue:
         elif len(self._runs) > 2 * len(self._singles) + _SLACK:
             self._rebuild()
 
-    def first(self) -> Task:
-        """The task to launch next; there must be one."""
+    def first(self, turn_s: float = -math.inf) -> Task:
+        """The task to launch next; there must be one. `turn_s`: the model's turn, see `wanted_by_s`."""
+        first: Task | None = None
         single = self._first_single()
-        buffered = self.buffer
-        if single is None or (buffered is not None and self._key(buffered) < self._key(single)):
-            assert buffered is not None
-            return buffered
-        return single
+        if single is not None and self.buffer is None and not self._patient:
+            return single
+        for task in (self.buffer, single, next(iter(self._patient.values()), None)):
+            if task is not None and (first is None or self._key(task, turn_s) < self._key(first, turn_s)):
+                first = task
+        assert first is not None
+        return first
 
-    def take(self) -> Task:
+    def take(self, turn_s: float = -math.inf) -> Task:
         """Remove and return the task to launch next; there must be one."""
-        task = self.first()
+        task = self.first(turn_s)
         self.discard(task)
         return task
 
@@ -151,10 +172,14 @@ class TaskQueue:
     def _keyed(self) -> bool:
         return self.plan.rule in (QueueRule.DEADLINE, QueueRule.PRIORITY)
 
-    def _key(self, task: Task) -> _Key:
+    def _is_patient(self, task: Task) -> bool:
+        """Its place in the run order depends on the model's turn."""
+        return self.plan.rule is QueueRule.DEADLINE and task.deadline_s == math.inf
+
+    def _key(self, task: Task, turn_s: float = -math.inf) -> _Key:
         """Run order: the smallest first."""
         if self.plan.rule is QueueRule.DEADLINE:
-            return task.deadline_s, task.seq
+            return wanted_by_s(task, turn_s), task.seq
         if self.plan.rule is QueueRule.PRIORITY:
             return -task.priority, task.seq
         return 0, task.seq
@@ -189,9 +214,14 @@ class TaskQueue:
     def _rebuild(self) -> None:
         self._runs.clear()
         self._loses.clear()
+        self._patient.clear()
         if not self._keyed:
             return
-        self._runs.extend((*self._key(task), task) for task in self._singles.values())
+        for task in self._singles.values():
+            if self._is_patient(task):
+                self._patient[task.seq] = task
+            else:
+                self._runs.append((*self._key(task), task))
         self._loses.extend(
             (-value, -seq, task) for task in self._entries.values() for value, seq in [self._key(task)]
         )
@@ -216,6 +246,7 @@ class Launcher:
         "served",
         "target",
         "tightest_s",
+        "turn_s",
         "work_conserving",
     )
 
@@ -224,6 +255,7 @@ class Launcher:
         self.queue = TaskQueue(target.bound.plan.queue)
         self.graph = target.bound.graph
         self.next_s = -math.inf  # the spacing since the last launch is over from here on
+        self.turn_s = -math.inf  # from here on tasks without a deadline are within the model's share
         self.target: ModelState | None = None  # where it launches into; None while no plan serves the model
         self.served = True  # the plan activated last has the model
         self.ended = dict.fromkeys(Outcome, 0)
@@ -272,7 +304,7 @@ class Launcher:
 
     def take(self, now: float) -> list[Task]:
         """Take the tasks of one launch out of the queue and start the spacing."""
-        rows = [self.queue.take() for _ in range(min(self.batch, self.queue.launchable))]
+        rows = [self.queue.take(self.turn_s) for _ in range(min(self.batch, self.queue.launchable))]
         self.next_s = now + self.interval_s * len(rows)
         self.launched += len(rows)
         return rows

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from stageloom.shared.engine.patience import wanted_by_s
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Task
 from stageloom.shared.ids import StepId, TaskId
 
@@ -80,9 +81,13 @@ class Instance:
         "started",
         "task_ids",
         "track",
+        "turn_s",
+        "wanted_by_s",
     )
 
-    def __init__(self, id: InstanceId, track: "Track", rows: list[Task], now: float) -> None:
+    def __init__(
+        self, id: InstanceId, track: "Track", rows: list[Task], now: float, turn_s: float = -math.inf
+    ) -> None:
         self.id = id
         self.track = track
         self.block = 0  # its input lies ready in this block's slot; the number of blocks once all are issued
@@ -96,6 +101,8 @@ class Instance:
         self.bucket = 1
         self.task_ids: tuple[TaskId, ...] = ()
         self.deadline_s = math.inf
+        self.wanted_by_s = math.inf  # what it is ranked by
+        self.turn_s = turn_s  # of its rows without a deadline
         self.fit()
 
     def fit(self) -> None:
@@ -104,10 +111,12 @@ class Instance:
         if len(rows) == 1:  # the usual case, on the hot path
             self.task_ids = (rows[0].id,)
             self.deadline_s = rows[0].deadline_s
+            self.wanted_by_s = wanted_by_s(rows[0], self.turn_s)
             self.bucket = 1
             return
         self.task_ids = tuple(row.id for row in rows)
         self.deadline_s = min(row.deadline_s for row in rows)
+        self.wanted_by_s = min(wanted_by_s(row, self.turn_s) for row in rows)
         self.bucket = self.track.bound.bucket_for(len(rows))
 
 

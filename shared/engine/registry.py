@@ -28,12 +28,14 @@ class TaskRegistry:
         "launchers",
         "line",
         "out",
+        "patience_s",
         "submitted",
         "tasks",
     )
 
-    def __init__(self, drop_row: Callable[[Instance, Task], None]) -> None:
+    def __init__(self, drop_row: Callable[[Instance, Task], None], patience_s: float) -> None:
         self._drop_row = drop_row
+        self.patience_s = patience_s
         self.deadlines: list[tuple[float, int, Task]] = []  # a heap; some have ended
         self.closed = False  # shutting down: every task that comes is refused
         self.ended = dict.fromkeys(Outcome, 0)
@@ -47,6 +49,7 @@ class TaskRegistry:
         """Take a task into the queues of its models, or refuse it."""
         self.submitted += 1
         task.seq, task.arrived_s = self.submitted, now
+        task.patient_until_s = now + self.patience_s
         self.tasks[task.id] = task
         if now >= task.deadline_s:
             self.finish(task, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")

@@ -263,7 +263,18 @@ class Track:
 class ModelState:
     """One model of a loaded plan."""
 
-    __slots__ = ("_at_once", "_in_order", "apart", "bound", "free_tracks", "index", "name", "pace", "tracks")
+    __slots__ = (
+        "_at_once",
+        "_in_order",
+        "apart",
+        "bound",
+        "free_tracks",
+        "index",
+        "lanes_share",
+        "name",
+        "pace",
+        "tracks",
+    )
 
     def __init__(self, plan: "PlanState", index: int, bound: BoundModel) -> None:
         self.name = bound.plan.name
@@ -271,6 +282,7 @@ class ModelState:
         self.bound = bound
         self.tracks = [Track(plan, self, replica) for replica in range(bound.plan.replicas)]
         self.pace = Pace(len(bound.blocks))
+        self.lanes_share = plan.lanes / len(plan.bound.models)  # each model's, where all want to run
         self.free_tracks = (1 << bound.plan.replicas) - 1  # replicas whose slot 0 is free
         first_lanes = {
             plan.bound.lanes_of(plan.bound.home[Member(index, replica, 0)][0])
@@ -505,11 +517,11 @@ class CombinedState:
             mask ^= low
         return best
 
-    def earliest_deadline_s(self) -> float:
-        """The earliest deadline among the members that would move."""
+    def earliest_wanted_s(self) -> float:
+        """By when the first of the members that would move is wanted."""
         mask = self.moves & self.ready
         return min(
-            slot.instance.deadline_s for slot in self.slots if mask & slot.bit and slot.instance is not None
+            slot.instance.wanted_by_s for slot in self.slots if mask & slot.bit and slot.instance is not None
         )
 
 

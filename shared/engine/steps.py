@@ -66,6 +66,7 @@ class Task:
         "models",
         "nbytes",
         "parts",
+        "patient_until_s",
         "plan",
         "priority",
         "seq",
@@ -90,6 +91,7 @@ class Task:
         self.shared = len(models) > 1
         self.seq = 0  # order of arrival
         self.arrived_s = 0.0
+        self.patient_until_s = math.inf  # by when it counts as due without a deadline
         self.buffered = False  # a shared task that is, or has been, in the buffers of its models
         self.ended = False
         self.instances: list[Instance] = []  # one per model in which it was launched

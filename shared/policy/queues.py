@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from stageloom.shared.engine.patience import PATIENCE_S
 from stageloom.shared.policy.plain import Load
 
 TOP_THRESHOLD: Final = 2e5
 """The paper's T, in tasks squared. Three bounded queues of depth D reach at most 2 D^2 / 9, so it needs
 queues of at least 949 tasks."""
 
-DEADLINE_WITHOUT_ONE_S: Final = 1.0
+DEADLINE_WITHOUT_ONE_S: Final = PATIENCE_S
 """Stands for the tightest deadline where no task has one."""
 
 

@@ -40,8 +40,8 @@ _BORDER_S: Final = 0.0005  # on other executors
 STEP_S: Final = 0.0003
 """What a step takes beside its inference."""
 _OVERDUE_AFTER: Final = 1 << 10
-"""Choices in which a block may be passed over: those of a cut model often are, for tasks that are due sooner;
-tasks without a deadline must come to run all the same."""
+"""Choices in which a block may be passed over: those of a cut model often are, for tasks that are due
+sooner."""
 
 Times = Mapping[ExecutorOptions, float]
 """Seconds of one run of a whole model, by executor; infinity where it cannot run there."""

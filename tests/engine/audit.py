@@ -65,7 +65,7 @@ class SpyChooser(Chooser):
             assert ratios[chosen] == max(ratios[c] for c in rivals), "not the highest input ratio"
         elif chosen.plan.bound.plan.step_choice is StepChoice.DEADLINE:
             rivals = [c for c in could if c.plan is chosen.plan]
-            assert _deadline_s(chosen) == min(map(_deadline_s, rivals)), "not the earliest deadline"
+            assert _wanted_s(chosen) == min(map(_wanted_s, rivals)), "not what is wanted first"
         for c in could:
             if c is chosen:
                 self.passed_over.pop(c, None)
@@ -87,9 +87,9 @@ def stands(combined: CombinedState) -> int:
     return NO_LANE if found == combined.plan.lanes else found
 
 
-def _deadline_s(combined: CombinedState) -> float:
+def _wanted_s(combined: CombinedState) -> float:
     instances = [combined.slots[p].instance for p in bits(combined.moves & combined.ready)]
-    return min(instance.deadline_s for instance in instances if instance is not None)
+    return min(instance.wanted_by_s for instance in instances if instance is not None)
 
 
 def _late(combined: CombinedState, now: float) -> bool:

@@ -98,11 +98,11 @@ def test_of_replicas_that_could_begin_the_emptiest_takes_the_task() -> None:
 def test_the_earliest_deadline_goes_first_over_queued_and_launched_tasks() -> None:
     """One lane: `a` is queued behind no one, yet `b`, which came later, is due sooner."""
     driver = Driver(chains(1, 1, step_choice=StepChoice.DEADLINE, run_ahead=1))
-    driver.submit("a", deadline_s=9.0)
-    driver.submit("a", deadline_s=8.0)
-    driver.submit("b", deadline_s=7.0)
+    driver.submit("a", deadline_s=0.9)
+    driver.submit("a", deadline_s=0.8)
+    driver.submit("b", deadline_s=0.7)
     driver.submit("b")
-    driver.submit("a", deadline_s=6.0)
+    driver.submit("a", deadline_s=0.6)
     for _ in range(5):
         driver.end()
     order = [(step.members[0].member.model, step.members[0].tasks[0]) for step in driver.issued]

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from stageloom.shared.engine.patience import wanted_by_s
 from stageloom.shared.engine.queues import TaskQueue
 from stageloom.shared.engine.steps import Task
 from stageloom.shared.ids import TaskId
@@ -45,11 +46,36 @@ def test_drop_oldest_keeps_who_came_last() -> None:
 
 def test_the_latest_deadline_loses_and_the_earliest_runs_first() -> None:
     driver = _driver(QueueRule.DEADLINE)
-    for deadline in (50.0, 30.0, 40.0, None):
+    for deadline in (0.5, 0.3, 0.4, None):
         driver.submit("a", deadline_s=deadline)
     assert _outcomes(driver) == {2: "queue_full", 5: "queue_full"}
     driver.end_all()
     assert driver.order() == [0, 1, 3, 4]
+
+
+def test_without_a_deadline_a_task_is_wanted_after_its_patience() -> None:
+    driver = _driver(QueueRule.DEADLINE, max_tasks=3)
+    for deadline in (1.1, None, 0.9, 0.8):
+        driver.submit("a", deadline_s=deadline)
+    assert _outcomes(driver) == {2: "queue_full"}
+    driver.end_all()
+    assert driver.order() == [0, 1, 5, 4, 3]
+
+
+def test_tasks_without_a_deadline_go_behind_others_until_their_model_s_turn() -> None:
+    """However long they have waited, within their model's own queue, too."""
+    queue = TaskQueue(QueuePlan(rule=QueueRule.DEADLINE))
+    entries = [
+        Task(id=TaskId(number), models=("a",), nbytes=1, deadline_s=deadline_s)
+        for number, deadline_s in enumerate((None, None, 7.0, 9.0))
+    ]
+    for number, entry in enumerate(entries):
+        entry.seq, entry.patient_until_s = number, 1.0
+        queue.add(entry)
+    assert queue.take(8.0) is entries[2]
+    assert queue.take(8.0) is entries[0]
+    assert queue.take(9.5) is entries[3]
+    assert queue.take(9.5) is entries[1]
 
 
 def test_the_lowest_priority_loses_newest_first() -> None:
@@ -122,7 +148,7 @@ class _Reference:
 
     def key(self, entry: Task) -> tuple[float, int]:
         if self.plan.rule is QueueRule.DEADLINE:
-            return entry.deadline_s, entry.seq
+            return wanted_by_s(entry), entry.seq
         if self.plan.rule is QueueRule.PRIORITY:
             return -entry.priority, entry.seq
         return 0.0, entry.seq
@@ -168,6 +194,7 @@ def test_queue_agrees_with_a_sorted_list(rule: QueueRule) -> None:
                     deadline_s=deadline,
                 )
                 entry.seq = number
+                entry.patient_until_s = 0.03 * number
                 losers = queue.losers(entry)
                 assert losers == reference.submit(entry)
                 if losers is not None:

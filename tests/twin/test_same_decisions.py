@@ -32,8 +32,7 @@ Decision = tuple[int, int, int, int, tuple[tuple[int, ...], ...]]
 class Spy(EngineCore):
     """Notes which tasks came and steps ended, the n-th of them at instant n, and what was issued.
 
-    No decision of these plans depends on how much time passes, and the threads take the lock in another order
-    than they read the clock.
+    The instants are its clock, too: the threads take the lock in another order than they read theirs.
     """
 
     def __init__(self) -> None:
@@ -44,18 +43,19 @@ class Spy(EngineCore):
         self.issued: list[Step] = []
 
     def submit(self, task: Task, now: float) -> list[Action]:
-        self.came.append((task.models[0], self._instant()))
-        return self._note(super().submit(task, now))
+        at_s = self._instant()
+        self.came.append((task.models[0], at_s))
+        return self._note(super().submit(task, at_s))
 
     def step_done(
         self, step_id: StepId, now: float, error: str | None = None, compute_s: float | None = None
     ) -> list[Action]:
         assert error is None
-        self.ended_s[step_id] = self._instant()
-        return self._note(super().step_done(step_id, now, error, compute_s))
+        at_s = self.ended_s[step_id] = self._instant()
+        return self._note(super().step_done(step_id, at_s, error, compute_s))
 
     def tick(self, now: float) -> list[Action]:
-        return self._note(super().tick(now))
+        return self._note(super().tick(float(self._events)))
 
     def _instant(self) -> float:
         self._events += 1

@@ -61,7 +61,7 @@ PLAN: Final = _record(
         first_combined num_combined first_slot num_slots first_target""",
 )
 TARGET: Final = _record(
-    f8="interval_s delay_s",
+    f8="interval_s delay_s lanes_share",
     i8="""plan first_track replicas free batch work_conserving max_tasks drop_oldest in_order at_once
         apart""",
 )
@@ -81,13 +81,13 @@ LINK: Final = _record(i8="block")  # of a list of slots, by the block
 MEMBER: Final = _record(i8="slot bit")  # of a combined block, downstream first
 PAIR: Final = _record(i8="bit freer")  # see CombinedState.chain
 MODEL: Final = _record(
-    f8="interval_s delay_s next_s deadline_s tightest_s busy_s",
+    f8="interval_s delay_s next_s deadline_s tightest_s patience_s turn_s busy_s",
     i8="""batch work_conserving max_tasks drop_oldest head queued arrived launched completed refused expired
         target""",
 )
 ROW: Final = _record(f8="arrived_s", i8="task")  # a queued task, or a row of an instance
 INSTANCE: Final = _record(
-    f8="ready_s deadline_s expires_s",
+    f8="ready_s deadline_s expires_s wanted_by_s turn_s",
     i8="id used on_board track model block passed over started live begin count bucket level steps",
 )
 STEP: Final = _record(

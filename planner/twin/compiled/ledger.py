@@ -118,7 +118,7 @@ def lane_idle(w: World) -> bool:
 
 @jit
 def launch_by_deadline(w: World, now: float) -> None:
-    """While a lane has room, launch the task of the earliest deadline, if none launched goes before it."""
+    """While a lane has room, launch the task that is wanted first, if none launched goes before it."""
     plan = w.plans[w.clock[0].active]
     while True:
         lanes = open_lanes(w, plan)
@@ -134,10 +134,10 @@ def launch_by_deadline(w: World, now: float) -> None:
                 break
             launcher = w.models[model]
             row = w.queues[model, launcher.head]
-            deadline_s = row.arrived_s + launcher.deadline_s
-            sooner = deadline_s < earliest_s or (deadline_s == earliest_s and row.task < earliest_task)
+            wanted_s = wanted_by_s(w, model, row, launcher.turn_s)
+            sooner = wanted_s < earliest_s or (wanted_s == earliest_s and row.task < earliest_task)
             if first == NOBODY or sooner:
-                first, earliest_s, earliest_task = model, deadline_s, row.task
+                first, earliest_s, earliest_task = model, wanted_s, row.task
         if gave_up:
             continue
         launched = first_launched(w, plan, lanes)
@@ -150,8 +150,23 @@ def launch_by_deadline(w: World, now: float) -> None:
 
 
 @jit
+def wanted_by_s(w: World, model: int, row: Records, turn_s: float) -> float:
+    """By when a task is wanted; see `stageloom.shared.engine.patience`."""
+    launcher = w.models[model]
+    if launcher.deadline_s != NEVER:
+        return row.arrived_s + launcher.deadline_s
+    return max(row.arrived_s + launcher.patience_s, turn_s)
+
+
+@jit
+def next_turn_s(turn_s: float, now: float, spacing_s: float, patience_s: float) -> float:
+    """A model's turn after a launch."""
+    return max(now + spacing_s, min(turn_s + spacing_s, now + patience_s))
+
+
+@jit
 def first_launched(w: World, plan: Records, lanes: int) -> int:
-    """The combined block of the earliest deadline that could begin in an idle lane, or `NOBODY`."""
+    """The combined block that is wanted first of those that could begin in an idle lane, or `NOBODY`."""
     best = NOBODY
     for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
         home = w.combined[c]
@@ -245,6 +260,10 @@ def launch_one(w: World, model: int, now: float, lanes: int) -> None:
     instance.id, instance.model, instance.steps = clock.next_instance, model, 0
     instance.track, instance.block, instance.passed = at_track, 0, 0
     instance.ready_s, instance.begin, instance.count, instance.live = now, 0, count, count
+    instance.turn_s = launcher.turn_s
+    if launcher.deadline_s == NEVER and w.plans[target.plan].by_deadline:
+        spacing_s = rest_s(w, target, 0) / target.lanes_share
+        launcher.turn_s = next_turn_s(launcher.turn_s, now, spacing_s, launcher.patience_s)
     clock.next_instance += 1
     fit(w, index, target.batch)
     track = w.tracks[at_track]
@@ -267,6 +286,7 @@ def fit(w: World, index: int, batch: int) -> None:
     instance.bucket = min(size, batch)
     oldest = w.rows[index, instance.begin]
     instance.deadline_s = instance.expires_s = oldest.arrived_s + w.models[instance.model].deadline_s
+    instance.wanted_by_s = wanted_by_s(w, instance.model, oldest, instance.turn_s)
 
 
 @jit

@@ -265,14 +265,14 @@ def oldest(w: World, home: Records) -> int:
 
 
 @jit
-def earliest_deadline_s(w: World, home: Records) -> float:
-    """The earliest deadline among the members that would move."""
+def earliest_wanted_s(w: World, home: Records) -> float:
+    """By when the first of the members that would move is wanted."""
     mask = home.moves & home.ready
     earliest_s = NEVER
     for i in range(home.first_member, home.first_member + home.num_members):
         member = w.members[i]
         if mask & member.bit:
-            earliest_s = min(earliest_s, w.instances[w.slots[member.slot].held].deadline_s)
+            earliest_s = min(earliest_s, w.instances[w.slots[member.slot].held].wanted_by_s)
     return earliest_s
 
 
@@ -319,7 +319,7 @@ def admit(w: World, index: int, stand: int) -> None:
         home.rank = -count_bits(home.moves & home.ready) / home.num_members
         home.tie = first.id
     elif choice == BY_DEADLINE:
-        home.rank = earliest_deadline_s(w, home)
+        home.rank = earliest_wanted_s(w, home)
         home.tie = first.id
     elif choice == ROUND_ROBIN:
         home.rank = home.last_choice

@@ -147,6 +147,7 @@ def _tracks(
                 "free": (1 << plan.replicas) - 1,
                 "batch": plan.batch,
                 "interval_s": plan.launch_interval_us * 1e-6,
+                "lanes_share": bound.plan.lanes / len(bound.models),
                 "delay_s": plan.batch_max_delay_us * 1e-6,
                 "work_conserving": plan.work_conserving,
                 "max_tasks": _queue_bound(model),
@@ -300,8 +301,13 @@ _REFERENCES: Final = {
 class WorldMemory:
     """The world of one twin. `block` is what the kernels get, `world` the same as arrays."""
 
-    def __init__(self, num_models: int, device: DeviceFile, noise: npt.NDArray[np.float64]) -> None:
-        """A device without plans. `noise`: factors, by step; at most `layout`'s number of them."""
+    def __init__(
+        self, num_models: int, device: DeviceFile, noise: npt.NDArray[np.float64], patience_s: float
+    ) -> None:
+        """A device without plans. `noise`: factors, by step; at most `layout`'s number of them.
+
+        `patience_s`: after it a task without a deadline counts as due.
+        """
         self._most_members = 0  # of any combined block so far
         self._allot(1)
         self._need({"models": num_models})
@@ -313,6 +319,8 @@ class WorldMemory:
         self.world.noise[: len(noise)] = noise
         self.world.models.next_s = -NEVER
         self.world.models.deadline_s = self.world.models.tightest_s = NEVER
+        self.world.models.patience_s = patience_s
+        self.world.models.turn_s = -NEVER
         self.areas: list[Area] = []
 
     def _allot(self, scale: int) -> None:

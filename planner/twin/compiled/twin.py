@@ -24,6 +24,7 @@ from stageloom.planner.twin.lanes import noise_factors
 from stageloom.planner.twin.times import BlockTimes, PlanTimes, StepTimes
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, usual_samples
 from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.patience import PATIENCE_S
 from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import InputError, PlanError
@@ -33,9 +34,9 @@ from stageloom.shared.ids import Digest
 class CompiledTwin:
     """A simulated device; satisfies `stageloom.planner.twin.window.TargetDevice`.
 
-    `arrivals`, `seed` and `deadlines_s` are those of the reference twin. With `prepared` all programs are
-    ready when their plan is deployed; else each after its first step, as in the reference. With `trace` every
-    step is kept until `take_trace`.
+    `arrivals`, `seed`, `deadlines_s` and `patience_s` are those of the reference twin. With `prepared` all
+    programs are ready when their plan is deployed; else each after its first step, as in the reference. With
+    `trace` every step is kept until `take_trace`.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class CompiledTwin:
         deadlines_s: Mapping[str, float] | None = None,
         prepared: bool = False,
         trace: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.times = times
         self._sources = tuple(arrivals)
         self._tape = Tape(list(arrivals.values()), seed)
         self._deadlines_s = dict(deadlines_s or {})
+        self._patience_s = patience_s
         self._prepared = prepared
         self._traces = trace
         self._noise = np.array(noise_factors(times.device.noise, seed), np.float64)
@@ -133,7 +136,7 @@ class CompiledTwin:
         if strangers := [source for source in self._sources if source not in names]:
             raise InputError(f"tasks arrive for {strangers[0]!r}, which the plan does not serve")
         self._names = names
-        memory = WorldMemory(len(names), self.times.device, self._noise)
+        memory = WorldMemory(len(names), self.times.device, self._noise, self._patience_s)
         clock = memory.world.clock[0]
         clock.traces = self._traces
         for model, name in zip(memory.world.models, names, strict=False):

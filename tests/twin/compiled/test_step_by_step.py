@@ -36,6 +36,7 @@ def play(world: World, make: Callable[..., CompiledTwin], *, prepared: bool = Fa
         world.arrivals,
         seed=world.seed,
         deadlines_s=world.deadlines_s,
+        patience_s=world.patience_s,
         prepared=prepared,
         trace=True,
     )
@@ -241,6 +242,24 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "ledger",
         "w.combined[launched].rank <= earliest_s",
         "w.combined[launched].rank > earliest_s",
+    ),
+    "a backlog without deadlines takes all": (
+        48,
+        "ledger",
+        "max(row.arrived_s + launcher.patience_s, turn_s)",
+        "row.arrived_s + launcher.patience_s",
+    ),
+    "endless patience": (
+        10,
+        "ledger",
+        "max(row.arrived_s + launcher.patience_s, turn_s)",
+        "max(NEVER, turn_s)",
+    ),
+    "idle lanes are paid for": (
+        48,
+        "ledger",
+        "min(turn_s + spacing_s, now + patience_s)",
+        "turn_s + spacing_s",
     ),
     "no queued task is given up": (19, "ledger", "if deadline_s - now > least_s:", "if least_s >= 0.0:"),
     "no launched task is given up": (

@@ -11,6 +11,7 @@ from stageloom.planner.twin.device_file import DeviceFile, load_device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import PlanTimes, StepTime, StepTimes
 from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.patience import PATIENCE_S
 from stageloom.shared.engine.steps import Action, FinishTask, PrepareProgram, ProgramKey, Step
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
@@ -30,6 +31,7 @@ class World:
     deadlines_s: dict[str, float]
     plans: tuple[tuple[BoundPlan, float], ...]
     seed: int
+    patience_s: float = PATIENCE_S
 
     @property
     def times(self) -> StepTimes:
@@ -98,6 +100,7 @@ def random_world(seed: int) -> World:
             for _ in range(random.randint(1, 4))
         ),
         seed=seed,
+        patience_s=Random(f"patience {seed}").choice([PATIENCE_S, 0.0, 2.0**-11, 2.0**-9]),
     )
 
 
@@ -164,7 +167,13 @@ class TracedTwin(Twin):
     """The reference, with what it issued and what ended."""
 
     def __init__(self, world: World, *, prepared: bool = False) -> None:
-        super().__init__(world.times, world.arrivals, seed=world.seed, deadlines_s=world.deadlines_s)
+        super().__init__(
+            world.times,
+            world.arrivals,
+            seed=world.seed,
+            deadlines_s=world.deadlines_s,
+            patience_s=world.patience_s,
+        )
         self.prepared = prepared
         self.issued: list[tuple[float, Step]] = []
         self.ended: list[tuple[float, FinishTask]] = []
