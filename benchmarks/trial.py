@@ -3,8 +3,12 @@
 Every window's figure is the plan's true speed times noise, such that the log ratio of a pair of windows of
 0.25 s spreads by 5.5 %, as measured for a plan against itself on a shared two-core machine. Besides normal
 noise: twice as much of it, heavy tails (Student, 5 degrees), load that wanders from window to window, and a
-device that slows down by 0.1 % a window. Latencies spread by 20 % a window. Figures are shares of seeds, and
-medians; the rows say how often the 95 % interval that a trial states holds the true ratio.
+device that slows down by 0.1 % a window. p99 and ages spread by 20 % a window. Figures are shares of seeds,
+and medians; the rows say how often the 95 % interval that a trial states holds the true ratio.
+
+Then the same under load, where windows see tasks that queue: Poisson arrivals of two models with deadlines
+(`trial_load.py`), at 0.25 to 1.1 of what two narrow lanes carry, for a plan against itself, against one whose
+tasks take 5 % longer, and for two narrow lanes against one wide lane, both ways.
 
     python -m benchmarks.trial [--quick] [--json]
 """
@@ -14,10 +18,13 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from random import Random
 from statistics import median
 
 from benchmarks.runner import Report, progress, run
+from benchmarks.trial_load import NARROW, WIDE_LANE, Shape, try_under_load
 from stageloom.shared.engine.trial import (
     Decide,
     Drain,
@@ -38,6 +45,17 @@ LATENCY_SPREAD = 0.2
 SEEDS = 1000
 CASES: Mapping[str, float] = {"same": 1.0, "better": 1.05, "worse": 0.95}
 """The candidate's true speed over the control's."""
+
+LOADS = (0.25, 0.6, 0.9, 1.1)
+LOAD_SEEDS = 300
+LOAD_CASES: Mapping[str, tuple[Shape, Shape]] = {
+    "same": (NARROW, NARROW),
+    "same_wide": (WIDE_LANE, WIDE_LANE),
+    "worse": (NARROW, Shape(2, 1.05)),
+    "to_wide": (NARROW, WIDE_LANE),
+    "to_narrow": (WIDE_LANE, NARROW),
+}
+"""Control and candidate."""
 
 _WINDOW_SPREAD = PAIR_SPREAD / math.sqrt(2)
 _DISK_S, _DRAIN_S, _SWAP_S = 0.005, 0.01, 0.001
@@ -105,7 +123,7 @@ def try_plan(
     )
     core = TrialCore(setup, Random(seed), config)
     chance = Random(f"noise {seed}")
-    speeds = noise(chance)
+    speeds = (noise(chance), noise(Random(f"latency {seed}")))
     now = 0.0
     todo = core.begin(now)
     while True:
@@ -114,8 +132,9 @@ def try_plan(
             return action.result
         if isinstance(action, MeasureSide):
             now = action.to_s
-            speed = math.exp(next(speeds)) * (ratio if action.side is Side.CANDIDATE else 1.0)
-            todo += core.window_ended(action.window, _figures(action, speed, chance), now)
+            true = ratio if action.side is Side.CANDIDATE else 1.0
+            speed, quickness = (math.exp(next(one)) * true for one in speeds)
+            todo += core.window_ended(action.window, _figures(action, speed, quickness, chance), now)
         elif isinstance(action, SaveRecord):
             now += _DISK_S
             todo += core.recorded(now)
@@ -127,7 +146,7 @@ def try_plan(
             todo += core.activated(now)
 
 
-def _figures(action: MeasureSide, speed: float, chance: Random) -> WindowFigures:
+def _figures(action: MeasureSide, speed: float, quickness: float, chance: Random) -> WindowFigures:
     return WindowFigures(
         completed=(_TASKS,),
         failed=0,
@@ -136,6 +155,10 @@ def _figures(action: MeasureSide, speed: float, chance: Random) -> WindowFigures
         saturated=False,
         p99_s=2 * _SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
         oldest_age_s=_SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
+        judged=(_TASKS,),
+        log_latency=(_TASKS * math.log(1.5 * _SERVICE_S / quickness),),
+        due=_TASKS,
+        in_time=_TASKS,
     )
 
 
@@ -155,6 +178,27 @@ def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, flo
 _VERDICTS = (Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT)
 
 
+def under_load(seeds: int, case: str, load: float, pool: ProcessPoolExecutor) -> dict[str, float]:
+    """Shares of the verdicts and medians, over so many seeds."""
+    control, candidate = LOAD_CASES[case]
+    trial = partial(_under_load, load, control, candidate)
+    results = list(pool.map(trial, range(seeds), chunksize=5))
+    found = outcomes(results, math.nan)
+    del found["interval_holds_share"]
+    by_figure = {
+        f"{figure}_ratio_median": median(
+            value if (value := getattr(result, f"{figure}_ratio")) is not None else math.nan
+            for result in results
+        )
+        for figure in ("latency", "busy")
+    }
+    return {**found, **by_figure}
+
+
+def _under_load(load: float, control: Shape, candidate: Shape, seed: int) -> TrialResult:
+    return try_under_load(seed, load, control, candidate)
+
+
 def measure(report: Report, options: argparse.Namespace) -> None:
     seeds = SEEDS // 10 if options.quick else SEEDS
     for kind, noise in NOISES.items():
@@ -163,6 +207,14 @@ def measure(report: Report, options: argparse.Namespace) -> None:
             found = outcomes([try_plan(seed, ratio, noise) for seed in range(seeds)], ratio)
             figures = {f"{case}.{name}": value for name, value in found.items()} if kind == "normal" else {}
             report.add(figures, [{"noise": kind, "case": case, "true_ratio": ratio, "seeds": seeds, **found}])
+    seeds = LOAD_SEEDS // 10 if options.quick else LOAD_SEEDS
+    with ProcessPoolExecutor(2) as pool:
+        for case in LOAD_CASES:
+            progress(f"trial: {seeds} seeds each under load, {case!r}")
+            for load in LOADS:
+                found = under_load(seeds, case, load, pool)
+                figures = {f"{case}.{load:g}.{name}": value for name, value in found.items()}
+                report.add(figures, [{"load": load, "case": case, "seeds": seeds, **found}])
 
 
 if __name__ == "__main__":

@@ -371,5 +371,8 @@ def _row(
         record.began_us,
         now_us,
         bounded(result.reason),
+        result.figure.value if result.figure is not None else "",
+        result.latency_ratio,
+        result.busy_ratio,
     )
     return (row,)

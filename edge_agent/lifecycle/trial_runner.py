@@ -68,7 +68,8 @@ class TrialRunner:
         self._began_s = 0.0
         self._number = 0  # of the window that is measured
         self._window = 0  # the core's number of it
-        self._seen = {name: ModelFigures(name, 0, 0.0, 0, 0.0) for name in models}  # under the control
+        self._seen = {name: ModelFigures(name) for name in models}  # under the control
+        self._timed_s = 0.0  # for so long
         self._oldest_age_s = 0.0
         self._core: TrialCore | None = None  # once the models are timed
 
@@ -119,7 +120,7 @@ class TrialRunner:
             return []
         if self._core is None:
             return self._timed(figures, now)
-        return self._do(self._core.window_ended(self._window, self._figures(figures), now))
+        return self._do(self._core.window_ended(self._window, window_figures(figures, self._models), now))
 
     def crashed(self, how: str, now: float) -> list[Action]:
         if self._core is None:
@@ -146,6 +147,7 @@ class TrialRunner:
 
     def _timed(self, figures: WindowMeasured, now: float) -> list[Action]:
         self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
+        self._timed_s += figures.measured_s
         for model in figures.models:
             if (seen := self._seen.get(model.name)) is not None:
                 self._seen[model.name] = structs.replace(
@@ -154,6 +156,7 @@ class TrialRunner:
                     busy_s=seen.busy_s + model.busy_s,
                     instances=seen.instances + model.instances,
                     instance_s=seen.instance_s + model.instance_s,
+                    ended=seen.ended + model.ended,
                 )
         taken_s, longest_s = now - self._began_s, self._config.timing_s
         busy = [seen for seen in self._seen.values() if seen.completed]
@@ -187,24 +190,11 @@ class TrialRunner:
             control_bytes=self._control_bytes,
             candidate_bytes=self._candidate_bytes,
             memory_bytes=self._memory_bytes,
+            arrivals_per_s=tuple(self._seen[name].ended / self._timed_s for name in self._models),
             oldest_age_s=self._oldest_age_s,
         )
         self._core = TrialCore(setup, self._rng, self._config)
         return self._do(self._core.begin(now))
-
-    def _figures(self, seen: WindowMeasured) -> WindowFigures:
-        completed = {one.name: one.completed for one in seen.models}
-        counts = tuple(completed.get(name, 0) for name in self._models)
-        return WindowFigures(
-            completed=counts,
-            failed=seen.failed,
-            measured_s=max(seen.measured_s, _SHORTEST_S),
-            busy_s=max(seen.busy_s, 0.0),
-            saturated=seen.saturated,
-            # A task for several models that has ended in one of them only has no latency yet.
-            p99_s=max(seen.p99_s, _SHORTEST_S) if any(counts) else 0.0,
-            oldest_age_s=seen.oldest_age_s,
-        )
 
     def _do(self, actions: Sequence[TrialAction]) -> list[Action]:
         out: list[Action] = []
@@ -234,3 +224,23 @@ class TrialRunner:
         self.draining = False
         self.result = result
         return []
+
+
+def window_figures(seen: WindowMeasured, models: tuple[str, ...]) -> WindowFigures:
+    """What the engine process counted, per model in the order of `models`."""
+    by_name = {one.name: one for one in seen.models}
+    of = [by_name.get(name) or ModelFigures(name) for name in models]
+    return WindowFigures(
+        completed=tuple(one.completed for one in of),
+        failed=seen.failed,
+        measured_s=max(seen.measured_s, _SHORTEST_S),
+        busy_s=max(seen.busy_s, 0.0),
+        saturated=seen.saturated,
+        # A task for several models that has ended in one of them only has no latency yet.
+        p99_s=max(seen.p99_s, _SHORTEST_S) if any(one.completed for one in of) else 0.0,
+        oldest_age_s=seen.oldest_age_s,
+        judged=tuple(one.judged for one in of),
+        log_latency=tuple(one.log_latency for one in of),
+        due=seen.due,
+        in_time=seen.in_time,
+    )

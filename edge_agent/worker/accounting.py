@@ -2,17 +2,24 @@
 
 All but `WindowTimer` are guarded by the runtime's lock. The figures of a window are cut at its two instants
 themselves: a step or a task counts where it ended, busy time where it was spent.
+
+Latencies alone count where the task *arrived*: it speaks of the plan that it met, and not of the one
+before, for which it may have waited until the drain ended. A task that has not ended counts with the age
+that it has when the window ends, so that a plan cannot hide those that it leaves; none that came in the
+last tenth counts, as an age near nothing says nothing. A task that expired, was refused or was given up
+counts as twice the time that it had; one without a deadline by the time after which it was given up, and
+not at all where it failed or was refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, StepStats, WindowMeasured
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.steps import Outcome, PlanKey, Step
+from stageloom.shared.engine.steps import Outcome, PlanKey, Step, Task
 
 if TYPE_CHECKING:
     from stageloom.edge_agent.worker.runtime import EngineRuntime
@@ -67,6 +74,12 @@ class StepCounter:
         return tuple(self._sums.pop(place) for place in sorted(self._sums)[:MAX_COMBINED])
 
 
+_JUDGED = 0.9
+"""Of a window's measured time: whose arrivals' latencies count."""
+
+_SHORTEST_S = 1e-6
+"""Below it the clock tells nothing."""
+
 MAX_LATENCIES = 100_000
 """Latencies kept of one window; beyond them p99 is that of the first ones."""
 
@@ -82,14 +95,19 @@ class WindowCounter:
     saturated: bool
     oldest_age_s: float
     completed_before: dict[str, int]  # tasks, by model
+    closes_s: float = math.inf  # the last arrival whose latency counts
     models: dict[str, ModelFigures] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)  # of completed tasks, arrival to answer
+    due: int = 0  # of the tasks that arrived until `closes_s`, those that have ended
+    in_time: int = 0  # and completed
 
     @classmethod
-    def begin(cls, core: EngineCore, key: PlanKey | None, busy_s: float, now: float) -> "WindowCounter":
-        """Cut here. `busy_s` is the tally's figure at this instant."""
-        completed = dict(core.completed())
-        return cls(key, now, busy_s, core.failed, core.waiting, core.oldest_age_s(now), completed)
+    def begin(
+        cls, core: EngineCore, key: PlanKey | None, busy_s: float, now: float, to_s: float
+    ) -> "WindowCounter":
+        """Cut here, to be cut again at `to_s`. `busy_s` is the tally's figure at this instant."""
+        completed, closes_s = dict(core.completed()), now + _JUDGED * (to_s - now)
+        return cls(key, now, busy_s, core.failed, core.waiting, core.oldest_age_s(now), completed, closes_s)
 
     def sample(self, core: EngineCore, now: float) -> None:
         """Look at the queues, now and then and after every event."""
@@ -107,14 +125,38 @@ class WindowCounter:
         figures.instances += 1
         figures.instance_s += taken_s
 
-    def task_ended(self, outcome: Outcome, latency_s: float) -> None:
-        """A task was answered, so long after it had arrived."""
-        if outcome is Outcome.COMPLETED and len(self.latencies_s) < MAX_LATENCIES:
+    def task_ended(self, task: Task, outcome: Outcome, now: float) -> None:
+        """A task was answered."""
+        latency_s, completed = now - task.arrived_s, outcome is Outcome.COMPLETED
+        for name in task.models:
+            self._model(name).ended += 1
+        if completed and len(self.latencies_s) < MAX_LATENCIES:
             self.latencies_s.append(latency_s)
+        allowed_s = task.deadline_s - task.arrived_s
+        if allowed_s <= 0.0 or not self.began_s <= task.arrived_s <= self.closes_s:
+            return
+        self.due += 1
+        self.in_time += completed
+        if not completed and allowed_s < math.inf:
+            latency_s = 2 * allowed_s
+        if completed or allowed_s < math.inf or outcome is Outcome.CANCELLED:
+            self._judge(task, latency_s)
 
-    def end(self, number: int, core: EngineCore, busy_s: float, now: float) -> WindowMeasured:
-        """Cut again; the figures between the two instants."""
+    def _judge(self, task: Task, latency_s: float) -> None:
+        log_latency = math.log(max(latency_s, _SHORTEST_S))
+        for name in task.models:
+            model = self._model(name)
+            model.judged += 1
+            model.log_latency += log_latency
+
+    def end(
+        self, number: int, core: EngineCore, busy_s: float, now: float, waiting: Iterable[Task]
+    ) -> WindowMeasured:
+        """Cut again; the figures between the two instants. `waiting`: tasks that have not ended."""
         self.sample(core, now)
+        for task in waiting:
+            if self.began_s <= task.arrived_s <= self.closes_s:
+                self._judge(task, now - task.arrived_s)
         figures = []
         for name, total in core.completed().items():
             model = self._model(name)
@@ -130,6 +172,8 @@ class WindowCounter:
             self._p99_s(),
             self.oldest_age_s,
             tuple(figures),
+            self.due,
+            self.in_time,
         )
 
     def _p99_s(self) -> float:
@@ -174,7 +218,7 @@ class WindowTimer:
             self._order, self.due_s = None, math.inf
             return
         if not self._began:
-            driver.begin_window()
+            driver.begin_window(order.to_s)
             self._began = True
         oldest_age_s = driver.sample_window()
         if now < order.to_s and oldest_age_s <= order.brake_age_s:

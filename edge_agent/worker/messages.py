@@ -369,6 +369,9 @@ class ModelFigures(msgspec.Struct, array_like=True):
     busy_s: float = 0.0  # its share of the steps that it ran in
     instances: int = 0  # that ended
     instance_s: float = 0.0  # what they took from begin to end, summed
+    ended: int = 0  # tasks, in whatever way
+    judged: int = 0  # tasks whose latency counts
+    log_latency: float = 0.0  # their natural logarithms of seconds, summed
 
 
 class WindowMeasured(_Message, frozen=True, tag=21):
@@ -384,6 +387,8 @@ class WindowMeasured(_Message, frozen=True, tag=21):
     p99_s: float
     oldest_age_s: float
     models: tuple[ModelFigures, ...]
+    due: int = 0
+    in_time: int = 0
 
 
 class RecordingEnded(_Message, frozen=True, tag=22):

@@ -284,11 +284,12 @@ class EngineRuntime:
 
     # Windows
 
-    def begin_window(self) -> None:
-        """Count anew from this instant, for `end_window`."""
+    def begin_window(self, to_s: float) -> None:
+        """Count anew from this instant, for `end_window` at about `to_s`."""
         with self._lock:
             now = self._clock()
-            self._tasks.window = WindowCounter.begin(self._core, self._active, self._tally.busy_s(now), now)
+            busy_s = self._tally.busy_s(now)
+            self._tasks.window = WindowCounter.begin(self._core, self._active, busy_s, now, to_s)
 
     def sample_window(self) -> float:
         """Sample the queues for the window that has begun; the oldest queued task's age in it, seconds."""
@@ -304,7 +305,8 @@ class EngineRuntime:
         with self._lock:
             window, self._tasks.window = self._tasks.window, None
             now = self._clock()
-            return window.end(number, self._core, self._tally.busy_s(now), now) if window else None
+            waiting = self._tasks.tasks.values()
+            return window.end(number, self._core, self._tally.busy_s(now), now, waiting) if window else None
 
     # Tasks
 

@@ -127,7 +127,7 @@ class TaskTable:
         if outcome is Outcome.COMPLETED and task.problem:
             outcome, code, reason = Outcome.FAILED, "output", task.problem
         if self.window is not None:
-            self.window.task_ended(outcome, now - task.arrived_s)
+            self.window.task_ended(task, outcome, now)
         if self.recorder is not None:
             self.recorder.task(task.id, task.models, (task.arrived_s, task.started_s, now), outcome)
         return TaskDone(

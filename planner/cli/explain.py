@@ -11,7 +11,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.cli.connection import Caller, connected
 from stageloom.planner.cli.options import checked
-from stageloom.planner.cli.output import emit, emit_table, interval, pair, progress, show, when
+from stageloom.planner.cli.output import compared, emit, emit_table, pair, progress, show, when
 from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest
 from stageloom.planner.schema.explanation import (
     AlternativeSchedule,
@@ -180,7 +180,7 @@ def _trial(trial: TrialInfo) -> str:
         said = _NO_TRIAL[trial.how]
     else:
         against = f" against {trial.control[:12]}" if trial.control else ""
-        ratio = interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+        ratio = compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)
         said = f"the device's trial{against}: {trial.verdict}" + (
             f", {ratio} as good over {trial.pairs} pairs" if ratio else ", nothing measured"
         )
@@ -267,7 +267,7 @@ def _print_others(shown: Sequence[RelatedPlan], known: int) -> None:
 def _other(one: RelatedPlan) -> tuple[object, ...]:
     last = one.last
     trial = one.trial
-    ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+    ratio = "" if trial is None else compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)
     return (
         (one.name or one.digest[:12]) + (" (this)" if one.this else ""),
         last.how,

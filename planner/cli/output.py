@@ -133,6 +133,11 @@ def interval(ratio: float | None, low: float | None, high: float | None) -> str:
     return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
+def compared(figure: str, ratio: float | None, low: float | None, high: float | None) -> str:
+    """What a trial compared and found: above 1 where the candidate is better."""
+    return f"{figure} {interval(ratio, low, high)}".strip() if ratio is not None else ""
+
+
 def pushed_text(pushed: Pushed) -> str:
     """The generation and autonomy that a push gave a device."""
     autonomy = pushed.autonomy.value if pushed.autonomy is not None else "as before"

@@ -7,7 +7,7 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import first
 from stageloom.planner.cli.options import MOST_ROWS, checked
-from stageloom.planner.cli.output import emit_table, interval, pair, show, when
+from stageloom.planner.cli.output import compared, emit_table, pair, show, when
 from stageloom.planner.schema.base import PAGE_MAX
 from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest
 from stageloom.shared.ids import DeviceId
@@ -52,7 +52,7 @@ def _row(info: ReplanInfo) -> tuple[object, ...]:
         info.plan,
         info.how,
         info.outcome,
-        interval(info.ratio, info.ratio_low, info.ratio_high),
+        compared(info.figure, info.ratio, info.ratio_low, info.ratio_high),
         info.trigger_to_decision_ms,
         info.trigger_to_active_ms,
         info.reason,

@@ -10,7 +10,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import every
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import Combine, Partition, model_options
-from stageloom.planner.cli.output import emit_table, interval, progress, show
+from stageloom.planner.cli.output import compared, emit_table, progress, show
 from stageloom.planner.cli.request_file import From, request_from
 from stageloom.planner.schema import scheduler as schema
 from stageloom.shared.errors import InputError
@@ -125,7 +125,7 @@ def _tell(rows: Sequence[schema.ComparedScheduler]) -> None:
 
 def _cells(row: schema.ComparedScheduler) -> tuple[Any, ...]:
     trial = row.trial
-    ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+    ratio = "" if trial is None else compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)
     return (
         row.scheduler,
         f"{row.predicted_ms:.3f}",

@@ -8,7 +8,7 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call
 from stageloom.planner.cli.options import checked
-from stageloom.planner.cli.output import emit, interval, pair, show
+from stageloom.planner.cli.output import compared, emit, pair, show
 from stageloom.planner.schema.trial import BlockPair, TrialCompareRequest, TrialComparison
 from stageloom.shared.ids import DeviceId
 
@@ -38,10 +38,14 @@ def _lines(comparison: TrialComparison) -> Iterator[str]:
     yield f"control   {(trial.control or '')[:12] or 'none'}"
     yield f"candidate {trial.candidate[:12]}  generation {pair(trial.epoch, trial.generation)}"
     yield f"verdict   {trial.verdict} by {trial.how}" + (f": {trial.reason}" if trial.reason else "")
+    ratio = compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)
     yield (
-        f"ratio     {interval(trial.ratio, trial.ratio_low, trial.ratio_high) or 'not measured'}, "
+        f"ratio     {ratio or 'not measured'}, "
         f"{trial.pairs} pairs in {(trial.decided_us - trial.began_us) / 1e6:.1f} s"
     )
+    for figure, beside in (("latency", trial.latency_ratio), ("busy", trial.busy_ratio)):
+        if beside is not None and figure != trial.figure:
+            yield f"beside    {figure} {beside:.3f}"
     if comparison.predicted_ratio is not None:
         yield f"predicted {comparison.predicted_ratio:.3f}"
     for block in comparison.blocks:

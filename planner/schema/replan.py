@@ -44,6 +44,9 @@ class TrialInfo(Reply, frozen=True, kw_only=True):
     began_us: MicroSeconds
     decided_us: MicroSeconds
     reason: Line
+    figure: ShortText = ""
+    latency_ratio: Real | None = None
+    busy_ratio: Real | None = None
 
 
 class ReplanInfo(Reply, frozen=True, kw_only=True):
@@ -51,7 +54,7 @@ class ReplanInfo(Reply, frozen=True, kw_only=True):
 
     `outcome`: pending, committed, rejected, no_gain or rolled_back. Both `trigger_to_` times are by the
     device's clock, except the decision of a re-plan that pushed nothing: the planner made it. `reason` is why
-    it ended so, `remark` what went into the decision beside the plans.
+    it ended so, `remark` what went into the decision beside the plans. `figure`: what `ratio` compares.
     """
 
     replan: Count
@@ -79,6 +82,7 @@ class ReplanInfo(Reply, frozen=True, kw_only=True):
     later_alarms: Count
     reason: Line
     remark: Line = ""
+    figure: ShortText = ""
 
 
 class Proposer(str, Enum):

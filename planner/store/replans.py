@@ -182,6 +182,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
             "later_alarms": 0,
             "reason": "",
             "remark": "",
+            "figure": "",
         },
     )
     assert begun.inserted_primary_key is not None
@@ -326,7 +327,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
     if replan is not None and replan.digest == ended.candidate:
         replan.how = ended.how
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
-        replan.pairs = ended.pairs
+        replan.pairs, replan.figure = ended.pairs, ended.figure
         replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
 
 

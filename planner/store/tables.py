@@ -370,6 +370,7 @@ class ReplanRow(Table):
     later_alarms: Mapped[int]
     reason: Mapped[str]
     remark: Mapped[str]
+    figure: Mapped[str]
 
 
 class TrialRow(Table):
@@ -394,6 +395,9 @@ class TrialRow(Table):
     began_us: Mapped[int]
     decided_us: Mapped[int]
     reason: Mapped[str]
+    figure: Mapped[str]
+    latency_ratio: Mapped[float | None]
+    busy_ratio: Mapped[float | None]
     __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
 
 

@@ -1,9 +1,10 @@
 """The trial of a candidate plan against the control that runs, as a state machine. No clock, no thread.
 
-Windows of the two plans in randomised ABBA order, drained between, never two plans in one window; after every
-pair from the 8th on a sequential test on the paired log ratios: commit when the one-sided 95 % lower bound is
-above +2 %, reject when the upper bound is below -2 %, otherwise no gain when time is up. A candidate that
-crashes, stalls, fails tasks or harms p99 or the oldest task's age is rejected at once, with the reason.
+Windows of the two plans in randomised ABBA order, drained between, never two plans in one window; after
+every pair from the 8th on a sequential test on the paired log ratios of latency and busy seconds, or of
+tasks per second where tasks wait all the time (`evidence.py`): commit, reject, or no gain when time is up.
+A candidate that crashes, stalls, fails tasks or harms p99, the oldest task's age or the share of tasks in
+time is rejected at once, with the reason.
 
 The caller carries out the actions in order and reports what became of them. An event that is late or repeated
 changes nothing. `now` is in seconds on one monotonic clock; call `tick` no later than `next_wakeup`.
@@ -19,15 +20,13 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+from stageloom.shared.engine.evidence import Evidence, Figure
 from stageloom.shared.engine.interval_guard import Seconds, Share
 from stageloom.shared.engine.windows import (
-    PairedLogs,
     Rng,
     Side,
     WindowFigures,
     abba,
-    log_growth,
-    log_speedup,
     window_length_s,
 )
 from stageloom.shared.ids import Digest
@@ -58,7 +57,10 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What a trial found. `ratio` above 1: the candidate is better; both None with too few pairs to say."""
+    """What a trial found. Ratios above 1: the candidate is better; None with too few pairs to say.
+
+    `ratio` and `interval` are those of `figure`, which decided; the others' ratios stand beside it.
+    """
 
     verdict: Verdict
     reason: str  # one line
@@ -66,6 +68,9 @@ class TrialResult:
     interval: tuple[float, float] | None = None  # 95 %, two-sided, of the ratio; not adjusted for stopping
     pairs: int = 0  # that said something
     seconds_s: float = 0.0  # from the first event to the decision
+    figure: Figure | None = None
+    latency_ratio: float | None = None  # the control's over the candidate's
+    busy_ratio: float | None = None  # likewise, device seconds per completed task
 
 
 def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str:
@@ -94,10 +99,14 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     shortest_window_s: Seconds = 0.25
     instance_times: Annotated[float, Meta(ge=1.0, le=10_000.0)] = 20.0  # in a window, at least
     cut: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1  # of a window's begin is not measured: it fills
+    window_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 10.0  # expected in a window, at least
+    model_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 2.0  # likewise, of each model that matters
     min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
-    confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.95  # of each bound
+    confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.998  # of each bound at each look
     gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
-    limit_s: Seconds = 60.0
+    worth: Share = 0.1  # so much lower latency may be paid for with busy seconds
+    limit_s: Seconds = 60.0  # longer only where windows are long: `TrialCore.limit_s`
+    longest_s: Seconds = 600.0
     guard: Share = 0.2  # p99 or oldest age worse by more is a rejection
     age_floor_s: Seconds = 0.01  # ages that differ by less are equal to every user
     brake_age_s: Seconds = 1.0  # no task waits longer for the candidate, unless it did for the control
@@ -117,11 +126,14 @@ class TrialSetup:
     control_bytes: int  # what the executor states for each plan; shared weights count in the control's
     candidate_bytes: int
     memory_bytes: int  # what both may take together
+    arrivals_per_s: tuple[float, ...] = ()  # per model; empty where it is not known [num_models]
     oldest_age_s: float = 0.0  # of any queue when the trial begins
 
     def __post_init__(self) -> None:
         if not self.models or not len(self.models) == len(self.service_s) == len(self.instance_s):
             raise ValueError(f"a trial needs one service and one instance time per model: {self}")
+        if self.arrivals_per_s and len(self.arrivals_per_s) != len(self.models):
+            raise ValueError(f"a trial needs no rates, or one per model: {self}")
         if not all(0.0 < seconds < math.inf for seconds in (*self.service_s, *self.instance_s)):
             raise ValueError(f"a trial needs measured times: {self}")
 
@@ -177,6 +189,39 @@ class _Phase(Enum):
     OVER = "over"
 
 
+_SLOWEST = 5.0
+"""Instances of the slowest model that a drain, or a task that waits, may take without being blamed for it."""
+
+
+def lengths(setup: TrialSetup, config: TrialConfig) -> tuple[float, float]:
+    """How long a window and the whole trial are, in seconds.
+
+    Windows stretch to slow models and slow arrivals, and the trial to three times the windows of its first
+    look, `longest_s` at most; where even the first look would take longer, windows are as long as it
+    allows.
+    """
+    pairs = 2 * config.min_pairs
+    wanted_s = window_length_s(
+        setup.instance_s,
+        arrivals_per_s=setup.arrivals_per_s,
+        weights_s=setup.service_s,
+        tasks=config.window_tasks,
+        model_tasks=config.model_tasks,
+        shortest_s=config.shortest_window_s,
+        instance_times=config.instance_times,
+    )
+    longest_s = max(config.longest_s, config.limit_s)
+    window_s = min(wanted_s, _MEASURED * longest_s / pairs)
+    limit_s = min(max(config.limit_s, _LOOKS * pairs * window_s / _MEASURED), longest_s)
+    return window_s, limit_s
+
+
+_MEASURED = 0.9
+"""Of a long trial's time; the rest are drains."""
+
+_LOOKS = 3
+
+
 class TrialCore:
     """One trial. `rng` is a seeded generator (`random.Random`)."""
 
@@ -184,11 +229,10 @@ class TrialCore:
         self.setup = setup
         self.config = config or TrialConfig()
         self.result: TrialResult | None = None
-        self.window_s = window_length_s(
-            setup.instance_s,
-            shortest_s=self.config.shortest_window_s,
-            instance_times=self.config.instance_times,
-        )
+        self.window_s, self.limit_s = lengths(setup, self.config)
+        slowest_s = _SLOWEST * max(setup.instance_s)
+        self._patience_s = max(self.config.stall_s, slowest_s)
+        self._brake_age_s = max(self.config.brake_age_s, slowest_s)
         self._order = abba(rng)
         self._phase = _Phase.NEW
         self._began_s = 0.0
@@ -197,11 +241,18 @@ class TrialCore:
         self._window = -1
         self._side = Side.CONTROL  # of the current window
         self._pending: WindowFigures | None = None  # first window of the pair
-        self._speedup, self._p99, self._age = PairedLogs(), PairedLogs(), PairedLogs()
+        self._evidence = Evidence(
+            setup.service_s,
+            min_pairs=self.config.min_pairs,
+            confidence=self.config.confidence,
+            gain=self.config.gain,
+            worth=self.config.worth,
+            guard=self.config.guard,
+            age_floor_s=max(self.config.age_floor_s, slowest_s),
+        )
         self._failed = dict.fromkeys(Side, 0)
         self._ended = dict.fromkeys(Side, 0)
         self._control_age_s = setup.oldest_age_s  # the worst seen
-        self._silent = 0  # pairs that said nothing
         self.stalled = False  # the plan that ran did not come to an end: its engine may hang
 
     # Events
@@ -219,7 +270,7 @@ class TrialCore:
             self._phase = _Phase.OVER
             self.result = TrialResult(verdict=Verdict.REFUSED, reason=refusal)
             return [Decide(self.result)]
-        self._enter(_Phase.SAVING, now + self.config.stall_s)
+        self._enter(_Phase.SAVING, now + self._patience_s)
         return [SaveRecord(self.setup.record)]
 
     def recorded(self, now: float) -> list[TrialAction]:
@@ -230,7 +281,7 @@ class TrialCore:
             return []
         self._window += 1
         self._running = self._side = next(self._order)
-        self._enter(_Phase.ACTIVATING, now + self.config.stall_s)
+        self._enter(_Phase.ACTIVATING, now + self._patience_s)
         return [Activate(self._side)]
 
     def activated(self, now: float) -> list[TrialAction]:
@@ -238,7 +289,7 @@ class TrialCore:
         if self._phase is not _Phase.ACTIVATING:
             return []
         to_s = now + self.window_s
-        self._enter(_Phase.MEASURING, to_s + self.config.stall_s)
+        self._enter(_Phase.MEASURING, to_s + self._patience_s)
         return [MeasureSide(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
 
     def window_ended(self, window: int, figures: WindowFigures, now: float) -> list[TrialAction]:
@@ -254,7 +305,7 @@ class TrialCore:
             return self._drain(now)
         first, self._pending = self._pending, None
         control, candidate = (first, figures) if self._side is Side.CANDIDATE else (figures, first)
-        self._take(control, candidate)
+        self._evidence.take(control, candidate)
         if failures := self._failures():
             return self._end(Verdict.REJECT, failures, now)
         return self._look(now) or self._drain(now)
@@ -276,8 +327,8 @@ class TrialCore:
         if now >= self._due_s:
             self.stalled = self._phase is not _Phase.SAVING
             return self._fault(f"did not end {self._phase.value} in time", now)
-        if now >= self._began_s + self.config.limit_s:
-            return self._end(Verdict.NO_GAIN, self._undecided(), now)
+        if now >= self.ends_s:
+            return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
         return []
 
     @property
@@ -285,7 +336,7 @@ class TrialCore:
         """When `tick` has something to do; None when the trial is over or has not begun."""
         if self._phase in (_Phase.NEW, _Phase.OVER):
             return None
-        return min(self._due_s, self._began_s + self.config.limit_s)
+        return min(self._due_s, self.ends_s)
 
     @property
     def saving(self) -> bool:
@@ -295,72 +346,41 @@ class TrialCore:
     @property
     def ends_s(self) -> float:
         """When there is no gain, if nothing was sure until then."""
-        return self._began_s + self.config.limit_s
+        return self._began_s + self.limit_s
 
     @property
     def pairs(self) -> int:
         """Pairs so far that said something."""
-        return self._speedup.count
+        return self._evidence.pairs
 
     @property
     def ratio(self) -> float | None:
         """Over the pairs so far, above 1 where the candidate is better."""
-        return math.exp(self._speedup.mean) if self._speedup.count else None
+        logs = self._evidence.logs
+        return math.exp(logs.mean) if logs.count else None
 
     @property
     def brake_age_s(self) -> float:
         """A candidate under which a task waited longer is rejected at once; infinite for the control."""
         if self._running is Side.CONTROL:
             return math.inf
-        return max(self.config.brake_age_s, 2 * self._control_age_s)
-
-    @property
-    def _harms(self) -> tuple[tuple[str, PairedLogs], ...]:
-        """What a gain must not be paid for with, and how it grew."""
-        return ("p99 latency", self._p99), ("oldest task's age", self._age)
+        return max(self._brake_age_s, 2 * self._control_age_s)
 
     # Decisions
 
     def _refusal(self) -> str:
         """Why the trial cannot begin, or nothing."""
-        setup, config = self.setup, self.config
-        if crowded := crowding(setup.control_bytes, setup.candidate_bytes, setup.memory_bytes):
-            return crowded
-        first_look_s = 2 * config.min_pairs * self.window_s
-        if first_look_s > config.limit_s:
-            return (
-                f"{config.min_pairs} pairs of windows of {self.window_s:.2f} s take {first_look_s:.0f} s, "
-                f"longer than a trial may take ({config.limit_s:.0f} s)"
-            )
-        return ""
-
-    def _take(self, control: WindowFigures, candidate: WindowFigures) -> None:
-        speedup = log_speedup(control, candidate, self.setup.service_s)
-        if speedup is None:
-            self._silent += 1
-            return
-        self._speedup.add(speedup)
-        self._p99.add(log_growth(control.p99_s, candidate.p99_s, 0.0))
-        self._age.add(log_growth(control.oldest_age_s, candidate.oldest_age_s, self.config.age_floor_s))
+        setup = self.setup
+        return crowding(setup.control_bytes, setup.candidate_bytes, setup.memory_bytes)
 
     def _look(self, now: float) -> list[TrialAction]:
         """After a pair: decide, or nothing yet."""
-        config = self.config
-        if self._speedup.count >= config.min_pairs:
-            for what, growth in self._harms:
-                if growth.bounds(config.confidence)[0] > math.log1p(config.guard):
-                    worse = f"{what} is {math.expm1(growth.mean):.0%} worse"
-                    return self._end(Verdict.REJECT, f"{worse} over {growth.count} pairs", now)
-            low, high = self._speedup.bounds(config.confidence)
-            if high < math.log1p(-config.gain):
-                return self._end(Verdict.REJECT, f"worse by more than {config.gain:.0%}", now)
-            # A gain that may be paid for in latency waits until that is sure, or time is up.
-            unharmed = all(growth.mean <= math.log1p(config.guard) for _, growth in self._harms)
-            if low > math.log1p(config.gain) and unharmed:
-                return self._end(Verdict.COMMIT, f"better by more than {config.gain:.0%}", now)
+        if decision := self._evidence.decision():
+            better, reason = decision
+            return self._end(Verdict.COMMIT if better else Verdict.REJECT, reason, now)
         # A pair that could not end in time would only cost its drains.
-        if now + 2 * self.window_s > self._began_s + config.limit_s:
-            return self._end(Verdict.NO_GAIN, self._undecided(), now)
+        if now + 2 * self.window_s > self.ends_s:
+            return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
         return []
 
     def _harm(self, oldest_age_s: float) -> str:
@@ -383,24 +403,13 @@ class TrialCore:
             return f"{failed} of {ended} tasks failed"
         return ""
 
-    def _undecided(self) -> str:
-        pairs, config = self._speedup.count, self.config
-        if pairs >= config.min_pairs:
-            if self._speedup.bounds(config.confidence)[0] <= math.log1p(config.gain):
-                return f"no difference of {config.gain:.0%} is sure after {pairs} pairs"
-            what, growth = max(self._harms, key=lambda harm: harm[1].mean)
-            paid = f"{what} grew by {math.expm1(growth.mean):.0%} (allowed: {config.guard:.0%})"
-            return f"better by more than {config.gain:.0%}, but {paid} over {pairs} pairs"
-        silent = f" and {self._silent} without a completed task on both sides" if self._silent else ""
-        return f"only {pairs} pairs{silent} before time was up"
-
     # Steps
 
     def _enter(self, phase: _Phase, due_s: float) -> None:
         self._phase, self._due_s = phase, due_s
 
     def _drain(self, now: float) -> list[TrialAction]:
-        self._enter(_Phase.DRAINING, now + self.config.stall_s)
+        self._enter(_Phase.DRAINING, now + self._patience_s)
         return [Drain()]
 
     def _fault(self, reason: str, now: float) -> list[TrialAction]:
@@ -414,16 +423,21 @@ class TrialCore:
             return []
         untouched = self._phase is _Phase.SAVING  # nothing was drained yet
         self._enter(_Phase.OVER, math.inf)
-        logs = self._speedup
-        # Two-sided: each of the two bounds is exceeded half as often.
-        low, high = logs.bounds((1 + self.config.confidence) / 2)
+        evidence = self._evidence
+        logs = evidence.logs
+        # Two-sided, for one comparison: each of the two bounds is exceeded in one of forty.
+        low, high = logs.bounds(0.975)
+        said = logs.count > 1
         self.result = TrialResult(
             verdict=verdict,
             reason=reason,
-            ratio=math.exp(logs.mean) if logs.count > 1 else None,
-            interval=(math.exp(low), math.exp(high)) if logs.count > 1 else None,
-            pairs=logs.count,
+            ratio=math.exp(logs.mean) if said else None,
+            interval=(math.exp(low), math.exp(high)) if said else None,
+            pairs=evidence.pairs,
             seconds_s=now - self._began_s,
+            figure=evidence.figure if said else None,
+            latency_ratio=evidence.ratio_of(Figure.LATENCY),
+            busy_ratio=evidence.ratio_of(Figure.BUSY),
         )
         decide = Decide(self.result)
         if untouched:

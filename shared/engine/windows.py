@@ -114,18 +114,39 @@ def abba(rng: Rng) -> Iterator[Side]:
 
 
 def window_length_s(
-    instance_s: Sequence[float], *, shortest_s: float = 0.25, instance_times: float = 20.0
+    instance_s: Sequence[float],
+    *,
+    arrivals_per_s: Sequence[float] = (),
+    weights_s: Sequence[float] = (),
+    tasks: float = 10.0,
+    model_tasks: float = 2.0,
+    shortest_s: float = 0.25,
+    instance_times: float = 20.0,
 ) -> float:
-    """How long a window is: long against an instance, so that those cut off at its ends do not matter.
+    """How long a window is: long against an instance, so that those cut off at its ends do not matter, and
+    long enough to see `tasks` of the mix and `model_tasks` of every model that makes a tenth of the work.
 
-    `instance_s` are the times that one instance of each model takes, under the slower of the two plans.
+    `instance_s`: what one instance of each model takes, under the slower of the two plans; `weights_s`: the
+    device time of one task; `arrivals_per_s`: what comes, none where that is not known. [num_models]
     """
-    return max(shortest_s, instance_times * max(instance_s))
+    length_s = max(shortest_s, instance_times * max(instance_s))
+    total_per_s = sum(arrivals_per_s)
+    if total_per_s <= 0.0:
+        return length_s
+    length_s = max(length_s, tasks / total_per_s)
+    work = [rate * weight for rate, weight in zip(arrivals_per_s, weights_s, strict=True)]
+    heavy = (rate for rate, share in zip(arrivals_per_s, work, strict=True) if share >= sum(work) / 10)
+    return max(length_s, *(model_tasks / rate for rate in heavy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowFigures:
-    """What one plan did between the two instants of a `Measure`; counts are of tasks that ended then."""
+    """What one plan did between the two instants of a `MeasureSide`; counts are of tasks that ended then.
+
+    Latencies are of other tasks: of those that *arrived* in the window, but not in its last tenth, so that
+    each speaks of the plan that it met. One that has not ended counts with its age; see
+    `stageloom.edge_agent.worker.accounting`.
+    """
 
     completed: tuple[int, ...]  # per model, in the order of `TrialSetup.models` [num_models]
     failed: int
@@ -134,11 +155,16 @@ class WindowFigures:
     saturated: bool  # tasks were waiting all the time, so the plan set the throughput and not the arrivals
     p99_s: float  # latency from arrival to answer; 0 only where nothing completed
     oldest_age_s: float  # the greatest that any queue's oldest task had
+    judged: tuple[int, ...]  # tasks whose latency counts, per model [num_models]
+    log_latency: tuple[float, ...]  # their natural logarithms of seconds, summed [num_models]
+    due: int = 0  # of the tasks that arrived, those that have ended
+    in_time: int = 0  # of these, completed, and so before their deadlines
 
     def __post_init__(self) -> None:
         numbers = (self.measured_s, self.busy_s, self.p99_s, self.oldest_age_s)
-        counts = (*self.completed, self.failed)
+        counts = (*self.completed, *self.judged, self.failed, self.in_time, self.due - self.in_time)
         possible = all(0.0 <= n < math.inf for n in numbers) and min(counts) >= 0 and self.measured_s > 0
+        possible = possible and all(map(math.isfinite, self.log_latency))
         if not possible or (any(self.completed) and not self.p99_s):
             raise ValueError(f"no figures of a window: {self}")
 
@@ -150,21 +176,53 @@ class WindowFigures:
         """
         return sum(n * weight for n, weight in zip(self.completed, service_s, strict=True))
 
+    @property
+    def in_time_share(self) -> float | None:
+        """Completed tasks over those that ended, of the window's arrivals; None where none has ended."""
+        return self.in_time / self.due if self.due else None
 
-def log_speedup(control: WindowFigures, candidate: WindowFigures, service_s: Sequence[float]) -> float | None:
-    """How much better the candidate was in one pair, as a natural logarithm; None if the pair says nothing.
 
-    Where tasks waited all the time in both windows: tasks per second. Otherwise, since every plan that keeps
-    up completes what arrives, busy device seconds per completed task.
-    """
+# What a pair says: natural logarithms, above 0 where the candidate is better; None where it says nothing.
+
+
+def log_rate_gain(
+    control: WindowFigures, candidate: WindowFigures, service_s: Sequence[float]
+) -> float | None:
+    """Tasks per second, of two windows in which tasks waited all the time: the plans set the throughput."""
     ours, theirs = candidate.work_s(service_s), control.work_s(service_s)
-    if not ours or not theirs:
+    if not ours or not theirs or not (control.saturated and candidate.saturated):
         return None
-    if control.saturated and candidate.saturated:
-        return math.log((ours / candidate.measured_s) / (theirs / control.measured_s))
-    if not control.busy_s or not candidate.busy_s:
+    return math.log((ours / candidate.measured_s) / (theirs / control.measured_s))
+
+
+def log_busy_gain(
+    control: WindowFigures, candidate: WindowFigures, service_s: Sequence[float]
+) -> float | None:
+    """Busy device seconds per completed task, since every plan that keeps up completes what arrives."""
+    ours, theirs = candidate.work_s(service_s), control.work_s(service_s)
+    if not ours or not theirs or not control.busy_s or not candidate.busy_s:
         return None
     return math.log((control.busy_s / theirs) / (candidate.busy_s / ours))
+
+
+def log_latency_gain(
+    control: WindowFigures, candidate: WindowFigures, service_s: Sequence[float]
+) -> float | None:
+    """The mean over the models of how far the mean log latency of their tasks fell.
+
+    A model weighs as much as its work: its tasks' fixed service time, times the harmonic mean of how many it
+    had on the two sides. That is its share of the mix where both sides saw as many; a model of which one side
+    saw no task says nothing, and one of which it saw a single one says little. The weight is the same if the
+    sides change places, so what happened to arrive favours neither.
+    """
+    gain = total = 0.0
+    sides = zip(control.judged, control.log_latency, candidate.judged, candidate.log_latency, strict=True)
+    for (ours, our_log, theirs, their_log), service in zip(sides, service_s, strict=True):
+        if ours and theirs:
+            weight = service * 2 * ours * theirs / (ours + theirs)
+            gain += weight * (our_log / ours - their_log / theirs)
+            total += weight
+    return gain / total if total else None
 
 
 def log_growth(control: float, candidate: float, floor: float) -> float:

@@ -205,7 +205,9 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
 
     `how` is what decided: `trial`, `proven` (won one here before), `guard` (only launch intervals changed),
     `now` (an operator's order) or `first` (nothing comparable ran). `verdict` is one of
-    `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds.
+    `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds. `figure` is
+    what `ratio` compares, a value of `stageloom.shared.engine.evidence.Figure`; empty where nothing was
+    compared, and in rows of agents that knew busy seconds and tasks per second alone.
     """
 
     epoch: Epoch
@@ -222,6 +224,9 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     began_us: MicroSeconds
     decided_us: MicroSeconds
     reason: Line = ""
+    figure: ShortText = ""
+    latency_ratio: Real | None = None
+    busy_ratio: Real | None = None
 
 
 class PlanActivated(Struct, frozen=True, tag=13, array_like=True):

@@ -72,7 +72,8 @@ def speeds(ratio: float, spread: float = 0.02) -> Figure:
 
     def figure(side: Side, window: int) -> WindowFigures:
         wobble = math.exp(Random(window).gauss(0.0, spread))
-        return figures(busy_s=0.1 * wobble / (ratio if side is Side.CANDIDATE else 1.0))
+        slowness = wobble / (ratio if side is Side.CANDIDATE else 1.0)
+        return figures(0.008 * slowness, busy_s=0.1 * slowness)
 
     return figure
 
@@ -219,10 +220,11 @@ def test_time_is_up_in_the_middle_of_a_drain_too() -> None:
 
 
 def test_windows_without_tasks_decide_nothing() -> None:
-    result = device(lambda side, window: figures(completed=(0,), p99_s=0.0, busy_s=0.0)).run()
+    empty = figures(completed=(0,), p99_s=0.0, busy_s=0.0, judged=(0,), log_latency=(0.0,))
+    result = device(lambda side, window: empty).run()
     assert result.verdict is Verdict.NO_GAIN
     assert (result.pairs, result.ratio, result.interval) == (0, None, None)
-    assert "without a completed task" in result.reason
+    assert "without a task on both sides" in result.reason
 
 
 # Refusals
@@ -237,15 +239,35 @@ def test_plans_that_do_not_fit_together_are_refused_untouched() -> None:
     assert TrialCore(setup(memory_bytes=150), Random(0)).begin(0.0) == [SaveRecord(RECORD)]
 
 
-def test_models_too_slow_for_eight_pairs_are_refused_and_not_called_even() -> None:
-    (decide,) = TrialCore(setup(instance_s=(0.2,)), Random(0)).begin(0.0)
-    assert isinstance(decide, Decide)
-    assert decide.result.verdict is Verdict.REFUSED
-    longer = TrialCore(setup(instance_s=(0.2,)), Random(0), TrialConfig(limit_s=120.0))
-    assert longer.begin(0.0) == [SaveRecord(RECORD)]
+@pytest.mark.parametrize("instance_s", [0.005, 0.2, 3.0, 90.0])
+@pytest.mark.parametrize("rate_per_s", [0.001, 0.1, 1.0, 11.0, 100.0])
+def test_no_load_is_too_slow_for_a_trial_and_its_length_is_known_beforehand(
+    instance_s: float, rate_per_s: float
+) -> None:
+    trial = device(speeds(1.0), instance_s=(instance_s,), arrivals_per_s=(rate_per_s,))
+    core = trial.core
+    assert 2 * 8 * core.window_s < core.limit_s <= 600.0
+    assert core.limit_s >= 60.0
+    result = trial.run()
+    assert result.pairs >= 8
+    assert result.seconds_s <= core.limit_s
 
 
-@pytest.mark.parametrize("broken", [{"models": ()}, {"service_s": (1.0, 2.0)}, {"instance_s": (math.nan,)}])
+def test_short_windows_leave_a_trial_its_minute() -> None:
+    assert TrialCore(setup(arrivals_per_s=(100.0,)), Random(0)).limit_s == 60.0
+    slow = TrialCore(setup(arrivals_per_s=(0.1,)), Random(0))
+    assert (slow.limit_s, slow.window_s) == pytest.approx((600.0, 33.75)), "eight pairs fit"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"models": ()},
+        {"service_s": (1.0, 2.0)},
+        {"instance_s": (math.nan,)},
+        {"arrivals_per_s": (1.0, 2.0)},
+    ],
+)
 def test_a_setup_without_a_time_per_model_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a trial needs"):
         setup(**broken)
@@ -257,7 +279,9 @@ def test_a_setup_without_a_time_per_model_is_refused(broken: dict[str, object]) 
 def latencies(field: str, factor: float, speed: float = 1.1) -> Figure:
     def figure(side: Side, window: int) -> WindowFigures:
         mine = side is Side.CANDIDATE
-        return figures(**{"busy_s": 0.1 / speed if mine else 0.1, field: 0.2 * factor if mine else 0.2})
+        slowness = 1 / speed if mine else 1.0
+        late = {field: 0.2 * factor if mine else 0.2}
+        return figures(0.008 * slowness, busy_s=0.1 * slowness, **late)
 
     return figure
 

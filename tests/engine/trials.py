@@ -1,5 +1,7 @@
 """Setups and figures for tests of the trial."""
 
+import math
+
 from stageloom.shared.engine.trial import TrialRecord, TrialSetup
 from stageloom.shared.engine.windows import WindowFigures
 from stageloom.shared.ids import Digest
@@ -21,8 +23,8 @@ def setup(**fields: object) -> TrialSetup:
     return TrialSetup(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def figures(**fields: object) -> WindowFigures:
-    """Twenty tasks at open load, none of them late."""
+def figures(latency_s: float = 0.008, /, **fields: object) -> WindowFigures:
+    """Twenty tasks at open load, none of them late, each of this latency."""
     known: dict[str, object] = {
         "completed": (20,),
         "failed": 0,
@@ -31,5 +33,9 @@ def figures(**fields: object) -> WindowFigures:
         "saturated": False,
         "p99_s": 0.01,
         "oldest_age_s": 0.002,
+        "judged": (20,),
+        "log_latency": (20 * math.log(latency_s),),
+        "due": 20,
+        "in_time": 20,
     }
     return WindowFigures(**{**known, **fields})  # type: ignore[arg-type]

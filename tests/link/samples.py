@@ -60,6 +60,9 @@ ROWS: tuple[Any, ...] = (
         1_700_000_000_000_000,
         1_700_000_004_700_000,
         "better by more than 2%",
+        "latency",
+        1.31,
+        1.02,
     ),
     telemetry.PlanActivated(PLAN, control.Origin.PLANNER, 2, 9),
     telemetry.MachineFacts(

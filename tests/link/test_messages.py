@@ -136,6 +136,22 @@ def test_a_message_of_an_older_version_decodes_with_defaults() -> None:
     assert decoded == control.Reported(boot=7, report=control.Report(revision=3, epoch=1, generation=4))
 
 
+@pytest.mark.promise("message-type-telemetry-row")
+def test_a_trial_that_an_older_agent_told_decodes_without_its_figure() -> None:
+    """The bytes are those of agents that knew one figure only."""
+    body = bytes.fromhex(
+        "92cf00060a24181e40009f0c0209a7706c616e6e6572a5747269616ca6636f6d6d6974d9406162616261626162616261"
+        "626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162616261"
+        "6261626162d9406364636463646364636463646364636463646364636463646364636463646364636463646364636463"
+        "6463646364636463646364636463646364636463646364cb3ff4f5c28f5c28f6cb3ff451eb851eb852cb3ff5c28f5c28"
+        "f5c309cf00060a24181e4000cf00060a241865f760b6626574746572206279206d6f7265207468616e203225"
+    )
+    ended = telemetry.decode_row(body).data
+    assert isinstance(ended, telemetry.TrialEnded)
+    assert (ended.verdict, ended.ratio, ended.reason) == ("commit", 1.31, "better by more than 2%")
+    assert (ended.figure, ended.latency_ratio, ended.busy_ratio) == ("", None, None)
+
+
 def test_a_message_of_a_newer_version_decodes_without_its_new_fields() -> None:
     newer = {"type": "reported_ack", "version": 2, "correlation": 0, "revision": 3, "because": "of reasons"}
     decoded = control.TO_DEVICE.decode(b"\x00" + msgspec.msgpack.encode(newer))

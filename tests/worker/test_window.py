@@ -44,7 +44,7 @@ def test_window_counts_what_ends_in_it_and_not_what_ended_before(
     driver, inputs = shell._driver, random_inputs(model.graph, 1)
     executor.gate.set()
     shell.submit(model.graph.name, inputs).result(60)
-    driver.begin_window()
+    driver.begin_window(math.inf)
     for _ in range(3):
         shell.submit(model.graph.name, inputs).result(60)
     seen = driver.end_window(7)
@@ -63,14 +63,14 @@ def test_window_in_which_tasks_wait_all_the_time_is_saturated(
     shell, executor = gated
     inputs = random_inputs(model.graph, 1)
     futures = [shell.submit(model.graph.name, inputs) for _ in range(8)]
-    shell._driver.begin_window()
+    shell._driver.begin_window(math.inf)
     assert shell._driver.sample_window() > 0
     seen = shell._driver.end_window(1)
     assert seen is not None
     assert seen.saturated
     assert seen.oldest_age_s > 0
     assert seen.busy_s == pytest.approx(seen.measured_s, rel=0.01), "a step is in flight all along"
-    shell._driver.begin_window()
+    shell._driver.begin_window(math.inf)
     executor.gate.set()
     for future in futures:
         future.result(60)
@@ -83,7 +83,7 @@ def test_failed_tasks_of_a_window_are_counted(gated: tuple[InProcessEngine, _Gat
     shell, executor = gated
     executor.broken = True
     executor.gate.set()
-    shell._driver.begin_window()
+    shell._driver.begin_window(math.inf)
     future = shell.submit(model.graph.name, random_inputs(model.graph, 1))
     assert future.exception(60) is not None
     _until(lambda: shell.idle)
@@ -99,7 +99,7 @@ class _Clocked:
         self.age_s = 0.0
         self.open = False
 
-    def begin_window(self) -> None:
+    def begin_window(self, to_s: float) -> None:
         self.open = True
 
     def sample_window(self) -> float:

@@ -1,0 +1,150 @@
+"""What the pairs of a trial decide: latency and busy seconds, tasks per second, guards, and the words."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageloom.shared.engine.evidence import Evidence, Figure
+from tests.engine.trials import figures
+
+
+def evidence() -> Evidence:
+    """Of one model, with the settings of a trial."""
+    return Evidence(
+        (0.005,), min_pairs=8, confidence=0.998, gain=0.02, worth=0.1, guard=0.2, age_floor_s=0.01
+    )
+
+
+def seen(
+    latency: float, busy: float, *, pairs: int = 8, spread: float = 0.0, **candidate: object
+) -> Evidence:
+    """Pairs in which the candidate has so much of the control's latency and of its busy seconds."""
+    found, rng = evidence(), Random(1)
+    for _ in range(pairs):
+        noise = math.exp(rng.gauss(0.0, spread))
+        control = figures(0.008, busy_s=0.1)
+        found.take(control, figures(0.008 * latency * noise, busy_s=0.1 * busy, **candidate))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("latency", "busy", "better", "figure"),
+    [
+        (0.66, 1.0, True, Figure.LATENCY),
+        (0.97, 1.0, True, Figure.LATENCY),
+        (1.0, 0.9, True, Figure.BUSY),
+        (0.9, 0.9, True, Figure.LATENCY),
+        (0.66, 1.3, True, Figure.LATENCY),  # paid for with busy seconds
+        (0.97, 1.03, False, Figure.BUSY),  # 3 % is not worth it
+        (1.1, 0.5, False, Figure.LATENCY),  # users see it, whatever it saves
+        (1.0, 1.1, False, Figure.BUSY),
+        (1.05, 1.05, False, Figure.LATENCY),
+    ],
+)
+def test_two_figures_decide_together(latency: float, busy: float, better: bool, figure: Figure) -> None:
+    found = seen(latency, busy)
+    decision = found.decision()
+    assert decision is not None
+    assert (decision[0], found.figure) == (better, figure)
+
+
+@pytest.mark.parametrize(("latency", "busy"), [(1.0, 1.0), (0.985, 1.0), (1.015, 0.985), (1.0, 1.015)])
+def test_differences_below_two_percent_decide_nothing(latency: float, busy: float) -> None:
+    assert seen(latency, busy).decision() is None
+
+
+def test_busy_seconds_do_not_commit_while_latency_looks_worse() -> None:
+    """1. Latency is a fifth worse on average, but too widely spread to be sure. 2. Nothing is decided."""
+    found = seen(1.2, 0.8, spread=0.3)
+    assert found.decision() is None
+    assert "latency may have paid for it" in found.undecided()
+
+
+def test_a_small_latency_gain_waits_while_busy_seconds_look_worse() -> None:
+    found = evidence()
+    for pair in range(8):
+        busy_s = 0.1 * (0.7 if pair % 2 else 1.6)
+        found.take(figures(), figures(0.008 * 0.95, busy_s=busy_s))
+    assert found.decision() is None
+    assert "not by the 10%" in found.undecided()
+
+
+def test_saturated_pairs_are_judged_by_tasks_per_second_alone() -> None:
+    found = evidence()
+    for _ in range(8):
+        found.take(figures(saturated=True), figures(0.02, saturated=True, completed=(22,), busy_s=0.3))
+    assert found.decision() == (True, "better by more than 2%: 1.10 times as many tasks per second")
+    assert found.figure is Figure.RATE
+    assert found.logs.count == found.pairs == 8
+
+
+def test_what_most_pairs_were_decides_which_figure_is_looked_at() -> None:
+    found = seen(1.0, 1.0, pairs=9)
+    for _ in range(8):
+        found.take(figures(saturated=True), figures(saturated=True, completed=(30,)))
+    assert found.figure is Figure.LATENCY
+    assert found.decision() is None
+    for _ in range(2):
+        found.take(figures(saturated=True), figures(saturated=True, completed=(30,)))
+    assert found.decision() == (True, "better by more than 2%: 1.50 times as many tasks per second")
+
+
+def test_a_pair_without_a_task_on_one_side_is_silent() -> None:
+    found = evidence()
+    found.take(figures(judged=(0,), log_latency=(0.0,)), figures())
+    assert (found.pairs, found.silent) == (0, 1)
+
+
+def test_fewer_tasks_in_time_reject_whatever_the_figures_say() -> None:
+    found = seen(0.5, 0.5, in_time=18)
+    assert found.decision() == (False, "90% of tasks in time instead of 100% over 8 pairs")
+    assert seen(0.5, 0.5, pairs=7, in_time=18).decision() is None
+    decision = seen(0.5, 0.5, due=1000, in_time=990).decision()
+    assert decision is not None
+    assert decision[0], "one in a hundred is no harm"
+
+
+def test_tasks_in_time_are_told_where_they_differ() -> None:
+    found = evidence()
+    for _ in range(8):
+        found.take(figures(due=100, in_time=84), figures(0.008 * 0.66, due=100, in_time=93))
+    decision = (
+        True,
+        "better by more than 2%: latency 0.66 of before, 93% of tasks in time instead of 84%",
+    )
+    assert found.decision() == decision
+
+
+def test_the_reason_says_what_a_gain_was_paid_with() -> None:
+    decision = seen(0.66, 1.12).decision()
+    assert decision == (
+        True,
+        "better by more than 2%: latency 0.66 of before for 1.12 of the busy time per task",
+    )
+    decision = seen(1.0, 0.9).decision()
+    assert decision == (True, "better by more than 2%: busy time per task 0.90 of before, latency 1.00")
+
+
+_FACTORS = st.floats(0.3, 3.0)
+
+
+@given(_FACTORS, _FACTORS, st.floats(0.0, 0.5), st.integers(2, 60))
+def test_what_takes_over_is_never_worse_in_what_was_measured(
+    latency: float, busy: float, spread: float, pairs: int
+) -> None:
+    """A commit: one figure is better on average and latency not worse; a rejection: one is worse."""
+    found = seen(latency, busy, pairs=pairs, spread=spread)
+    decision = found.decision()
+    if decision is None:
+        return
+    assert pairs >= 8
+    ratios = [found.ratio_of(figure) or 1.0 for figure in (Figure.LATENCY, Figure.BUSY)]
+    if decision[0]:
+        assert max(ratios) > 1.02
+        assert ratios[0] >= 0.98
+        assert ratios[1] >= 0.98 or ratios[0] > 1.1
+    else:
+        assert min(ratios) < 0.98
