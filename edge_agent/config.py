@@ -67,6 +67,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     alarm_interval_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1  # how often the queues are looked at
     alarm_measure: QueueMeasure = QueueMeasure.WORK  # queues count in seconds of work, or in tasks as in TOP
     alarm_threshold: Variance | None = None  # none: by deadlines
+    alarm_regime: Annotated[float, Meta(ge=1.1, le=1000.0)] = 2.0  # by what factor arrivals must move
     alarm_cooldown_s: Seconds = 10.0  # between two alarms
     local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
     policy: str = ""  # a checkpoint of `policy train maddpg` to re-plan with alone; empty: the planner's

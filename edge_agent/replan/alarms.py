@@ -11,14 +11,19 @@ from typing import Final
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad, UsualLoad
 from stageloom.shared.policy.arrivals import Arrivals
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress_bits
+from stageloom.shared.policy.regime import Regime, RegimeWatch
 from stageloom.shared.policy.trigger import Firing, Trigger, TriggerConfig
 
 _DEADLINES_S: Final = 60.0
 """How long a deadline is remembered after the last task that had one like it."""
+
+_ANSWERED_S: Final = 900.0
+"""A plan that comes later than this after an alarm has nothing to do with it."""
 
 _MODELS: Final = 64  # what an alarm holds
 _BLOCKS: Final = 62  # what a mask holds
@@ -54,6 +59,16 @@ class Deadlines:
         return min(known, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An alarm for something else than the regime: what ran then, and what came."""
+
+    structure: Digest | None
+    at_s: float
+    regime: Regime
+    began_s: float
+
+
 class Alarms:
     """One device's trigger, fed by the engine."""
 
@@ -62,12 +77,16 @@ class Alarms:
         *,
         measure: QueueMeasure = QueueMeasure.WORK,
         threshold: float | None = None,
+        regime: float = 2.0,
         cooldown_s: float = 10.0,
     ) -> None:
         """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks."""
         self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
+        self._regime_factor = regime
         self.trigger = Trigger(self.config(None))
         self._arrivals = Arrivals()
+        self._regime = RegimeWatch(self._arrivals)
+        self._asked: _Asked | None = None
         self._deadlines: dict[str, Deadlines] = {}
         self._tightest_s: float | None = None
         self._service_s: dict[str, float] = {}
@@ -81,6 +100,7 @@ class Alarms:
             measure=self._measure,
             variance=variance if self._threshold is None else self._threshold,
             cooldown_s=self._cooldown_s,
+            regime=self._regime_factor,
         )
 
     def glance(
@@ -91,8 +111,9 @@ class Alarms:
         held: bool,
         drift: float = 1.0,
         power_mode: str = "",
+        structure: Digest | None = None,
     ) -> Fired | None:
-        """One glance; `held` while a plan is on its way or on trial.
+        """One glance; `held` while a plan is on its way or on trial, `structure` that of the one that runs.
 
         A model that the running plan has not measured yet keeps the service time that it had before: a swap
         must not look like an empty queue.
@@ -103,12 +124,36 @@ class Alarms:
         if tightest_s != self._tightest_s:
             self._tightest_s = tightest_s
             self.trigger.configure(self.config(tightest_s))
+        if not held:
+            self._settle(seen.at_s, structure)
+        regime = self._regime.look(self._service_s, self._regime_factor)
         loads = self.loads(seen)
         progress = tuple(progress_bits((queue.progress,), queue.blocks) for queue in seen.queues)
         firing = self.trigger.observe(
-            loads, progress, seen.at_s, power_mode=power_mode, drift=drift, held=held
+            loads, progress, seen.at_s, power_mode=power_mode, drift=drift, regime=regime, held=held
         )
-        return None if firing is None else Fired(firing=firing, loads=loads)
+        if firing is None:
+            return None
+        if regime > self._regime_factor:
+            self._regime.answered()
+            self._asked = None
+        else:
+            self._asked = _Asked(structure, seen.at_s, *self._regime.of_late)
+        return Fired(firing=firing, loads=self.loads(seen))
+
+    def _settle(self, at_s: float, structure: Digest | None) -> None:
+        """Another plan runs since an alarm: it was chosen for what that showed.
+
+        With other launch intervals alone it is no other plan: those follow every burst.
+        """
+        asked = self._asked
+        if asked is None:
+            return
+        other = None not in (structure, asked.structure) and structure != asked.structure
+        if other:
+            self._regime.chose(asked.regime, asked.began_s)
+        if other or at_s - asked.at_s > _ANSWERED_S:
+            self._asked = None
 
     def _tightest(self, seen: QueueSnapshot) -> float | None:
         """Of all models, those included that the running plan no longer serves."""

@@ -25,6 +25,7 @@ class LoadWatch:
         self._alarms = Alarms(
             measure=config.alarm_measure,
             threshold=config.alarm_threshold,
+            regime=config.alarm_regime,
             cooldown_s=config.alarm_cooldown_s,
         )
 
@@ -60,17 +61,20 @@ class LoadWatch:
             return
         self.tell_mode()
         drift = parts.profiles.drift.ratio
+        running = parts.plans.plan_of(PlanKey(seen.key))
+        facts = parts.plans.facts_of(running.ref.digest) if running else None
         fired = self._alarms.glance(
             seen,
             {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
             held=parts.plans.phase is not None,
             drift=drift,
             power_mode=parts.machine.power_mode,
+            structure=facts.structure if facts else None,
         )
         if fired is not None:
             if self._alarms.told_of(drift):
                 parts.profiles.drift.answered()
-            self._raise(fired, parts.plans.plan_of(PlanKey(seen.key)))
+            self._raise(fired, running)
 
     def tell_mode(self) -> None:
         """Another power mode is another environment; the link knows of it before an alarm that it causes."""

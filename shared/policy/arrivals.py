@@ -13,7 +13,7 @@ from typing import Final
 
 _LATE_TASKS: Final = 25
 _LATE_S: Final = (2.0, 10.0)  # at least and at most, however many come
-_USUAL_S: Final = (10.0, 60.0)  # less tells nothing of what is usual
+_USUAL_S: Final = (5.0, 60.0)  # less is a burst
 _PACE_S: Final = 0.5  # of what is remembered
 
 
@@ -33,49 +33,72 @@ class Arrived:
 NOTHING: Final = Arrived(0, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How many tasks of each model had come by then."""
+
+    at_s: float
+    counts: Mapping[str, int]
+
+
+def arrived(began: Moment, ended: Moment) -> dict[str, Arrived]:
+    """What came between two moments; of a model that was not there at first, nothing and in no time."""
+    seconds = ended.at_s - began.at_s
+    return {
+        name: Arrived(count - began.counts[name], seconds) if name in began.counts else NOTHING
+        for name, count in ended.counts.items()
+    }
+
+
 class Arrivals:
     """Fed with counts that only grow, some ten times a second."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, Mapping[str, int]]] = deque()  # half a second apart, oldest first
-        self._newest: tuple[float, Mapping[str, int]] | None = None
+        self.moments: deque[Moment] = deque()  # of the last minute, half a second apart, oldest first
+        self._newest: Moment | None = None
 
     def add(self, at_s: float, counts: Mapping[str, int]) -> None:
         """Take in the tasks so far, by model; counts that fell are those of a new engine process."""
         before = self._newest
-        if before is not None and any(count < before[1].get(name, 0) for name, count in counts.items()):
-            self._kept.clear()
-        self._newest = (at_s, counts)
-        if not self._kept or at_s - self._kept[-1][0] >= _PACE_S:
-            self._kept.append(self._newest)
-        while len(self._kept) > 2 and at_s - self._kept[1][0] >= _USUAL_S[1]:
-            self._kept.popleft()
+        if before is not None and any(count < before.counts.get(name, 0) for name, count in counts.items()):
+            self.moments.clear()
+        self._newest = Moment(at_s, counts)
+        if not self.moments or at_s - self.moments[-1].at_s >= _PACE_S:
+            self.moments.append(self._newest)
+        while len(self.moments) > 2 and at_s - self.moments[1].at_s >= _USUAL_S[1]:
+            self.moments.popleft()
+
+    def forget_before(self, at_s: float) -> None:
+        """What came before that moment is not usual any more."""
+        while len(self.moments) > 1 and self.moments[0].at_s < at_s:
+            self.moments.popleft()
+
+    def since(self, at_s: float) -> dict[str, Arrived]:
+        """What came between a moment and the newest one that is kept."""
+        began = next((one for one in self.moments if one.at_s >= at_s), None)
+        return {} if began is None else arrived(began, self.moments[-1])
 
     def late(self, model: str) -> Arrived:
         """Over the last seconds. A model that came later than others counts from then on."""
         found = NOTHING
-        for at in range(len(self._kept) - 1, -1, -1):
-            one = self._since(at, model)
-            if one is None:
-                break
-            found = one
+        for began in reversed(self.moments):
+            found, before = self._since(began, model), found
+            if found is NOTHING:
+                return before
             enough = found.tasks >= _LATE_TASKS and found.seconds >= _LATE_S[0]
             if enough or found.seconds >= _LATE_S[1]:
                 break
         return found
 
     def usual(self, model: str) -> Arrived:
-        """Over the last minute, or as much of it as was seen; nothing before ten seconds were."""
-        for at in range(len(self._kept)):
-            found = self._since(at, model)
-            if found is not None:
-                return found if found.seconds >= _USUAL_S[0] else NOTHING
-        return NOTHING
+        """Over the last minute, or as much of it as was seen; nothing before five seconds were."""
+        spans = (self._since(began, model) for began in self.moments)
+        longest = next((one for one in spans if one is not NOTHING), NOTHING)
+        return longest if longest.seconds >= _USUAL_S[0] else NOTHING
 
-    def _since(self, at: int, model: str) -> Arrived | None:
-        """What came since one of the moments that are remembered; None where the model was not there yet."""
-        began_s, began = self._kept[at]
-        if self._newest is None or model not in began or model not in self._newest[1]:
-            return None
-        ended_s, ended = self._newest
-        return Arrived(ended[model] - began[model], ended_s - began_s)
+    def _since(self, began: Moment, model: str) -> Arrived:
+        """What came since one of the moments; nothing where the model was not there yet."""
+        newest = self._newest
+        if newest is None or model not in began.counts or model not in newest.counts:
+            return NOTHING
+        return Arrived(newest.counts[model] - began.counts[model], newest.at_s - began.at_s)

@@ -1,9 +1,10 @@
-"""When to re-plan: queues that diverge, a task that waits too long, drift, another power mode. Pure.
+"""When to re-plan: other arrivals, diverging queues, a task that waits too long, drift, a power mode. Pure.
 
 TOP re-plans when the variance over its queues exceeds T (section IV, algorithm 1 line 30). That alone would
 fire at every sample of a backlog, and never on a device with one queue. So: a level fires once and is armed
 again when its value falls below a fraction of its threshold (hysteresis), or, since a re-plan need not help,
-after `retry_s`; between two firings lies the cool-down; and age, drift and power mode have a say.
+after `retry_s`; between two firings lies the cool-down; and age, arrivals, drift and power mode have
+a say.
 """
 
 import math
@@ -28,6 +29,7 @@ class Cause(str, Enum):
     """What fired, in the order in which one is named when several do."""
 
     POWER_MODE = "power_mode"
+    REGIME = "regime"
     VARIANCE = "variance"
     OLDEST_AGE = "oldest_age"
     DRIFT = "drift"
@@ -41,13 +43,16 @@ class TriggerConfig:
     variance: float = field(default_factory=lambda: variance_threshold_s2(()))  # T, s^2 or tasks^2
     oldest_age_s: float = field(default_factory=lambda: age_threshold_s(()))
     drift: float = 1.25  # measured over planned latency, or planned over measured
-    rearm: float = 0.5  # of a threshold; of its logarithm for drift
+    regime: float = 2.0  # by what arrivals moved; see `stageloom.shared.policy.regime`
+    rearm: float = 0.5  # of a threshold; of its logarithm where that is a factor
     cooldown_s: float = 10.0  # as long as the guard of the launch intervals that the last firing set
     retry_s: float = 60.0  # as long as the longest trial
 
     def __post_init__(self) -> None:
         positive = (self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
-        if not all(0.0 < n < math.inf for n in positive) or not self.drift > 1 or not 0 < self.rearm <= 1:
+        factors = (self.drift, self.regime)
+        allowed = all(0.0 < n < math.inf for n in positive) and all(1.0 < n < math.inf for n in factors)
+        if not allowed or not 0 < self.rearm <= 1:
             raise ValueError(f"no trigger with {self}")
 
     @classmethod
@@ -75,6 +80,7 @@ def _thresholds(config: TriggerConfig) -> dict[Cause, tuple[float, float]]:
     """Per level its threshold, and the value below which it is armed again."""
     rearm = config.rearm
     return {
+        Cause.REGIME: (config.regime, config.regime**rearm),
         Cause.VARIANCE: (config.variance, rearm * config.variance),
         Cause.OLDEST_AGE: (config.oldest_age_s, rearm * config.oldest_age_s),
         Cause.DRIFT: (config.drift, config.drift**rearm),
@@ -138,19 +144,23 @@ class Trigger:
         *,
         power_mode: str = "",
         drift: float = 1.0,
+        regime: float = 1.0,
         held: bool = False,
     ) -> Firing | None:
         """Record one instant of a device; a firing if a re-plan is due.
 
         `progress`: per model and block 1 where an instance is [W][B_w]. `power_mode` is empty where the
-        device has none, `drift` measured over planned latency of the running plan's stages.
+        device has none, `drift` measured over planned latency of the running plan's stages, `regime` by what
+        factor arrivals have moved since that plan was chosen; 1 where it may be chance, or a burst.
 
         While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
         turn, and is judged by what is seen once the hold has ended.
 
         Raises:
-            ValueError: a drift that is not above 0.
+            ValueError: a drift that is not above 0, or a regime below 1.
         """
+        if not 1.0 <= regime < math.inf:
+            raise ValueError(f"no arrivals moved by {regime}")
         if not 0.0 < drift < math.inf:
             raise ValueError(f"no drift of {drift}")
         counted = values(loads, self.config.measure)
@@ -158,6 +168,7 @@ class Trigger:
         if self._power_mode is None:
             self._power_mode = power_mode
         current = {
+            Cause.REGIME: regime,
             Cause.VARIANCE: variance(counted),
             Cause.OLDEST_AGE: max((load.oldest_age_s for load in loads), default=0.0),
             Cause.DRIFT: max(drift, 1.0 / drift),

@@ -8,6 +8,7 @@ from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
 from stageloom.edge_agent.replan.policy import plain_plan
 from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.ids import Digest
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import decode_plan
@@ -28,6 +29,7 @@ class Device:
         self.driver = Driver(chains(2, 1))
         self.alarms = Alarms(threshold=threshold)
         self.held = False
+        self.structure: Digest | None = None  # of the plan that runs
         self.fired: list[tuple[float, Fired]] = []
         self._step_ends_s = 0.0
 
@@ -56,7 +58,7 @@ class Device:
                 self.driver.end()
                 self._step_ends_s = now + 0.02
             if round(now * 100) % 10 == 0:
-                found = self.alarms.glance(self.glance(), service_s, held=self.held)
+                found = self.alarms.glance(self.glance(), service_s, held=self.held, structure=self.structure)
                 if found is not None:
                     self.fired.append((now, found))
         return [found for _, found in self.fired[before:]]
@@ -111,14 +113,47 @@ def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
 
 def test_an_alarms_loads_tell_what_is_usual_and_each_models_own_tightest_deadline() -> None:
     device = Device()
-    device.run(20.0, {"a": 10.0})
-    device.run(15.0, {"b": 2.0}, deadline_s=0.7)
+    device.run(20.0, {"a": 5.0, "b": 2.0})
+    device.run(10.0, {"b": 2.0}, deadline_s=0.7)
     a, b = device.alarms.loads(device.glance())
     assert a.deadline_s == 0.0 and b.deadline_s == pytest.approx(0.7)
-    assert a.arrivals_per_s == 0.0 and a.usual_per_s == pytest.approx(200 / 35, rel=0.05)
-    assert b.arrivals_per_s == pytest.approx(2.0, rel=0.1) and b.usual_per_s == pytest.approx(
-        30 / 35, rel=0.05
-    )
+    assert a.arrivals_per_s < 0.2 and a.usual_per_s == pytest.approx(100 / 30, rel=0.05)
+    assert b.arrivals_per_s == pytest.approx(2.0, rel=0.1) and b.usual_per_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_arrivals_that_stay_other_ones_fire_and_a_burst_and_a_pause_do_not() -> None:
+    """Queues stay empty throughout: nothing but the arrivals themselves asks for another plan."""
+    device = Device()
+    few, many = {"a": 4.0, "b": 2.0}, {"a": 14.0, "b": 7.0}
+    assert device.run(70.0, few) == []
+    assert device.run(4.0, many) + device.run(40.0, few) == [], "a burst"
+    assert device.run(20.0, {}) + device.run(20.0, few) == [], "a pause"
+    (up,) = device.run(60.0, many)
+    assert up.firing.cause is Cause.REGIME and up.firing.value > up.firing.threshold == 2.0
+    assert [load.usual_per_s for load in up.loads] == [
+        pytest.approx(14.0, rel=0.1),
+        pytest.approx(7.0, rel=0.1),
+    ]
+    (down,) = device.run(60.0, few)
+    assert down.firing.cause is Cause.REGIME
+    assert [load.usual_per_s for load in down.loads] == [
+        pytest.approx(4.0, rel=0.3),
+        pytest.approx(2.0, rel=0.3),
+    ]
+
+
+def test_a_plan_that_was_chosen_in_a_burst_is_judged_by_what_comes_after_it() -> None:
+    """A plan with other launch intervals alone is no other plan, and the burst is nobody's regime."""
+    one, other = Digest("1" * 64), Digest("2" * 64)
+    for after in (one, other):
+        device = Device()
+        device.structure = one
+        device.run(60.0, {"a": 4.0, "b": 2.0})
+        (burst,) = device.run(4.0, {"a": 60.0, "b": 2.0})
+        assert burst.firing.cause in (Cause.VARIANCE, Cause.OLDEST_AGE)
+        device.structure = after
+        causes = [fired.firing.cause for fired in device.run(60.0, {"a": 4.0, "b": 2.0})]
+        assert causes.count(Cause.REGIME) == (after == other)
 
 
 def test_settings_choose_measure_threshold_and_cool_down() -> None:

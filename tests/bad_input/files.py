@@ -139,6 +139,7 @@ def _write_settings(folder: Path) -> None:
         "no_table": "replicas = 3\n",
         "wrong_type": '[agent]\nreplicas = "many"\n',
         "unknown_key": "[agent]\nreplica = 3\n",
+        "no_regime": "[agent]\nalarm_regime = 1.0\n",
     }.items():
         home = folder / f"agent_{name}"
         home.mkdir()

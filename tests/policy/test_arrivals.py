@@ -41,9 +41,9 @@ def test_the_usual_rate_is_that_of_a_minute() -> None:
     assert stdev(rates) == pytest.approx(1.0 / math.sqrt(150.0), rel=0.15)
 
 
-def test_nothing_is_usual_before_ten_seconds_were_seen() -> None:
-    assert fed(20.0, 9.5, Random(1)).usual("a").per_s == 0.0
-    assert fed(20.0, 11.0, Random(1)).usual("a").per_s == pytest.approx(20.0, rel=0.3)
+def test_nothing_is_usual_before_five_seconds_were_seen() -> None:
+    assert fed(20.0, 4.8, Random(1)).usual("a").per_s == 0.0
+    assert fed(20.0, 6.0, Random(1)).usual("a").per_s == pytest.approx(20.0, rel=0.3)
 
 
 def test_a_quiet_moment_is_not_taken_for_a_low_rate() -> None:

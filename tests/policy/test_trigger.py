@@ -211,11 +211,39 @@ def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(se
 
 
 @pytest.mark.parametrize(
-    "fields", [{"variance": 0.0}, {"drift": 1.0}, {"rearm": 0.0}, {"rearm": 1.1}, {"cooldown_s": math.nan}]
+    "fields",
+    [
+        {"variance": 0.0},
+        {"drift": 1.0},
+        {"regime": 1.0},
+        {"rearm": 0.0},
+        {"rearm": 1.1},
+        {"cooldown_s": math.nan},
+    ],
 )
 def test_a_trigger_that_would_always_or_never_fire_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no trigger"):
         TriggerConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_arrivals_that_moved_fire_once_until_they_are_what_the_plan_is_for() -> None:
+    watch = Watch()
+    moved = seen(0.1, 0.1, regime=2.5)
+    assert watch.for_s(1.0, seen(0.1, 0.1, regime=1.9)) == []
+    (firing,) = watch.for_s(20.0, moved)
+    assert (firing.cause, firing.value, firing.threshold) == (Cause.REGIME, 2.5, 2.0)
+    assert watch.for_s(10.0, seen(0.1, 0.1, regime=1.0)) == []
+    assert len(watch.for_s(1.0, moved)) == 1
+
+
+def test_other_arrivals_are_named_before_the_queues_that_they_fill() -> None:
+    firing = Watch().see({**DIVERGED, "regime": 3.0})
+    assert firing is not None and firing.cause is Cause.REGIME
+
+
+def test_arrivals_that_moved_by_less_than_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="no arrivals moved"):
+        Watch().see(seen(0.1, 0.1, regime=0.9))
 
 
 @pytest.mark.parametrize("drift", [0.0, -1.0, math.nan, math.inf])
