@@ -25,6 +25,7 @@ from stageloom.shared.errors import PlanError
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial
 SAME: Final = 1e-6
+KEPT_BY_REGIME: Final = "this load is known here, and the plan that runs won under it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,20 @@ def decide(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision:
         f"{proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
         tuple(evaluations),
     )
+
+
+def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | None:
+    """What a device's library of regimes says; None where it says nothing, or the plan is not legal."""
+    if known is None:
+        return None
+    proposal, row, _ = _judge(seen, predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), known)
+    if row.verdict is EvaluationVerdict.SAME:
+        return ReplanDecision(None, None, KEPT_BY_REGIME, (row,))
+    if row.verdict is EvaluationVerdict.ILLEGAL or row.predicted is None:
+        return None
+    taken = structs.replace(row, verdict=EvaluationVerdict.TAKEN)
+    reason = f"{known.how.value}: it won under such arrivals here"
+    return ReplanDecision(proposal, taken.predicted, reason, (taken,))
 
 
 def without_search(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision | None:

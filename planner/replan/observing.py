@@ -7,18 +7,20 @@ from typing import Final
 from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
 from stageloom.planner.costs.records import OperatorCost
+from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
+from stageloom.planner.replan.regimes import KnownRegime
 from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.policies import fitting_policy
+from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import Begun, barred_plans, begun_replan, committed_plans, plan_wires
 from stageloom.planner.store.store import ReadStore, Snapshot
 from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, UsualLoad
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
     Row,
@@ -28,7 +30,6 @@ from stageloom.shared.messages.telemetry import (
     StepTrace,
 )
 from stageloom.shared.plan import Plan, decode_plan
-from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.trigger import Cause
 
 BARRED_S: Final = 3600.0
@@ -80,6 +81,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         barred=tuple(barred),
         settings=begun.settings,
         environment=environment,
+        costs_since_us=begun.calibration.at_us,
         costs_key=held.costs_key,
         learned=learned,
         schedules=store.read(kept_schedules, [held.costs_key, *held.taught_by]) if learned else {},
@@ -87,22 +89,9 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
     )
 
 
-def loads_of(alarm: Alarm) -> tuple[Load, ...]:
-    """What an alarm says of its device's models; older agents do not say what is usual."""
-    usual = alarm.usual or ()
-    unknown = [UsualLoad(0.0, 0)] * (len(alarm.loads) - len(usual))
-    return tuple(
-        Load(
-            model=load.model,
-            arrivals_per_s=max(load.arrivals_per_s, 0.0),
-            service_s=max(load.service_us, 0.0) / 1e6,
-            queued=load.queued,
-            oldest_age_s=load.oldest_age_us / 1e6,
-            usual_per_s=max(long.arrivals_per_s, 0.0),
-            deadline_s=long.deadline_us / 1e6,
-        )
-        for load, long in zip(alarm.loads, [*usual, *unknown], strict=False)
-    )
+def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
+    """Which plans won on the device of an observation under which arrivals, newest first."""
+    return store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
 
 
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:

@@ -56,6 +56,7 @@ class Observation:
     barred: tuple[tuple[Digest, Digest], ...] = ()
     settings: ReplanSettings = field(default_factory=ReplanSettings)
     environment: str = ""  # the device class that all of this is of
+    costs_since_us: int = 0  # what was found out by trials before then holds no longer
     costs_key: str = ""  # what costs and schedules are kept under: the device class, or the device's own key
     checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one
     learned: bytes = b""  # one that proposes plans itself (maddpg)
@@ -66,6 +67,7 @@ class Observation:
 class How(str, Enum):
     """Where a proposal comes from."""
 
+    REGIME = "regime"  # it won here before under such arrivals
     PROVEN = "proven"  # it won here before
     INTERVALS = "intervals"  # the incumbent with other launch intervals
     SEARCH = "search"

@@ -16,10 +16,11 @@ from stageloom.planner.api.context import FleetLink, desiring
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
-from stageloom.planner.replan.decide import ReplanDecision, decide, without_search
+from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
-from stageloom.planner.replan.observing import observe, recalibration, without_costs
-from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
+from stageloom.planner.replan.observing import library, observe, recalibration, without_costs
+from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal
+from stageloom.planner.replan.regimes import known_winner
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
@@ -119,7 +120,10 @@ class Replanner:
         seen = observe(self._store, device, replan, self._clock.wall_us())
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
-        decision = None if drifted else without_search(seen, self._policy.at_once(seen))
+        decision = None
+        if not drifted:
+            decision = by_regime(seen, known_winner(seen, library(self._store, seen)))
+            decision = decision or without_search(seen, self._policy.at_once(seen))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
@@ -251,7 +255,7 @@ class Replanner:
 
 
 def _scheduler(proposal: Proposal) -> str:
-    return proposal.scheduler or {How.PROVEN: "proven", How.INTERVALS: "intervals"}[proposal.how]
+    return proposal.scheduler or proposal.how.value
 
 
 def _plan(ending: Future[Plan]) -> Plan | None:

@@ -24,6 +24,7 @@ from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
 from stageloom.planner.store.generations import PENDING
 from stageloom.planner.store.plans import keep_plan
+from stageloom.planner.store.regimes import keep_regime
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
     AlarmRow,
@@ -329,6 +330,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
         replan.pairs, replan.figure = ended.pairs, ended.figure
         replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+        keep_regime(session, replan, row, ended)
 
 
 def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:

@@ -38,6 +38,7 @@ from stageloom.planner.store.tables import (
     GenerationRow,
     PlanRow,
     PredictionRow,
+    RegimeRow,
     ReplanRow,
     ReportedRow,
     RollupRow,
@@ -383,6 +384,7 @@ _HISTORIES: Final[tuple[_History, ...]] = (
     (AlarmRow.device, (AlarmRow.received_at_us, AlarmRow.boot, AlarmRow.number), _BEGAN_A_REPLAN),
     (ReplanRow.device, (ReplanRow.replan,), ReplanRow.outcome == PENDING),
     (TrialRow.device, (TrialRow.decided_us, TrialRow.boot, TrialRow.sequence), false()),
+    (RegimeRow.device, (RegimeRow.at_us, RegimeRow.boot, RegimeRow.sequence), false()),
     (EventRow.device, (EventRow.id,), false()),
 )
 
@@ -393,6 +395,7 @@ _PLANS_IN_USE: Final = or_(
     exists().where(or_(ReportedRow.active == PlanRow.digest, ReportedRow.seen == PlanRow.digest)),
     exists().where(or_(TrialRow.candidate == PlanRow.digest, TrialRow.control == PlanRow.digest)),
     exists().where(ReplanRow.digest == PlanRow.digest),
+    exists().where(RegimeRow.won == PlanRow.digest),
     exists().where(PredictionRow.digest == PlanRow.digest),
 )
 

@@ -401,6 +401,24 @@ class TrialRow(Table):
     __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
 
 
+class RegimeRow(Table):
+    """Which plan won a trial under which arrivals, those of the alarm that led to it; keyed as its trial.
+
+    `loads`: the models' `stageloom.planner.replan.regimes.RegimeRate`.
+    """
+
+    __tablename__ = "regimes"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    boot: Mapped[int] = mapped_column(primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    environment: Mapped[str] = mapped_column(String(128))
+    won: Mapped[str] = mapped_column(_DIGEST)
+    won_structure: Mapped[str] = mapped_column(_DIGEST)
+    lost_structure: Mapped[str] = mapped_column(_DIGEST)
+    loads: Mapped[bytes]
+    at_us: Mapped[int]
+
+
 class ConsideredPlanRow(Table):
     """A plan that a search found or a re-plan looked at, as a `PlanEvaluation`.
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from stageloom.planner.api import routes
+from stageloom.planner.replan.decide import KEPT_BY_REGIME
 from stageloom.planner.schema.device import DeviceProfileRequest
 from stageloom.shared import failpoint
 from stageloom.shared.ids import DeviceId, Digest
@@ -82,13 +83,21 @@ class Rig:
         self.first = self.desired()
         self.rows(ProfileResult(request, artifact, 1, self.device.device_class, times, True))
 
-    def alarm(self, number: int, plan: Digest | None, *, queued: int = 8, at_us: int = 1_000_000) -> None:
+    def alarm(
+        self,
+        number: int,
+        plan: Digest | None,
+        *,
+        queued: int = 8,
+        at_us: int = 1_000_000,
+        cause: str = "variance",
+    ) -> None:
         """Fire, and read on until it is acknowledged; a plan that comes first is kept in `pushed`."""
         message = Alarm(
             boot=BOOT,
             number=number,
             at_us=at_us,
-            cause="variance",
+            cause=cause,
             value=0.5,
             threshold=0.0625,
             plan=plan,
@@ -327,6 +336,26 @@ def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig
     assert pushed.structure == decode_plan(wide.plan).structure
     (replan,) = rig.replans()
     assert replan["how"] == "proven" and replan["predicted"] == pytest.approx(910.0 / 2010.0)
+
+
+def test_a_load_that_a_plan_won_under_before_is_answered_by_that_plan_without_a_search(rig: Rig) -> None:
+    """1. A plan is searched for under a load and wins its trial; 2. the first runs again; 3. the same load
+    comes back: the winner, at once. 4. The same load while it runs: nothing else is looked for."""
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    won = rig.desired()
+    rig.ended(won, "commit", DeviceState.COMMITTED, ratio=1.3, low=1.2, high=1.4, pairs=9)
+    rig.alarm(2, rig.first.plan_digest)
+    rig.acknowledged(2)
+    pushed = rig.desired()
+    assert decode_plan(pushed.plan).structure == decode_plan(won.plan).structure
+    (replan, _) = rig.replans()
+    assert replan["how"] == "regime" and replan["outcome"] == "pending"
+    rig.ended(pushed, "commit", DeviceState.COMMITTED, how="proven")
+    rig.alarm(3, pushed.plan_digest, cause="regime")
+    rig.acknowledged(3)
+    until(lambda: rig.replans()[0]["outcome"] == "no_gain")
+    assert rig.replans()[0]["reason"] == KEPT_BY_REGIME
 
 
 def test_an_adopted_policy_that_is_asked_alone_answers_at_once(rig: Rig, tmp_path: Path) -> None:

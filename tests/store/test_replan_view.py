@@ -4,18 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
+from stageloom.planner.replan.regimes import RegimeRate
 from stageloom.planner.schema.replan import Proposer
-from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import ReplanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
@@ -59,22 +64,42 @@ class Rig:
         store.write(add_plan, "runs", self.runs, "sequential")
         store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
 
-    def tried(self, plan: Plan, verdict: str, *, known: bool = True) -> None:
+    def replanned(self, plan: Plan, verdict: str, *, how: str = "trial") -> int:
+        """An alarm under the plan that runs led to a trial of another one, or to no verdict."""
+        number = self.replan(self.runs)
+        above = self.store.read(newest_desired, NANO)
+        self.store.write(
+            push_replan, NANO, number, plan, scheduler="ios", above=above, how="search", predicted=None
+        )
+        if verdict:
+            self.tried(plan, verdict, known=False, generation=self.store.read(newest_desired, NANO), how=how)
+        self.store.write(_ended, number, verdict)
+        return number
+
+    def tried(
+        self,
+        plan: Plan,
+        verdict: str,
+        *,
+        known: bool = True,
+        generation: tuple[int, int] = (1, 1),
+        how: str = "trial",
+    ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
             self.store.write(add_plan, plan.digest[:12], plan, "search")
         ended = TrialEnded(
-            epoch=1,
-            generation=1,
+            epoch=generation[0],
+            generation=generation[1],
             origin=Origin.PLANNER,
-            how="trial",
+            how=how,
             verdict=verdict,
             candidate=plan.digest,
             control=self.runs.digest,
             ratio=None,
             ratio_low=None,
             ratio_high=None,
-            pairs=0,
+            pairs=8,
             began_us=T0_US,
             decided_us=T0_US + self.rows,
             reason="",
@@ -191,3 +216,40 @@ def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
 def test_digests_are_what_plans_are_asked_for_by(rig: Rig) -> None:
     with rig.store.snapshot() as view:
         assert view.read(plan_wires, {rig.runs.digest, Digest("0" * 64)}) == {rig.runs.digest: rig.runs.wire}
+
+
+def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: Rig) -> None:
+    """One candidate lost, a later one won; neither a repeat nor a plan activated unproven is an entry."""
+    other, third = (replace(rig.runs, lanes=lanes) for lanes in (2, 3))
+    assert rig.store.read(known_regimes, NANO, CLASS) == []
+    rig.replanned(other, "no_gain")
+    rig.replanned(third, "commit")
+    rig.replanned(paced(rig.runs, 7), "commit", how="guard")
+    newest, older = rig.store.read(known_regimes, NANO, CLASS)
+    assert (newest.winner, newest.lost) == (third, rig.runs.structure)
+    assert (older.winner, older.lost) == (rig.runs, other.structure)
+    assert newest.rates == (RegimeRate("relu", 10.0, 1e-3),)
+    assert rig.store.read(known_regimes, NANO, "another class") == []
+    assert rig.store.read(known_regimes, NANO, CLASS, newest.at_us) == [newest]
+
+
+def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> None:
+    other = replace(rig.runs, lanes=2)
+    rig.replanned(other, "commit")
+    assert len(rig.store.read(known_regimes, NANO, CLASS)) == 1
+    number = rig.replanned(other, "")
+    rig.store.write(_rolled_back, number)
+    assert rig.store.read(known_regimes, NANO, CLASS) == []
+
+
+def _ended(session: Session, number: int, verdict: str) -> None:
+    """As the device's report of its generation's state ends a re-plan."""
+    session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(outcome=verdict or "no_gain"))
+
+
+def _rolled_back(session: Session, number: int) -> None:
+    session.execute(
+        update(ReplanRow)
+        .where(ReplanRow.replan == number)
+        .values(outcome="rolled_back", at_us=ReplanRow.at_us + 1_000_000)
+    )

@@ -1,0 +1,92 @@
+"""Which plan won a trial on a device under which arrivals; every function is one part of a transaction."""
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+from sqlalchemy import exists, not_, select
+from sqlalchemy.orm import Session
+
+from stageloom.planner.dispatch.ports import StoredRow
+from stageloom.planner.replan.alarm_loads import loads_of
+from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
+from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
+from stageloom.shared.engine.trial import Verdict
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.plan import Plan, decode_plan
+
+_MOST: Final = 200
+_ENTRIES: Final = {Verdict.COMMIT.value: True, Verdict.REJECT.value: False, Verdict.NO_GAIN.value: False}
+"""Of the verdicts that compared: whether the candidate won."""
+
+_decoded = lru_cache(maxsize=256)(decode_plan)
+
+
+def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: TrialEnded) -> None:
+    """Note who won a re-plan's trial; nothing where nothing was compared, or a plan is not known here."""
+    if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES or ended.control is None:
+        return
+    candidate, control = _plan(session, ended.candidate), _plan(session, ended.control)
+    alarm = session.get(AlarmRow, (replan.device, replan.boot, replan.number))
+    if candidate is None or control is None or alarm is None or candidate.structure == control.structure:
+        return
+    won, lost = (candidate, control) if _ENTRIES[ended.verdict] else (control, candidate)
+    loads = loads_of(msgspec.msgpack.decode(alarm.body, type=Alarm))
+    session.merge(
+        RegimeRow(
+            device=replan.device,
+            boot=row.boot,
+            sequence=row.sequence,
+            environment=replan.environment,
+            won=won.digest,
+            won_structure=won.structure,
+            lost_structure=lost.structure,
+            loads=msgspec.msgpack.encode(rates_of(replan.cause, loads)),
+            at_us=ended.decided_us,
+        )
+    )
+
+
+def _plan(session: Session, digest: str) -> Plan | None:
+    wire = session.scalar(select(PlanRow.wire).where(PlanRow.digest == digest).limit(1))
+    return None if wire is None else _decoded(wire, Digest(digest))
+
+
+def known_regimes(
+    session: Session, device: DeviceId, environment: str, since_us: int = 0
+) -> list[KnownRegime]:
+    """The library of a device in an environment, newest first: entries since a moment by its clock.
+
+    A winner that was rolled back on the device after it won is not among them.
+    """
+    rolled_back = exists().where(
+        ReplanRow.device == RegimeRow.device,
+        ReplanRow.environment == RegimeRow.environment,
+        ReplanRow.structure == RegimeRow.won_structure,
+        ReplanRow.outcome == "rolled_back",
+        ReplanRow.at_us > RegimeRow.at_us,
+    )
+    rows = session.execute(
+        select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.loads, RegimeRow.at_us)
+        .where(
+            RegimeRow.device == device,
+            RegimeRow.environment == environment,
+            RegimeRow.at_us >= since_us,
+            not_(rolled_back),
+        )
+        .order_by(RegimeRow.at_us.desc(), RegimeRow.boot, RegimeRow.sequence.desc())
+        .limit(_MOST)
+    ).all()
+    plans = {digest: _plan(session, digest) for digest in {row.won for row in rows}}
+    return [
+        KnownRegime(
+            rates=msgspec.msgpack.decode(row.loads, type=tuple[RegimeRate, ...]),
+            winner=plan,
+            lost=Digest(row.lost_structure),
+            at_us=row.at_us,
+        )
+        for row in rows
+        if (plan := plans[row.won]) is not None
+    ]

@@ -1,0 +1,101 @@
+"""What a library of regimes answers: distances, the nearest, contradictions, and whose plan runs already."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from stageloom.planner.replan.policy import How, Observation
+from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, distance, known_winner, rates_of, winner
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import Load
+from tests.policy.test_plain import PLAN, plan_of, with_intervals
+
+NIGHT, DAY = (1.0, 0.5, 0.25), (10.0, 5.0, 2.5)
+A = PLAN
+B, C = replace(PLAN, lanes=2), replace(PLAN, lanes=3)
+
+
+def rates(*per_s: float) -> tuple[RegimeRate, ...]:
+    return tuple(RegimeRate(name, one, 0.01) for name, one in zip("abc", per_s, strict=True))
+
+
+def entry(won: Plan, lost: Plan, per_s: tuple[float, ...], at_us: int = 0) -> KnownRegime:
+    return KnownRegime(rates(*per_s), won, lost.structure, at_us)
+
+
+def times(per_s: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(one * factor for one in per_s)
+
+
+def seen(incumbent: Plan, cause: str, late: tuple[float, ...], usual: tuple[float, ...] = DAY) -> Observation:
+    loads = tuple(
+        Load(model=name, arrivals_per_s=one, service_s=0.01, queued=0, usual_per_s=two)
+        for name, one, two in zip("abc", late, usual, strict=True)
+    )
+    return cast(Observation, SimpleNamespace(incumbent=incumbent, cause=cause, loads=loads))
+
+
+def test_loads_lie_as_far_apart_as_their_rates_by_work() -> None:
+    assert distance(rates(*DAY), rates(*DAY)) == 1.0
+    assert distance(rates(*DAY), rates(*times(DAY, 3.0))) == pytest.approx(3.0)
+    assert distance(rates(*times(DAY, 3.0)), rates(*DAY)) == pytest.approx(3.0)
+    assert distance(rates(4, 2, 1), rates(1, 2, 4)) == pytest.approx(4 ** (5 / 7))
+    assert distance(rates(*DAY)[:2], rates(*DAY)) == math.inf, "other models"
+    assert math.isfinite(distance(rates(0, 0, 0), rates(*DAY)))
+
+
+def test_the_plan_that_won_under_such_a_load_is_known_and_under_no_other() -> None:
+    library = [entry(B, A, DAY), entry(A, B, NIGHT)]
+    assert winner(library, rates(*times(DAY, 1.2))) is B
+    assert winner(library, rates(*times(NIGHT, 0.8))) is A
+    assert winner(library, rates(*times(NIGHT, 3.0))) is None
+    assert winner([], rates(*DAY)) is None
+
+
+def test_a_later_winner_takes_the_place_of_the_one_it_beat() -> None:
+    assert winner([entry(C, B, DAY), entry(B, A, DAY)], rates(*DAY)) is C
+
+
+def test_winners_that_never_met_contradict_each_other() -> None:
+    assert winner([entry(C, A, DAY), entry(B, A, DAY)], rates(*DAY)) is None
+    farther = entry(B, A, times(DAY, 1.4))
+    assert winner([entry(C, A, DAY), entry(C, A, DAY), farther], rates(*DAY)) is C, "the two nearest agree"
+
+
+def test_an_alarm_for_other_arrivals_stands_for_the_usual_ones_and_a_queue_for_those_of_late() -> None:
+    loads = seen(A, "regime", NIGHT, DAY).loads
+    assert [one.arrivals_per_s for one in rates_of("regime", loads)] == list(DAY)
+    assert [one.arrivals_per_s for one in rates_of("variance", loads)] == list(NIGHT)
+    unknown = tuple(replace(load, usual_per_s=0.0) for load in loads)
+    assert [one.arrivals_per_s for one in rates_of("regime", unknown)] == list(NIGHT)
+
+
+def test_a_known_winner_is_proposed_with_launch_intervals_for_the_load() -> None:
+    slow = with_intervals((900_000, 0, 0))
+    found = known_winner(seen(B, "regime", DAY), [entry(slow, B, DAY)])
+    assert found is not None and found.how is How.REGIME
+    assert found.plan.structure == A.structure
+    assert found.plan.models[0].launch_interval_us == 100_000
+
+
+def test_the_plan_that_runs_is_the_answer_to_other_arrivals_that_it_won_under() -> None:
+    library = [entry(A, B, DAY)]
+    found = known_winner(seen(A, "regime", DAY), library)
+    assert found is not None and found.plan is A
+    assert known_winner(seen(A, "variance", DAY), library) is None, "it does not cope: look for another"
+
+
+@pytest.mark.parametrize("cause", ["drift", "power_mode"])
+def test_where_costs_changed_the_library_says_nothing(cause: str) -> None:
+    assert known_winner(seen(B, cause, DAY), [entry(A, B, DAY)]) is None
+
+
+def test_other_models_have_a_library_of_their_own() -> None:
+    other = plan_of()
+    assert other.structure == A.structure
+    library = [KnownRegime(rates(*DAY)[:2], A, Digest("0" * 64), 0)]
+    assert known_winner(seen(B, "regime", DAY), library) is None
