@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import count
 from typing import Final
 
 import msgspec
@@ -23,13 +22,15 @@ from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.machine.executors import machine_facts
 from stageloom.edge_agent.store import StateFile
+from stageloom.edge_agent.way_measuring import WayRequests
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.auto import Times, auto_plan, widths
-from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.arrangements import Times, widths
+from stageloom.shared.search.auto import auto_plan
+from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
 
 FIRST_CHOICE: Final = ExecutorOptions(name="onnx")
@@ -40,10 +41,6 @@ TIMES_NAME: Final = "executor_times"
 
 _PACKAGES: Final = {"onnx": "onnxruntime", "openvino": "openvino"}
 _REDUCES: Final = ("openvino",)
-_LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
-_ROUNDS: Final = (
-    2  # of every model on every executor; the shorter time counts, as whatever disturbs adds to it
-)
 _MOST: Final = 1024  # times that are remembered
 
 
@@ -101,8 +98,8 @@ class ExecutorTimes:
         """What is known of a model: seconds of one run of the whole one, infinity where it cannot run."""
         return self._times_s.get(artifact, {})
 
-    def rows(self) -> list[ExecutorTime]:
-        """What is known of float32, for the planner: times of sessions, one task at a time."""
+    def rows(self, of: Digest | None = None) -> list[ExecutorTime]:
+        """What is known of float32, of one artifact or all, for the planner: one task at a time."""
         return [
             ExecutorTime(
                 Digest(artifact),
@@ -112,11 +109,11 @@ class ExecutorTimes:
                 self._environment,
                 seconds * 1e6 if seconds < math.inf else None,
                 0,
-                "" if seconds < math.inf else "it could not be measured when this agent served alone",
+                "" if seconds < math.inf else "it could not be measured",
             )
             for artifact, times_s in self._times_s.items()
             for options, seconds in times_s.items()
-            if options.precision == "fp32"
+            if options.precision == "fp32" and of in (None, artifact)
         ]
 
     def note(self, artifact: Digest, executor: ExecutorOptions, seconds: float) -> None:
@@ -188,50 +185,27 @@ class ExecutorChoice:
         self._models = models
         self._times = times
         self._running = running
-        self._wanted = wanted
-        self._open: dict[int, tuple[ModelChoice, ExecutorOptions]] = {}
+        self._asked = WayRequests(times, wanted)
         self.problems: list[str] = []  # that were met since they were last looked at
 
     @property
     def left(self) -> int:
         """Measurements that are still to be made."""
-        return len(self._open)
+        return len(self._asked.open)
 
     def requests(self) -> list[StageProfileRequest]:
         """What is to be measured; nothing where there is no choice, or once all is known."""
-        if len(self._wanted) < 2:
-            return []
-        wanted = [
-            (choice, need, options)
-            for _ in range(_ROUNDS)
-            for choice, need in zip(self._models.choices, self._models.needs, strict=True)
-            for options in self._wanted
-            if options not in self._times.of(choice.artifact)
-        ]
-        made = []
-        for number, (choice, need, options) in zip(count(1), wanted, strict=False):
-            plan = compose([choice], executor=options)
-            self._open[number] = (choice, options)
-            made.append(
-                StageProfileRequest(
-                    request=number,
-                    plan_digest=plan.digest,
-                    plan=plan.wire,
-                    artifacts=(need,),
-                    budget_s=_LIMIT_S,
-                )
-            )
-        return made
+        return self._asked.of(list(zip(self._models.choices, self._models.needs, strict=True)))
 
     def answered(self, request: int, step_us: float | None, reason: str) -> PlanMeasured | None:
         """A measurement ended, without a time where it could not be made; the better plan after the last."""
-        choice, options = self._open.pop(request)
+        choice, options = self._asked.open.pop(request)
         if step_us is None:
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
         known_s = self._times.of(choice.artifact).get(options, math.inf)
         taken_s = math.inf if step_us is None else step_us * 1e-6
         self._times.note(choice.artifact, options, min(known_s, taken_s))
-        if self._open:
+        if self._asked.open:
             return None
         try:
             self._times.save()

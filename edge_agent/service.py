@@ -30,6 +30,8 @@ from stageloom.edge_agent.reporting.status import (
     trial_status,
 )
 from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
+from stageloom.edge_agent.way_measuring import OWN_REQUESTS
+from stageloom.edge_agent.way_watch import WayWatch
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -112,6 +114,7 @@ class Agent:
         self._journal, self._profiles = parts.journal, parts.profiles
         self._load = LoadWatch(parts)
         self._choice = choice
+        self._ways = WayWatch(parts)
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
             self.loop,
@@ -140,8 +143,8 @@ class Agent:
         self.loop.call_every(self._config.trace_interval_s, self._sample_steps)
         self.loop.call_every(self._config.machine_interval_s, self._look_at_machine)
         self._parts.local.start()
+        self._profiles.on_steps = self._model_timed
         if self._choice is not None:
-            self._profiles.on_steps = self._model_timed
             for request in self._choice.requests():
                 self._profiles.wanted(request)
         for problem in self._parts.found:
@@ -160,8 +163,12 @@ class Agent:
             self._watchdog.close()
 
     def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str) -> None:
+        if request >= OWN_REQUESTS:
+            self._ways.answered(step_us.get(0), reason, quiet=not len(self._ledger))
+            return
         choice = self._choice
-        assert choice is not None
+        if choice is None:
+            return
         better = choice.answered(request, step_us.get(0), reason)
         while choice.problems:
             self._journal.note("executor_choice", choice.problems.pop())
@@ -189,6 +196,7 @@ class Agent:
         self._engine.take_ends()
         self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
+        self._ways.tick(free=serving and self._plans.runner is None and not self._stopping)
         self._engine.check_alive(busy=not serving)
         self._watchdog.beat(self.loop.now(), self._engine.sign_s, self._summary, serving=serving)
 
@@ -262,7 +270,7 @@ class Agent:
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,
             problems=tuple(self._journal.problems),
-            measuring=self._choice.left if self._choice is not None else 0,
+            measuring=self._choice.left if self._choice is not None else self._ways.left,
         )
         return msgspec.json.encode(found)
 
@@ -334,6 +342,8 @@ class Agent:
         facts = self._plans.facts_of(plan.ref.digest) if plan else None
         if facts is not None:
             self._load.plan_active(facts)
+        if plan is not None:
+            self._ways.plan_active(plan)
         self._lifecycle.do(self._plans.activated(key, self.loop.now(), paused_s))
 
     def _exited(self, returncode: int) -> None:

@@ -14,21 +14,16 @@ import msgspec
 from stageloom.planner.plan_search import model_choices
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import desired
-from stageloom.planner.store.machines import Machine, executor_times, machine_of
+from stageloom.planner.store.machines import CHOSEN, TRIED, Machine, executor_times, machine_of
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
-from stageloom.shared.search.auto import AUTO, auto_plan, fastest
+from stageloom.shared.search.arrangements import fastest
+from stageloom.shared.search.auto import AUTO, auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
-
-TRIED: Final = ("onnx", "openvino")
-"""Executors that an agent tries by itself: one that was not measured is worth it."""
-
-CHOSEN: Final = (*TRIED, "torch_cpu", "null")
-"""Executors that run on cores and hand tensors to each other, so that a plan may mix them."""
 
 Times = Mapping[str, float]
 """Seconds of one run of a whole model by executor; infinity where it cannot run there."""

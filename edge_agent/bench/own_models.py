@@ -31,7 +31,7 @@ from stageloom.edge_agent.machine.device import cpu_name
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
-from stageloom.shared.search.auto import Times
+from stageloom.shared.search.arrangements import Times
 
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4

@@ -23,7 +23,8 @@ from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import RefusedError, UnavailableError
 from stageloom.shared.plan import Plan
-from stageloom.shared.search.auto import Times, auto_plan
+from stageloom.shared.search.arrangements import Times
+from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
 
 _START_S: Final = 240.0

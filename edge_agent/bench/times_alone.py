@@ -9,7 +9,7 @@ from stageloom.edge_agent.bench.in_process import is_installed, measure_service_
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.shared.plan import ExecutorOptions
-from stageloom.shared.search.auto import Times, widths
+from stageloom.shared.search.arrangements import Times, widths
 
 EXECUTOR_OF: Final = {RuntimeName.ONNXRUNTIME: "onnx", RuntimeName.OPENVINO: "openvino"}
 

@@ -14,6 +14,7 @@ from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.replan.drift import DriftWatch
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
+from stageloom.edge_agent.way_measuring import OWN_REQUESTS
 from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import (
     Command,
@@ -30,8 +31,11 @@ from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.text import bounded
 
+ENDED_TWICE: Final = "the engine process ended twice while it had this request"
 _STAGE_REPEATS: Final = 9
 _LIVES: Final = 2
+_OWN_WALL_S: Final = 20.0
+"""For one of the agent's own measurements: those that a planner asks for wait behind it."""
 
 Request: TypeAlias = ProfileRequest | StageProfileRequest
 
@@ -131,16 +135,19 @@ class ProfileQueue:
         request = self._open.get(times.request)
         if not isinstance(request, StageProfileRequest):
             return
-        self._record(stage_rows(times, request.plan_digest, self._environment()))
+        own = times.request >= OWN_REQUESTS
+        if not own:
+            self._record(stage_rows(times, request.plan_digest, self._environment()))
         step_us = self._step_us.setdefault(times.request, {})
         if times.times:
             step_us[times.combined] = times.step_us
         if times.last:
-            self._record(self._clocks())
-            try:
-                self.drift.profiled(request.plan_digest, decode_plan(request.plan).lanes, step_us)
-            except PlanError:
-                pass  # the answer says so
+            if not own:
+                self._record(self._clocks())
+                try:
+                    self.drift.profiled(request.plan_digest, decode_plan(request.plan).lanes, step_us)
+                except PlanError:
+                    pass  # the answer says so
             self._answered(times.request)
             if self.on_steps is not None:
                 self.on_steps(times.request, step_us, times.reason)
@@ -154,7 +161,7 @@ class ProfileQueue:
                 paths,
                 _STAGE_REPEATS,
                 request.budget_s,
-                self._wall_s,
+                self._wall_s if request.request < OWN_REQUESTS else min(self._wall_s, _OWN_WALL_S),
                 request.combined_blocks,
             )
             with memory_file(request.plan) as fd:
@@ -186,10 +193,11 @@ class ProfileQueue:
         )
 
     def _give_up(self, request: Request) -> None:
-        number, reason = request.request, "the engine process ended twice while it had this request"
+        number, reason = request.request, ENDED_TWICE
         if isinstance(request, StageProfileRequest):
             ended = StageTimes(number, request.plan_digest, 0, (), 0.0, True, reason)
-            self._record(stage_rows(ended, request.plan_digest, self._environment()))
+            if number < OWN_REQUESTS:
+                self._record(stage_rows(ended, request.plan_digest, self._environment()))
             if self.on_steps is not None:
                 self.on_steps(number, {}, reason)
         else:
@@ -201,7 +209,8 @@ class ProfileQueue:
         del self._open[number]
         self._deaths.pop(number, None)
         self._step_us.pop(number, None)
-        self._tell(link.ProfileAnswered(number))
+        if number < OWN_REQUESTS:  # the agent's own are nobody else's business
+            self._tell(link.ProfileAnswered(number))
 
 
 def _artifacts(request: Request) -> set[Digest]:

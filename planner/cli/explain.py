@@ -17,6 +17,7 @@ from stageloom.planner.schema.explanation import (
     AlternativeSchedule,
     BlockExplanation,
     PlanDecision,
+    PlanEvaluation,
     PlanExplainRequest,
     PlanExplanation,
     RelatedPlan,
@@ -254,14 +255,22 @@ def _print_others(shown: Sequence[RelatedPlan], known: int) -> None:
     progress("\nplans over the same models, the cheapest first; ms of the device for one task of each model:")
     emit_table(
         (
-            *("plan", "how", "scheduler", "blocks", "predicted ms", "measured ms", "then", "trial"),
-            *("what became of it", "at (UTC)"),
+            *("plan", "how", "scheduler", "blocks", "predicted ms", "measured ms", "then"),
+            *("under the load", "trial", "what became of it", "at (UTC)"),
         ),
         [_other(one) for one in shown],
         empty="no search of this planner is on record",
     )
     if len(shown) < known:
         progress(f"and {counted(known - len(shown), 'other plan')}; --all lists every one")
+
+
+def _under_load(last: PlanEvaluation) -> str:
+    """What was predicted of a plan at the arrivals of an alarm; empty where nothing was."""
+    if last.p50_s is None or last.p99_s is None or last.share_in_time is None:
+        return ""
+    said = f"p50 {1e3 * last.p50_s:.3g}, p99 {1e3 * last.p99_s:.3g} ms, {last.share_in_time:.0%} in time"
+    return said if last.chance is None else f"{said}; gain {last.chance:.0%} likely"
 
 
 def _other(one: RelatedPlan) -> tuple[object, ...]:
@@ -276,6 +285,7 @@ def _other(one: RelatedPlan) -> tuple[object, ...]:
         "" if one.now_ms is None else f"{one.now_ms:.3f}",
         "" if one.steps_ms is None else f"{one.steps_ms:.3f}",
         "" if last.predicted is None else f"{last.predicted:.3f} of the incumbent",
+        _under_load(last),
         "" if trial is None else f"{trial.verdict} {ratio}".strip(),
         last.verdict.sentence,
         when(one.at_us),

@@ -11,7 +11,9 @@ from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.replan.regimes import KnownRegime
+from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.costs import kept_schedules, operator_costs
+from stageloom.planner.store.machines import CHOSEN, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
@@ -64,6 +66,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         )
         barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
         barred = view.read(barred_plans, device, environment, barred_since_us)
+        machine = view.read(machine_of, device)
+        times = view.read(whole_times, device, [model.artifact for model in incumbent.models])
     held = begun.calibration
     learned = store.read(
         fitting_policy, "maddpg", environment, [model.artifact for model in incumbent.models]
@@ -86,12 +90,24 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         learned=learned,
         schedules=store.read(kept_schedules, [held.costs_key, *held.taught_by]) if learned else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
+        cores=_cores(machine, incumbent),
+        times={artifact: _on_cores(known) for artifact, known in times.items()},
     )
 
 
 def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
     """Which plans won on the device of an observation under which arrivals, newest first."""
     return store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+
+
+def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:
+    """Those of a device, where the plan that runs uses them alone."""
+    on_cores = all(options.name in CHOSEN for options in incumbent.executors)
+    return machine.cores if machine is not None and on_cores else ()
+
+
+def _on_cores(known: WayTimes) -> WayTimes:
+    return {way: taken for way, taken in known.items() if way[0].name in CHOSEN}
 
 
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:

@@ -9,13 +9,16 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from stageloom.planner.replan.levers import levers
 from stageloom.planner.replan.predict import keeps_up
+from stageloom.planner.replan.scene import LoadScene, WayTimes
 from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import AlarmSample
-from stageloom.shared.plan import ModelPlan, Plan
+from stageloom.shared.plan import ModelPlan, Plan, StepChoice
 from stageloom.shared.policy.plain import Load, plain_replan
+from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import BlockJob, SearchJob
@@ -62,6 +65,16 @@ class Observation:
     learned: bytes = b""  # one that proposes plans itself (maddpg)
     schedules: Mapping[tuple[Digest, int], tuple[str, ...]] = field(default_factory=dict)
     """Where such a policy is: stage strings that were found for combined blocks of so large a batch."""
+    cores: tuple[int, ...] = ()
+    """Those of the device, where the plan that runs uses executors on them alone."""
+    times: Mapping[Digest, WayTimes] = field(default_factory=dict)
+    """By artifact what the device measured of whole models."""
+
+    def scene(self, tasks: int) -> LoadScene | None:
+        """What candidates are judged in; None where too little is known for it. `tasks`: of each stream."""
+        if not self.cores:
+            return None
+        return LoadScene.of(self.incumbent, self.graphs, self.costs, self.times, self.loads, tasks=tasks)
 
 
 class How(str, Enum):
@@ -69,6 +82,7 @@ class How(str, Enum):
 
     REGIME = "regime"  # it won here before under such arrivals
     PROVEN = "proven"  # it won here before
+    ARRANGED = "arranged"  # another way to share the cores
     INTERVALS = "intervals"  # the incumbent with other launch intervals
     SEARCH = "search"
     LEARNED = "learned"  # what a trained policy says
@@ -89,7 +103,8 @@ class PlainPolicy:
     Launch intervals from measured loads, blocks combined by rule, schedules by search.
 
     Searched are the partitions that the models offer, each with every block alone and with the models' i-th
-    blocks together, up to H of them. Replicas, batches, lanes, rules and the executor stay the incumbent's.
+    blocks together, up to H of them; replicas, batches, lanes and rules stay the incumbent's there. What
+    moves those is `arranged`.
     """
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
@@ -99,12 +114,22 @@ class PlainPolicy:
         """
         others = {plan.structure: plan for plan in reversed(seen.proven)}
         others.pop(seen.incumbent.structure, None)
-        paced_others = [plain_replan(plan, seen.loads) for plan in reversed(others.values())]
+        paced_others = [_paced(plan, seen) for plan in reversed(others.values())]
         proposals = [Proposal(plan, How.PROVEN) for plan in paced_others if keeps_up(plan, seen.loads)]
-        paced = plain_replan(seen.incumbent, seen.loads)
+        paced = _paced(seen.incumbent, seen)
         if paced is not seen.incumbent:
             proposals.append(Proposal(paced, How.INTERVALS))
         return proposals
+
+    def arranged(self, seen: Observation) -> Sequence[Proposal]:
+        """Other ways to share the cores of the device, where it told of them; no search is needed either."""
+        scene = seen.scene(1)
+        if scene is None:
+            return ()
+        models = [_choice(seen, model, model.cuts) for model in seen.incumbent.models]
+        times = [scene.times.get(model.artifact, {}) for model in models]
+        plans = levers(seen.incumbent, models, times, scene.demand, seen.cores)
+        return [Proposal(plan, How.ARRANGED, "arranged") for plan in plans]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
         """One search per partition and way to combine; none where the proposals at once are all there is."""
@@ -122,6 +147,7 @@ class PlainPolicy:
                 lanes=plan.lanes,
                 executor=plan.executor,
                 rules=Rules.of(plan),
+                assignment=_assignment(plan),
                 budget_s=seen.settings.budget_s,
                 checkpoint=seen.checkpoint,
             )
@@ -132,7 +158,7 @@ class PlainPolicy:
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found: those plans, with launch intervals for the loads."""
-        return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
+        return [Proposal(_paced(plan, seen), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
@@ -145,6 +171,29 @@ class PlainPolicy:
     def remark(self, seen: Observation) -> str:
         """A remark on the proposals for the re-plan's record; mostly empty."""
         return ""
+
+
+def _paced(plan: Plan, seen: Observation) -> Plan:
+    """With launch intervals for the loads; a plan that goes by deadlines and has none needs none."""
+    if plan.step_choice is StepChoice.DEADLINE and not any(one.launch_interval_us for one in plan.models):
+        return plan
+    return plain_replan(plan, seen.loads)
+
+
+def _assignment(plan: Plan) -> Assignment:
+    """What its blocks use, where every model has one executor and every lane may run every block."""
+    if plan.places or any(block.resources for block in plan.combined):
+        return Assignment()
+    used = {(member.model, block.executor) for block in plan.combined for member in block.members}
+    of_models = tuple((executor,) for _, executor in sorted(used))
+    if len(of_models) != len(plan.models):
+        return Assignment(resources=plan.resources, lane_resources=plan.lane_resources)
+    return Assignment(
+        further_executors=plan.further_executors,
+        resources=plan.resources,
+        lane_resources=plan.lane_resources,
+        executors_of=of_models,
+    )
 
 
 def _partitions(seen: Observation) -> list[tuple[ModelChoice, ...]]:

@@ -39,7 +39,7 @@ def predict(
     Raises:
         PlanError: the plan is not legal for these graphs.
     """
-    bound = _bound(plan, graphs)
+    bound = bound_plan(plan, graphs)
     rates = _instances_per_s(plan, loads)
     busy, measured = 0.0, True
     for index in range(len(plan.combined)):
@@ -54,7 +54,7 @@ _bound_plans: dict[Digest, BoundPlan] = {}
 """By structure, which names the graphs by digest and decides all that a cost depends on."""
 
 
-def _bound(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
+def bound_plan(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     """As `bind`, but for launch intervals, which may be those of another plan of this structure."""
     found = _bound_plans.get(plan.structure)
     if found is None:
@@ -139,8 +139,9 @@ def evaluation_of(
     prediction: CostPrediction | None = None,
     predicted: float | None = None,
     search_s: float | None = None,
+    figures: Mapping[str, float] | None = None,
 ) -> PlanEvaluation:
-    """The row of a plan."""
+    """The row of a plan; `figures`: further ones of it, by name."""
     return PlanEvaluation(
         plan=plan.digest,
         serves=serves(plan),
@@ -153,6 +154,7 @@ def evaluation_of(
         predicted=predicted,
         measured=prediction is not None and prediction.measured,
         search_s=search_s,
+        **(figures or {}),
     )
 
 

@@ -16,11 +16,12 @@ from stageloom.planner.api.context import FleetLink, desiring
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
-from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, without_search
+from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, rearranged, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import library, observe, recalibration, without_costs
 from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.regimes import known_winner
+from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
@@ -130,13 +131,16 @@ class Replanner:
             self._slow.submit(self._guarded, device, replan, self._search)
 
     def _search(self, device: DeviceId, replan: int) -> None:
+        if self._rearrange(device, replan):
+            return
         self._profile_first(device, replan)
         drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
         found = self._found(self._policy.searches(seen))
         if self._stopping.is_set():
             return
-        proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
+        at_once = [*self._policy.at_once(seen), *self._policy.arranged(seen)]
+        proposals = [*at_once, *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
         remarks = (drifted, self._policy.remark(seen))
         self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
@@ -145,6 +149,16 @@ class Replanner:
             for plan in plans:
                 schedules = found_schedules(plan, seen.graphs)
                 self._store.write(keep_schedules, seen.costs_key, scheduler, schedules)
+
+    def _rearrange(self, device: DeviceId, replan: int) -> bool:
+        """Push another way to share the cores, if one is likely to gain; after a drift times are others."""
+        seen = observe(self._store, device, replan, self._clock.wall_us())
+        if seen.cause == Cause.DRIFT.value or seen.settings.proposer is Proposer.LEARNED:
+            return False
+        decision = rearranged(seen, [*self._policy.at_once(seen), *self._policy.arranged(seen)])
+        if decision is not None:
+            self._carry_out(seen, replan, decision, self._policy.remark(seen))
+        return decision is not None
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""
@@ -217,7 +231,7 @@ class Replanner:
                 above=seen.desired,
                 how=proposal.how.value,
                 predicted=decision.predicted,
-                remark=remark,
+                remark="; ".join(filter(None, (decision.reason if decision.judged else "", remark))),
                 fitting=self._policy.fitting(seen, proposal.plan),
             )
         if desired is None:

@@ -108,6 +108,7 @@ class EvaluationVerdict(str, Enum):
     SAME = "same"
     BARRED = "barred"
     WORSE = "worse"
+    UNLIKELY = "unlikely"  # to gain enough, on the arrivals that it was judged by
     ILLEGAL = "illegal"
 
     @property
@@ -124,6 +125,7 @@ _SENTENCES: Final = {
     EvaluationVerdict.SAME: "equal to the plan that runs",
     EvaluationVerdict.BARRED: "did not gain here lately",
     EvaluationVerdict.WORSE: "predicted to cost no less",
+    EvaluationVerdict.UNLIKELY: "not likely to gain 2 %",
     EvaluationVerdict.ILLEGAL: "not legal any more",
 }
 
@@ -135,6 +137,8 @@ class PlanEvaluation(Reply, frozen=True, kw_only=True):
     model a second where there were none; None for a plan that is not legal. `predicted` is that over the
     incumbent's. `measured`: every stage in it was measured by then. `how`: `operator`, `contest`, or a
     proposal's. In a contest it was judged `judged_at_s` after the start, and had these figures on the twin.
+    In a re-plan `p50_s`, `p99_s` and `share_in_time` are what a simulation found at the arrivals, deadlines
+    and queues of the alarm, and `predicted` is the inverse of the gain there; `chance`: that it gains 2 %.
     """
 
     plan: DigestText
@@ -151,6 +155,9 @@ class PlanEvaluation(Reply, frozen=True, kw_only=True):
     judged_at_s: Real | None = None
     throughput_per_s: Real | None = None
     p99_s: Real | None = None
+    p50_s: Real | None = None
+    share_in_time: Real | None = None
+    chance: Real | None = None
 
 
 class PlanDecision(Reply, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 Both are what a device tells of itself, and count for that device alone.
 """
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import ExecutorTime, MachineFacts
 from stageloom.shared.plan import MAX_CORES, ExecutorOptions
+
+TRIED: Final = ("onnx", "openvino")
+"""Executors that an agent tries by itself: one that was not measured is worth it."""
+
+CHOSEN: Final = (*TRIED, "torch_cpu", "null")
+"""Executors that run on cores and hand tensors to each other, so that a plan may mix them."""
 
 MOST_TIMES: Final = 4096
 """That are kept of a device: more than it can have models and executors."""
@@ -143,6 +150,32 @@ def executor_times(
     found: dict[Digest, dict[str, ExecutorTimeRow]] = {}
     for row in rows:
         found.setdefault(Digest(row.artifact), {})[row.executor] = row
+    return found
+
+
+def whole_times(
+    session: Session, device: DeviceId, artifacts: Collection[Digest]
+) -> dict[Digest, dict[tuple[ExecutorOptions, int], float]]:
+    """Per artifact, executor with its threads, and batch: seconds of one run, infinity where it cannot run.
+
+    Only what the device measured as what it is now, as `executor_times`.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    environment = known_device(session, device).device_class
+    rows = session.scalars(
+        select(ExecutorTimeRow).where(
+            ExecutorTimeRow.device == device,
+            ExecutorTimeRow.artifact.in_(artifacts),
+            ExecutorTimeRow.environment == environment,
+        )
+    )
+    found: dict[Digest, dict[tuple[ExecutorOptions, int], float]] = {}
+    for row in rows:
+        options = ExecutorOptions(name=row.executor, intra_op_threads=row.intra_op_threads)
+        seconds = math.inf if row.time_us is None else row.time_us / 1e6
+        found.setdefault(Digest(row.artifact), {})[options, row.batch] = seconds
     return found
 
 

@@ -445,6 +445,9 @@ class ConsideredPlanRow(Table):
     judged_at_s: Mapped[float | None]
     throughput_per_s: Mapped[float | None]
     p99_s: Mapped[float | None]
+    p50_s: Mapped[float | None]
+    share_in_time: Mapped[float | None]
+    chance: Mapped[float | None]
     __table_args__ = (Index("considered_plans_by_models", "serves", "number"),)
 
 

@@ -1,18 +1,18 @@
-"""How much load some lanes carry within deadlines: a small simulation, good enough to compare plans.
+"""How much load some lanes carry within deadlines: good enough to compare plans where no load is known.
 
-Tasks of several models arrive at random (Poisson), the one of the earliest deadline goes first, no step is
-interrupted, and what can no longer end in time when its turn comes is given up: `step_choice=deadline` as
-the engine has it, without slots and without replicas, of which there is one for each lane.
+Tasks of several models arrive at random (Poisson), the one of the earliest deadline goes first, and what can
+no longer end in time when its turn comes is given up: `step_choice=deadline` as the engine has it, with a
+replica for each lane (`stageloom.shared.search.lane_load`).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
 from itertools import accumulate
 from random import Random
 from typing import Final
+
+from stageloom.shared.search.lane_load import ServedModel, serve
 
 IN_TIME_SHARE: Final = 0.95
 """Of each model's tasks, within the deadline."""
@@ -20,20 +20,6 @@ IN_TIME_SHARE: Final = 0.95
 TASKS: Final = 3000
 _HALVINGS: Final = 7
 _SEED: Final = 20240
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model as lanes see it: seconds of each of its blocks, one after the other, and a task's patience."""
-
-    blocks_s: tuple[float, ...]
-    deadline_s: float  # from a task's arrival
-    weight: float = 1.0  # of its tasks among all
-
-    @property
-    def total_s(self) -> float:
-        """Of one task."""
-        return math.fsum(self.blocks_s)
 
 
 def load_within_deadlines(models: Sequence[ServedModel], lanes: int, *, tasks: int = TASKS) -> float:
@@ -75,32 +61,9 @@ def shares_in_time(
 
     `arrivals`: instants in seconds, ascending, each with its model.
     """
-    rests = [list(accumulate(reversed(one.blocks_s)))[::-1] for one in models]
-    blocks = [one.blocks_s for one in models]
     came, in_time = [0] * len(models), [0] * len(models)
-    waiting: list[tuple[float, int, int, int]] = []  # deadline, order, model, block
-    running: list[tuple[float, int, int, int, float]] = []  # end, order, model, block, deadline
-    idle, order = lanes, 0
-    upcoming = iter([*arrivals, (math.inf, 0)])
-    next_s, model = next(upcoming)
-    while running or next_s < math.inf:
-        if running and running[0][0] <= next_s:
-            now, _, ended, block, due_s = heappop(running)
-            idle += 1
-            if block + 1 < len(blocks[ended]):
-                heappush(waiting, (due_s, order, ended, block + 1))
-            else:
-                in_time[ended] += now < due_s
-        else:
-            now = next_s
-            came[model] += 1
-            heappush(waiting, (now + models[model].deadline_s, order, model, 0))
-            next_s, model = next(upcoming)
-        order += 1
-        while idle and waiting:
-            due_s, _, chosen, block = heappop(waiting)
-            if now + rests[chosen][block] < due_s:
-                heappush(running, (now + blocks[chosen][block], order, chosen, block, due_s))
-                order += 1
-                idle -= 1
+    ends_s = serve(models, lanes, arrivals).ends_s
+    for (at, model), end in zip(arrivals, ends_s, strict=True):
+        came[model] += 1
+        in_time[model] += end < at + models[model].deadline_s
     return [done / all_of if all_of else 1.0 for done, all_of in zip(in_time, came, strict=True)]

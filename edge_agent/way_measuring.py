@@ -1,0 +1,130 @@
+"""Measuring the ways to run a model, executors times threads: what is asked of the engine process, and when.
+
+A way is measured as the stages of a plan that runs one model as a whole on one lane. That happens in moments
+in which nothing is served, so what disturbs can only lengthen it, and the shorter of two measurements counts.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, Protocol
+
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed, StageProfileRequest
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.arrangements import Times
+from stageloom.shared.search.compose import ModelChoice, compose
+
+LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
+ROUNDS: Final = 2  # of every model on every executor
+OWN_REQUESTS: Final = 1 << 40
+"""From here on requests are the agent's own: the planner numbers its from 1."""
+
+ATTEMPTS: Final = 3  # at one measurement, on a device that is too busy
+PAUSE_S: Final = 2.0
+"""After each measurement while tasks come: what is served waits for a run of a model at the most."""
+QUIET_PAUSE_S: Final = 0.1
+BUSY_PAUSE_S: Final = 60.0
+"""After one that found no moment: the device may have more of them later."""
+
+
+class KnownTimes(Protocol):
+    """What is known of models on this device."""
+
+    def of(self, artifact: Digest) -> Times: ...
+
+
+class WayRequests:
+    """The measurements of some models, each asked for as a profile."""
+
+    def __init__(self, times: KnownTimes, wanted: Sequence[ExecutorOptions], *, first: int = 1) -> None:
+        """`wanted`: the ways to run a model; `first`: the number of the first request."""
+        self._times = times
+        self._wanted = wanted
+        self._numbers = count(first)
+        self.open: dict[int, tuple[ModelChoice, ExecutorOptions]] = {}
+
+    def of(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]]) -> list[StageProfileRequest]:
+        """What is to be measured; nothing where there is no choice, or once all is known."""
+        if len(self._wanted) < 2:
+            return []
+        wanted = [
+            (choice, need, options)
+            for _ in range(ROUNDS)
+            for choice, need in models
+            for options in self._wanted
+            if options not in self._times.of(choice.artifact)
+        ]
+        return [self._request(*one) for one in wanted]
+
+    def _request(
+        self, choice: ModelChoice, need: ArtifactNeed, options: ExecutorOptions
+    ) -> StageProfileRequest:
+        number = next(self._numbers)
+        plan = compose([choice], executor=options)
+        self.open[number] = choice, options
+        return StageProfileRequest(
+            request=number, plan_digest=plan.digest, plan=plan.wire, artifacts=(need,), budget_s=LIMIT_S
+        )
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A measurement that was sent, and how often it found no moment before."""
+
+    request: StageProfileRequest
+    attempts: int = 0
+
+
+@dataclass
+class PlannedWays:
+    """The ways of the models that a planner's plans name: one measurement at a time, with pauses.
+
+    A measurement that found no moment is made again, and given up after a few: what is not known is not told.
+    """
+
+    requests: WayRequests
+    _due: deque[_Asked] = field(default_factory=deque)
+    _sent: _Asked | None = None
+    _seen: set[Digest] = field(default_factory=set)
+    _not_before_s: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Measurements that are still to be made."""
+        return len(self._due) + (self._sent is not None)
+
+    def add(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]], not_before_s: float) -> None:
+        """Models that a plan brings; those that were seen before change nothing."""
+        self._not_before_s = max(self._not_before_s, not_before_s)
+        fresh = [(choice, need) for choice, need in models if choice.artifact not in self._seen]
+        self._seen.update(choice.artifact for choice, _ in fresh)
+        self._due.extend(map(_Asked, self.requests.of(fresh)))
+
+    def next(self, now_s: float) -> StageProfileRequest | None:
+        """What to ask for now; None while a measurement is made, in a pause, and once all are made."""
+        if self._sent is not None or not self._due or now_s < self._not_before_s:
+            return None
+        self._sent = self._due.popleft()
+        return self._sent.request
+
+    def answered(
+        self, step_us: float | None, now_s: float, *, quiet: bool, again: bool = True
+    ) -> tuple[ModelChoice, ExecutorOptions] | None:
+        """The measurement that was asked for ended; returns what it was of, unless it is made again.
+
+        `quiet`: no task is there. `again`: without a time it is worth another attempt.
+        """
+        sent = self._sent
+        assert sent is not None, "nothing was asked for"
+        self._sent = None
+        if step_us is not None or not again:
+            self._not_before_s = now_s + (QUIET_PAUSE_S if quiet else PAUSE_S)
+            return self.requests.open.pop(sent.request.request)
+        self._not_before_s = now_s + BUSY_PAUSE_S
+        sent.attempts += 1
+        if sent.attempts < ATTEMPTS:
+            self._due.append(sent)
+            return None
+        return self.requests.open.pop(sent.request.request)

@@ -1,0 +1,96 @@
+"""Has the ways measured that the models of a planner's plans could run in, and tells the planner of them.
+
+It measures while nothing is served and no trial runs, and remembers what it found for the next start.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from stageloom.edge_agent.config import AUTO
+from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes, installed, ways
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
+from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.parts import Parts
+from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
+from stageloom.edge_agent.store import StateFile
+from stageloom.edge_agent.way_measuring import OWN_REQUESTS, PlannedWays, WayRequests
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.compose import ModelChoice
+
+SETTLE_S: Final = 2.0
+"""After a plan became active: its first tasks come first."""
+
+
+class WayWatch:
+    """Of an agent under a planner, which is set to no executor of its own."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._installed = installed() if parts.config.executor == AUTO and not parts.config.models else ()
+        self._times = ExecutorTimes(StateFile(parts.config.home_path / TIMES_NAME), device_class())
+        wanted = ways(self._installed, len(os.sched_getaffinity(0)))
+        self._ways = PlannedWays(WayRequests(self._times, wanted, first=OWN_REQUESTS))
+
+    @property
+    def left(self) -> int:
+        """Measurements that are still to be made."""
+        return self._ways.left
+
+    def plan_active(self, active: RunnablePlan) -> None:
+        """Measure its models, where it runs them on executors that are chosen from."""
+        try:
+            plan = decode_plan(active.wire)
+        except StageloomError:  # it runs, so it was readable; nothing here may end the agent
+            return
+        if not {options.name for options in plan.executors} <= set(self._installed):
+            return
+        checker = self._parts.checker
+        needs = {need.digest: need for need in active.artifacts}
+        self._parts.background.run(
+            lambda: {digest: checker.graph(digest) for digest in needs},
+            lambda graphs: self._add(plan, graphs, needs),
+        )
+
+    def _add(
+        self, plan: Plan, graphs: Mapping[Digest, Graph | None], needs: Mapping[Digest, ArtifactNeed]
+    ) -> None:
+        found = {}
+        for model in plan.models:
+            graph = graphs.get(model.artifact)
+            if graph is not None:
+                choice = ModelChoice(name=model.name, artifact=model.artifact, graph=graph)
+                found[model.artifact] = choice, needs[model.artifact]
+        self._ways.add(list(found.values()), self._parts.loop.now() + SETTLE_S)
+
+    def tick(self, *, free: bool) -> None:
+        """Ask for the next measurement where it is due; `free`: no plan is on trial or on its way."""
+        if free and (request := self._ways.next(self._parts.loop.now())) is not None:
+            self._parts.profiles.wanted(request)
+
+    def answered(self, step_us: float | None, reason: str, *, quiet: bool) -> None:
+        """What was asked for ended; `quiet`: no task is there."""
+        ended = reason == ENDED_TWICE
+        found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, again=not ended)
+        if found is None or (step_us is None and not ended):
+            return
+        choice, options = found
+        known_s = self._times.of(choice.artifact).get(options, math.inf)
+        taken_s = math.inf if step_us is None else step_us * 1e-6
+        self._times.note(choice.artifact, options, min(known_s, taken_s))
+        self._parts.journal.record(
+            [row for row in self._times.rows(choice.artifact) if row.executor == options.name]
+        )
+        if not self._ways.left:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self._times.save()
+        except StageloomError as error:
+            self._parts.journal.note("executor_times", str(error))

@@ -1,0 +1,100 @@
+"""Plans that move what searches leave alone: lanes, threads, replicas, executors, cuts, batches, order. Pure.
+
+Proposed are all ways to share the device's cores (`stageloom.shared.search.arrangements`), of which `auto`
+takes its plan, too: lanes times threads within the cores, a replica for each lane, each model on the
+executor that is fastest there, whole or cut, the earliest deadline first; the plan that runs with that step
+choice; and each of them with larger batches, where the device measured that those take less per task. Models
+that run abreast are whole ones on several lanes, pipelines are cut ones. Whether a plan is better is judged
+elsewhere.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from stageloom.planner.replan.judge import ModelDemand
+from stageloom.planner.replan.scene import WayTimes
+from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule, StepChoice
+from stageloom.shared.search.arrangements import Times, arranged_plan, arrangements, patience_of
+from stageloom.shared.search.compose import ModelChoice
+
+MOST_BLOCKS: Final = 8
+"""Of a cut model: each has a border."""
+
+BATCH_GAIN: Final = 0.9
+"""A batch is worth it where a task of it takes at most this part of a task alone."""
+
+_OVERDUE_AFTER: Final = 1 << 10
+
+
+def levers(
+    incumbent: Plan,
+    models: Sequence[ModelChoice],
+    times: Sequence[WayTimes],
+    demand: Sequence[ModelDemand],
+    cores: Sequence[int],
+) -> list[Plan]:
+    """Plans to judge, each structure once and the running one's never. All but the plan are by model.
+
+    `times`: what is known of whole models; what is not there is not proposed.
+    """
+    known = [_of_one(ways) for ways in times]
+    patience_s = [
+        usual if load.deadline_s == math.inf else load.deadline_s
+        for usual, load in zip((patience_of(one) for one in known), demand, strict=True)
+    ]
+    most = [min(len(one.graph.base_cuts) + 1, MOST_BLOCKS) for one in models]
+    found = [
+        arranged_plan([replace(one, batch=1) for one in models], arrangement, cores)
+        for arrangement in arrangements(known, most, incumbent.executor, len(cores), patience_s)
+        if all(options in one for options, one in zip(arrangement.run_by, known, strict=True))
+    ]
+    found += _by_deadline(incumbent)
+    found += [plan for one in [*found, incumbent] for plan in _batched(one, models, times)]
+    return [
+        one
+        for one in {plan.structure: plan for plan in found}.values()
+        if one.structure != incumbent.structure
+    ]
+
+
+def _of_one(ways: WayTimes) -> Times:
+    return {options: taken for (options, batch), taken in ways.items() if batch == 1 and taken < math.inf}
+
+
+def _by_deadline(plan: Plan) -> list[Plan]:
+    """The plan with the earliest deadline first; none where it has it."""
+    if plan.step_choice is StepChoice.DEADLINE or plan.wait.value != "none":
+        return []
+    models = tuple(
+        replace(one, launch_interval_us=0, queue=replace(one.queue, rule=QueueRule.DEADLINE))
+        for one in plan.models
+    )
+    changed = replace(
+        plan, models=models, step_choice=StepChoice.DEADLINE, max_skips=_OVERDUE_AFTER, run_ahead=1
+    )
+    return [changed]
+
+
+def _batched(plan: Plan, models: Sequence[ModelChoice], times: Sequence[WayTimes]) -> list[Plan]:
+    """The plan with the batches that take least per task; none where no larger one is known to take less."""
+    by_model: Mapping[int, ExecutorOptions] = {
+        block.members[0].model: plan.executors[block.executor] for block in plan.combined
+    }
+    best = [
+        _best_batch(ways, by_model[index], model.batch)
+        for index, (model, ways) in enumerate(zip(plan.models, times, strict=True))
+    ]
+    if best == [model.batch for model in plan.models]:
+        return []
+    changed = [replace(model, batch=batch) for model, batch in zip(plan.models, best, strict=True)]
+    return [replace(plan, models=tuple(changed))]
+
+
+def _best_batch(ways: WayTimes, options: ExecutorOptions, batch: int) -> int:
+    each = {size: taken / size for (one, size), taken in ways.items() if one == options and taken < math.inf}
+    if not each or batch not in each:
+        return batch
+    best = min(each, key=lambda size: (each[size], size))
+    return best if each[best] <= BATCH_GAIN * each[batch] else batch

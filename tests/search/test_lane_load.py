@@ -1,0 +1,129 @@
+"""What becomes of tasks that arrive at lanes, beside closed forms and a step-by-step search."""
+
+import math
+from itertools import accumulate, count, permutations
+from random import Random
+
+import pytest
+
+from stageloom.shared.search.lane_load import ServedModel, serve
+
+
+def poisson(rate_per_s: float, tasks: int, seed: int = 3) -> list[tuple[float, int]]:
+    random = Random(seed)
+    return [(at, 0) for at in accumulate(random.expovariate(rate_per_s) for _ in range(tasks))]
+
+
+def mean_wait_s(lanes: int, load: float, by_deadline: bool = False) -> float:
+    """Of tasks of one second at a load per lane."""
+    arrivals = poisson(load * lanes, 200_000)
+    served = serve([ServedModel(blocks_s=(1.0,))], lanes, arrivals, by_deadline=by_deadline)
+    return math.fsum(end - at - 1.0 for end, (at, _) in zip(served.ends_s, arrivals, strict=True)) / len(
+        arrivals
+    )
+
+
+@pytest.mark.parametrize("load", [0.25, 0.5, 0.8])
+@pytest.mark.parametrize("by_deadline", [False, True])
+def test_one_lane_waits_as_pollaczek_and_khinchine_say(load: float, by_deadline: bool) -> None:
+    assert mean_wait_s(1, load, by_deadline) == pytest.approx(load / (2.0 * (1.0 - load)), rel=0.04)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_two_lanes_wait_as_crommelin_says(load: float) -> None:
+    """M/D/2 mean waits: Crommelin's formula, sum over i of exp(-i a) sums of Poisson terms, a = 2 load."""
+
+    def crommelin() -> float:
+        a, total = 2.0 * load, 0.0
+        for i in range(1, 400):
+            mean = i * a
+            log = [-mean + n * math.log(mean) - math.lgamma(n + 1) for n in range(2 * i, 2 * i + 2000)]
+            terms = [math.exp(one) for one in log]
+            total += math.fsum(terms) - math.fsum(terms[1:]) / load
+        return total
+
+    assert mean_wait_s(2, load) == pytest.approx(crommelin(), rel=0.04)
+
+
+def test_no_order_of_arrival_is_missed_and_lanes_are_never_idle_while_a_task_waits() -> None:
+    """Each way to hand a few tasks to two lanes in their order ends no sooner in all."""
+    random = Random(7)
+    for _ in range(50):
+        arrivals = sorted((round(4.0 * random.random(), 3), random.randrange(2)) for _ in range(5))
+        models = [ServedModel(blocks_s=(1.0,)), ServedModel(blocks_s=(0.25,))]
+        ends = serve(models, 2, arrivals, by_deadline=False).ends_s
+        free = [0.0, 0.0]
+        for (at, model), end in zip(arrivals, ends, strict=True):
+            lane = free.index(min(free))
+            free[lane] = max(free[lane], at) + models[model].total_s
+            assert end == pytest.approx(free[lane])
+
+
+def test_the_earliest_deadline_first_serves_all_that_any_order_can_on_one_lane() -> None:
+    """Brute force: tasks that are all there at first, so no order is better than that of deadlines."""
+    random = Random(11)
+    for _ in range(60):
+        models = [
+            ServedModel(blocks_s=(random.uniform(0.1, 1.0),), deadline_s=random.uniform(0.5, 3.0))
+            for _ in range(4)
+        ]
+        ends = serve(models, 1, [(0.0, index) for index in range(4)], begin_s=0.0).ends_s
+
+        def in_time(order: tuple[int, ...], models: list[ServedModel] = models) -> bool:
+            at = accumulate(models[index].total_s for index in order)
+            return all(end < models[index].deadline_s for end, index in zip(at, order, strict=True))
+
+        if any(in_time(order) for order in permutations(range(4))):
+            assert all(end < one.deadline_s for end, one in zip(ends, models, strict=True))
+
+
+def test_tasks_of_a_batch_end_together_and_take_what_a_batch_takes() -> None:
+    model = ServedModel(blocks_s=(0.5, 0.5), batch=4, each_more_s=0.2)
+    ends = serve([model], 1, [(0.0, 0)] + [(0.1, 0)] * 5, by_deadline=False).ends_s
+    assert ends == pytest.approx([1.0, *[2.6] * 4, 3.6])
+
+
+def test_replicas_bound_how_many_steps_of_a_model_run() -> None:
+    model = ServedModel(blocks_s=(1.0,), at_once=1)
+    assert serve([model], 2, [(0.0, 0)] * 3).ends_s == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_steps_beside_others_take_longer() -> None:
+    model = ServedModel(blocks_s=(1.0,))
+    assert serve([model], 2, [(0.0, 0), (0.0, 0)], beside=0.5).ends_s == pytest.approx([1.0, 1.5])
+
+
+def test_a_full_queue_refuses_the_newest_and_what_waited_before_goes_first() -> None:
+    model = ServedModel(blocks_s=(1.0,), room=2)
+    served = serve([model], 1, [(-2.0, 0), (-1.0, 0), (-0.5, 0), (0.5, 0)], begin_s=0.0)
+    assert served.ends_s == pytest.approx([1.0, 2.0, math.inf, 3.0])
+    assert served.oldest_age_s == pytest.approx(2.0)
+
+
+def test_a_task_without_a_deadline_goes_after_those_with_one() -> None:
+    models = [ServedModel(blocks_s=(1.0,)), ServedModel(blocks_s=(1.0,), deadline_s=100.0)]
+    ends = serve(models, 1, [(0.0, 0), (0.1, 0), (0.2, 1)]).ends_s
+    assert ends == pytest.approx([1.0, 3.0, 2.0])
+
+
+def test_every_task_has_one_end_and_lanes_do_no_more_than_they_can() -> None:
+    for seed, lanes in zip(range(20), count(1), strict=False):
+        random = Random(seed)
+        models = [
+            ServedModel(
+                blocks_s=tuple(random.uniform(0.01, 0.2) for _ in range(random.randint(1, 4))),
+                deadline_s=random.choice([0.3, 1.0, math.inf]),
+                at_once=random.randint(1, 4),
+                batch=random.choice([1, 1, 3]),
+            )
+            for _ in range(3)
+        ]
+        instants = accumulate(random.expovariate(10.0) for _ in range(400))
+        arrivals = [(at, random.randrange(3)) for at in instants]
+        served = serve(models, lanes, arrivals, by_deadline=bool(seed % 2))
+        busy = 0.0
+        for end, (at, model) in zip(served.ends_s, arrivals, strict=True):
+            assert end == math.inf or end >= at + models[model].total_s - 1e-9
+            busy += models[model].total_s * (end < math.inf) / models[model].batch
+        last = max((end for end in served.ends_s if end < math.inf), default=0.0)
+        assert busy <= lanes * last + 1e-9
