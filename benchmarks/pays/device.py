@@ -1,0 +1,170 @@
+"""A planner and an agent as processes, with measured models, under the plan that needs no choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from benchmarks.processes import System
+from stageloom.edge_agent.bench.in_process import is_installed
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.times_alone import EXECUTOR_OF
+from stageloom.planner.schema.replan import ReplanInfo
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.replans import replan_infos
+from stageloom.planner.store.tables import AlarmRow
+from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.telemetry import PlanActivated, QueueSample, RowKind
+from stageloom.shared.plan import Plan, Resource, decode_plan
+from stageloom.shared.policy.queues import variance
+from stageloom.shared.text import counted
+
+DEVICE: Final = "bench"
+DAY_PLAN: Final = "day"
+_PATIENCE_S: Final = 90.0
+_PENDING: Final = "pending"
+_ROWS: Final = 100_000
+
+
+@dataclass(frozen=True)
+class QueueMoment:
+    """The queues at one instant of the device's clock."""
+
+    at_us: int
+    variance_s2: float
+    oldest_age_s: float
+
+
+class PaysDevice(System):
+    """Enrolled, with settings untouched; `day` is the plan that it begins with."""
+
+    def __init__(self, folder: Path, models: Sequence[ModelUnderTest], profile_s: float) -> None:
+        super().__init__(folder, DEVICE, {}, patience_s=_PATIENCE_S)
+        self.models = models
+        self.alone_s: dict[str, float] = {}  # by model, on one thread of its best executor
+        self._profile_s = profile_s
+
+    def prepare(self, threads: Sequence[int]) -> None:
+        """Import the models, measure each on every executor and number of threads, run the plan of all that.
+
+        Raises:
+            DemoFailed: a step did not work.
+        """
+        self.start()
+        for model in self.models:
+            self.planner("model", "add", f"{model.name}={model.path}")
+        executors = [EXECUTOR_OF[runtime] for runtime in RuntimeName if is_installed(runtime)]
+        for executor in executors:
+            for count in threads:
+                self._profile(executor, count)
+        self.planner("plan", "create", self.device, "--name", DAY_PLAN, *self._chosen)
+        self.run_plan(DAY_PLAN)
+
+    @property
+    def _chosen(self) -> list[str]:
+        return [word for model in self.models for word in ("--model", model.name)]
+
+    def _profile(self, executor: str, threads: int) -> None:
+        how = ("--executor", executor, "--threads", str(threads), "--budget", f"{self._profile_s:g}s")
+        found = self.planner("device", "profile", self.device, *self._chosen, *how)
+        if threads == 1:
+            for one in found["measured"]:
+                if one["whole_us"] > 0.0:
+                    shortest = self.alone_s.get(one["model"], float("inf"))
+                    self.alone_s[one["model"]] = min(shortest, one["whole_us"] / 1e6)
+
+    def run_plan(self, name: str) -> None:
+        """Push a plan without a trial; returns once it is committed."""
+        generation = self.planner("plan", "push", self.device, name, "--now")["generation"]
+
+        def committed() -> bool:
+            report = self.store.read(device_info, self.device).report
+            state = report.state.value if report.state is not None else ""
+            return report.generation >= generation and state == "committed"
+
+        self.until(f"plan {name} to be committed", committed)
+
+    def replanning(self, on: bool) -> None:
+        """Whether alarms are answered; all else stays as it is by default."""
+        self.planner("device", "replan", self.device, "--on" if on else "--off")
+
+    def plan(self, name_or_digest: str) -> Plan:
+        """As the planner keeps it."""
+        return decode_plan(self.store.read(plan_info, name_or_digest).wire)
+
+    def active(self) -> Digest | None:
+        """The plan that runs, as the planner knows."""
+        return self.store.read(device_info, self.device).report.active
+
+    def replans(self, since_us: int) -> list[ReplanInfo]:
+        """Begun since a moment of the device's clock, oldest first."""
+        found = self.store.read(replan_infos, self.device, limit=200)
+        return sorted((one for one in found if one.at_us >= since_us), key=lambda one: one.at_us)
+
+    def alarms(self, since_us: int, until_us: int) -> int:
+        """Alarms between two moments of the device's clock."""
+        return self.store.read(_alarms, self.device, since_us, until_us)
+
+    def settled(self) -> bool:
+        """No re-plan is under way."""
+        return all(one.outcome != _PENDING for one in self.replans(0))
+
+    def activations(self, since_us: int) -> list[tuple[int, str]]:
+        """When the device went over to which plan, outside of trials."""
+        kinds = [RowKind.PLAN_ACTIVATED]
+        rows = self.store.read(telemetry_rows, self.device, kinds, since_us=since_us, limit=_ROWS)
+        return sorted((row.at_us, row.data.plan) for row in rows if isinstance(row.data, PlanActivated))
+
+    def queues(self, since_us: int) -> list[QueueMoment]:
+        """The queues as the device sampled them."""
+        kinds = [RowKind.QUEUE_SAMPLE]
+        rows = self.store.read(telemetry_rows, self.device, kinds, since_us=since_us, limit=_ROWS)
+        samples = sorted((row.at_us, row.data) for row in rows if isinstance(row.data, QueueSample))
+        return [
+            _moment(at_us, [one for _, one in together])
+            for at_us, together in groupby(samples, key=lambda pair: pair[0])
+        ]
+
+
+def _moment(at_us: int, queues: Sequence[QueueSample]) -> QueueMoment:
+    work_s = [one.queued_work_us / 1e6 for one in queues]
+    return QueueMoment(at_us, variance(work_s), max(one.oldest_age_us for one in queues) / 1e6)
+
+
+def _alarms(session: Session, device: DeviceId, since_us: int, until_us: int) -> int:
+    rows = select(func.count()).where(
+        AlarmRow.device == device, AlarmRow.at_us >= since_us, AlarmRow.at_us < until_us
+    )
+    return int(session.scalar(rows) or 0)
+
+
+def one_wide_lane(plan: Plan) -> Plan:
+    """The same models and executors on one lane that has all cores: each task alone, with every thread."""
+    cores = tuple(sorted({core for resource in plan.resources for core in resource.cores}))
+    wide = [replace(options, intra_op_threads=len(cores)) for options in plan.executors]
+    return replace(
+        plan,
+        lanes=1,
+        resources=(Resource(cores=cores),),
+        lane_resources=(0,),
+        executor=wide[0],
+        further_executors=tuple(wide[1:]),
+    )
+
+
+def lanes_of(plan: Plan) -> str:
+    """The lanes of a plan and how its blocks run there, in words."""
+    options = sorted(
+        {
+            f"{plan.executors[one.executor].name} x{plan.executors[one.executor].intra_op_threads}"
+            for one in plan.combined
+        }
+    )
+    return f"{counted(plan.lanes, 'lane')}, {len(plan.combined)} blocks, {' and '.join(options)}"

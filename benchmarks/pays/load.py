@@ -1,0 +1,107 @@
+"""The load: this process as an application of the agent, and a foreign process that takes a core."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+
+from stageloom import Client
+from stageloom.edge_agent.bench.contestant import Ended, TimedTask
+from stageloom.edge_agent.bench.load import WindowResult, judge, poisson_window
+from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
+from stageloom.edge_agent.bench.window_run import WindowRunner
+from stageloom.shared.errors import RefusedError, StageloomError, TaskExpired
+
+OUTSTANDING: Final = 8  # more than any plan runs at once
+_INPUTS: Final = 4  # different ones for each model
+_SPIN: Final = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+class Application:
+    """Tasks for an agent, and how they ended. `outcomes` counts completed, expired, refused and lost ones."""
+
+    def __init__(
+        self, client: Client, models: Sequence[ModelUnderTest], deadlines_s: Sequence[float]
+    ) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.deadlines_s = deadlines_s
+        self._client = client
+        self._models = models
+        self._runner = WindowRunner([model.feeds(_INPUTS) for model in models])
+        self._ended: Ended = self._runner.ended
+        self._lock = threading.Lock()  # outcomes come from the client's thread and from this one
+
+    def start(self, ended: Ended) -> None:
+        """Nothing to start: the agent runs."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def submit(self, task: TimedTask, feeds: Feeds) -> None:
+        """Hand a task over."""
+        left_s = task.due_s - time.monotonic()
+        if left_s <= 0.0:
+            self._count(task, "expired")
+            return
+        try:
+            future = self._client.submit(
+                self._models[task.model].name, feeds, deadline_s=left_s if np.isfinite(left_s) else None
+            )
+        except StageloomError as error:
+            self._count(task, outcome_of(error))
+            return
+        future.add_done_callback(lambda done: self._done(task, done))
+
+    def phase(self, weights: Sequence[float], rate_per_s: float, seconds: float, seed: int) -> WindowResult:
+        """Poisson arrivals for so long; returns when every task has ended. A task that never does is lost."""
+        window = poisson_window(weights, rate_per_s, seconds, self.deadlines_s, seed)
+        before = self.outcomes.total()
+        ended_s = self._runner.open_loop(self, window)
+        self.outcomes["lost"] += before + window.tasks - self.outcomes.total()
+        return judge(window, ended_s)
+
+    def saturated_per_s(self, weights: Sequence[float], seconds: float) -> float:
+        """Tasks a second while some are always open, models drawn by the weights."""
+        share = np.asarray(weights, np.float64)
+        drawn = np.random.default_rng(0).choice(len(share), size=512, p=share / share.sum())
+        return self._runner.closed_loop(self, [int(one) for one in drawn], OUTSTANDING, seconds)
+
+    def _done(self, task: TimedTask, future: "Future[Any]") -> None:
+        self._count(task, outcome_of(future.exception()))
+
+    def _count(self, task: TimedTask, outcome: str) -> None:
+        with self._lock:
+            self.outcomes[outcome] += 1
+        self._ended(task, outcome == "completed")
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """The word for how a task ended; anything that nobody promised is lost."""
+    if error is None:
+        return "completed"
+    if isinstance(error, TaskExpired):
+        return "expired"
+    return "refused" if isinstance(error, RefusedError) else "lost"
+
+
+@contextlib.contextmanager
+def core_taken(taken: bool) -> Iterator[None]:
+    """While the block runs, a process computes on the first core, if one is to."""
+    if not taken:
+        yield
+        return
+    core = min(os.sched_getaffinity(0))
+    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
