@@ -195,19 +195,25 @@ class System:
         return ReadStore.open(self.folder / "planner")
 
     def until(
-        self, what: str, condition: Callable[[], Any], alive: Sequence[str] = ("planner", "agent")
+        self,
+        what: str,
+        condition: Callable[[], Any],
+        alive: Sequence[str] = ("planner", "agent"),
+        *,
+        patience_s: float | None = None,
     ) -> Any:
-        """Poll a condition while the named processes live; what it gave.
+        """Poll a condition while the named processes live; what it gave. `patience_s`: instead of the usual.
 
         Raises:
             DemoFailed: it took too long, or one of the processes ended.
         """
-        give_up_s = time.monotonic() + self._patience_s
+        patience_s = self._patience_s if patience_s is None else patience_s
+        give_up_s = time.monotonic() + patience_s
         while not (found := condition()):
             self.processes.require_alive(alive)
             if time.monotonic() > give_up_s:
                 raise DemoFailed(
-                    f"waited {self._patience_s:g} s for {what}; see the logs in {self.processes.folder}"
+                    f"waited {patience_s:g} s for {what}; see the logs in {self.processes.folder}"
                 )
             time.sleep(0.1)
         return found

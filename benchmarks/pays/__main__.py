@@ -20,7 +20,6 @@ start, `night` the same on one lane of all cores; rows of part `plan` tell.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.shared.plan import decode_plan
 
 FULL = Effort(phase_s=120.0)
-QUICK = Effort(phase_s=40.0, saturated_s=2.0, profile_s=4.0)
+QUICK = Effort(phase_s=40.0, saturated_s=2.0)
 _MIXES = ("ocr", "small", "zoo")
 _FALLBACK = "zoo"  # comes with the repository
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -112,10 +111,9 @@ class _Mix:
 
     def _prepared(self, device: PaysDevice) -> Dynamics:
         """The device under its first plan; the first one says what deadlines and fixed plans are."""
-        cores = len(os.sched_getaffinity(0))
-        device.prepare(sorted({1, cores}))
+        device.prepare()
         if not self._deadlines:
-            found = deadlines_s(device.alone_s)
+            found = deadlines_s({model.name: device.alone_s(model.name) for model in self._models})
             self._deadlines = [found[model.name] for model in self._models]
             day = device.plan(DAY_PLAN)
             self._plans = {"day": day.wire, "night": one_wide_lane(day).wire}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.pays.device import DAY_PLAN, PaysDevice, lanes_of
+from benchmarks.pays.device import COMMITTED, DAY_PLAN, PaysDevice, lanes_of
 from benchmarks.pays.intervals import Tasks, in_time, p50_s, p99_s
 from benchmarks.pays.load import Application, core_taken
 from benchmarks.pays.scenarios import Phase, visits
@@ -17,7 +17,6 @@ from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.shared.ids import Digest
 
-COMMITTED: Final = "committed"
 _SERIES_S: Final = 2.0
 _SETTLE_S: Final = 90.0  # for a trial that is under way when a scenario ends
 _FLUSH_S: Final = 2.5  # until telemetry of the last seconds is stored
@@ -29,7 +28,7 @@ class Effort:
 
     phase_s: float
     saturated_s: float = 4.0
-    profile_s: float = 8.0  # for each executor and number of threads
+    profile_s: float = 30.0  # at most, for each executor and number of threads
 
 
 @dataclass

@@ -60,6 +60,23 @@ def mean_log_s(tasks: Tasks) -> float:
     return float(np.exp(np.mean(np.log(tasks.latency_s)))) if len(tasks.latency_s) else np.nan
 
 
+def interval(statistic: Statistic, windows: Sequence[Tasks], seed: int = 0) -> tuple[float, float]:
+    """Ends of a statistic's 95 % interval by bootstrap over windows.
+
+    Raises:
+        ValueError: there are no windows.
+    """
+    if not windows:
+        raise ValueError("no windows")
+    rng = np.random.default_rng(seed)
+    drawn = [
+        statistic(Tasks.together([windows[n] for n in rng.integers(0, len(windows), len(windows))]))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
 def ratio(
     statistic: Statistic, over: Sequence[Tasks], under: Sequence[Tasks], seed: int = 0
 ) -> tuple[float, float, float]:

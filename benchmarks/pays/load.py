@@ -35,12 +35,14 @@ class Application:
         self.deadlines_s = deadlines_s
         self._client = client
         self._models = models
-        self._runner = WindowRunner([model.feeds(_INPUTS) for model in models])
+        self.feeds = [model.feeds(_INPUTS) for model in models]
+        self._runner = WindowRunner(self.feeds)
         self._ended: Ended = self._runner.ended
         self._lock = threading.Lock()  # outcomes come from the client's thread and from this one
 
     def start(self, ended: Ended) -> None:
-        """Nothing to start: the agent runs."""
+        """From now on tell somebody else of tasks that end."""
+        self._ended = ended
 
     def stop(self) -> None:
         """Nothing to stop."""

@@ -1,6 +1,7 @@
 """The report as one HTML page that needs nothing beside itself: no network, no script.
 
-Charts are inline SVG in the page's colours, which it chooses by whether its reader likes it dark.
+Charts are inline SVG in the page's colours, which it chooses by whether its reader likes it dark. They are
+drawn narrow, so that a telephone shows their text at its size.
 """
 
 import re
@@ -8,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from io import StringIO
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.demo.compare import LEARNED, NAMES, PLAIN
-
 COLORS = ("#2563a8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3862b", "#4b7f8c")
-_SOFT, _RULE = "#6b7280", "#e3e0d8"
+_SOFT, _RULE, _INK = "#6b7280", "#e3e0d8", "#22262b"
 _VARIABLES = {color: f"var(--c{number})" for number, color in enumerate(COLORS)}
-_VARIABLES |= {_SOFT: "var(--soft)", _RULE: "var(--rule)"}
+_VARIABLES |= {_SOFT: "var(--soft)", _RULE: "var(--rule)", _INK: "var(--ink)"}
 
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -35,8 +33,8 @@ _STYLE: Any = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "axes.axisbelow": True,
 }
-_WIDTH_IN = 9.2
-_CHARACTER = 0.0085  # of a mark's text, in widths of the axes
+_WIDTH_IN = 5.6
+_CHARACTER = 0.015  # of a mark's text, in widths of the axes
 _DASHED: Mapping[str, Any] = {"color": _SOFT, "linewidth": 1, "linestyle": "--"}
 
 
@@ -49,40 +47,50 @@ def render(report: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"ratio": _ratio, "moment": _moment}
-    asked = {entry["proposer"]: entry for entry in report["replans"] if entry["proposer"]}
+    environment.filters |= {
+        "ratio": _ratio,
+        "estimate": _estimate,
+        "words": lambda text: text.replace("_", " "),
+    }
+    load = report["load"]
     return environment.get_template("report.html.jinja").render(
         report=report,
         names=[model["name"] for model in report["models"]],
-        generation={entry["plan"]: entry["generation"] for entry in report["generations"]},
         colors=[f"var(--c{number})" for number in range(len(COLORS))],
-        answers=[(NAMES[name], asked[name]) for name in (LEARNED, PLAIN) if name in asked],
-        queues=_queues(report),
-        variance=_variance(report),
-        latencies=_latencies(report),
+        compared=_compared(_of_the_busy_load(report)),
+        over_time=_over_time("tasks in time a second", load["at_s"], load["in_time_per_s"], load),
+        variance=_over_time(
+            "variance of queued work, s²", load["variance"]["at_s"], load["variance"]["s2"], load
+        ),
         timeline=_timeline(report),
     )
 
 
-def _ratio(replan: Mapping[str, Any]) -> str:
+def _ratio(tried: Mapping[str, Any]) -> str:
     """A trial's ratio with its interval."""
-    if replan["ratio"] is None or replan["interval"] is None:
+    if tried["ratio"] is None or tried["interval"] is None:
         return "-"
-    low, high = replan["interval"]
-    return f"{replan['ratio']:.3f} ({low:.3f} to {high:.3f})"
+    low, high = tried["interval"]
+    return f"{tried['ratio']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _moment(at_s: float | None) -> str:
-    if at_s is None:
-        return "never"
-    return f"{at_s:.1f} s into the load" if at_s >= 0 else f"{-at_s:.1f} s before the load"
+def _estimate(value: Sequence[float]) -> str:
+    """A figure with its interval, in three digits."""
+    return f"{value[0]:.3g} ({value[1]:.3g} to {value[2]:.3g})"
+
+
+def _of_the_busy_load(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Everyone's newest figures at the rate that the load rose to, in the order of the story."""
+    busy = {row["who"]: row for row in report["served"] if row["rate_per_s"] == report["load"]["rate_per_s"]}
+    return list(busy.values())
 
 
 class Chart:
     """One chart while it is drawn; `tip(text)` makes an artist say the text where the pointer rests on it."""
 
-    def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+    def __init__(self, axes: Sequence[Axes]) -> None:
+        self.every = axes
+        self.axes = axes[0]
         self.tips: dict[str, str] = {}
         self.svg = Markup()
 
@@ -92,47 +100,30 @@ class Chart:
         self.tips[name] = f"<title>{escape(text)}</title>"
         return name
 
-    def label(self, x_label: str, y_label: str = "") -> None:
-        self.axes.set_xlabel(x_label)
-        self.axes.set_ylabel(y_label)
-        self.axes.tick_params(length=0)
-
-    def rows(self, names: Sequence[str]) -> None:
-        """A named row for each, from top to bottom."""
-        self.axes.set_yticks(range(len(names)), names)
-        self.axes.set_ylim(len(names) - 0.5, -0.5)
-        self.axes.grid(axis="x")
-        self.axes.spines["left"].set_visible(False)
-
-    def lines(self, series: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-        """One line per series."""
-        for color, (name, (across, up)) in zip(cycle(COLORS), series.items(), strict=False):
-            self.axes.plot(across, up, color=color, linewidth=1.5, gid=self.tip(name))
-        self.axes.margins(x=0)
-        self.axes.grid(axis="y")
-
     def marks(self, moments: Sequence[tuple[float, str]]) -> None:
-        """A vertical line and a text for each moment of decision; neighbours do not write over each other."""
-        for at, _ in moments:
-            self.axes.axvline(at, **_DASHED)
+        """A vertical line and a text for each moment; neighbours do not write over each other."""
         low, high = self.axes.get_xlim()
         ends: list[float] = []  # of the text in each row
         for at, text in sorted(moments):
+            self.axes.axvline(at, **_DASHED)
             begin = (at - low) / (high - low)
             row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
             ends[row : row + 1] = [begin + _CHARACTER * (len(text) + 1)]
-            place = (begin + 0.004, 0.98 - 0.075 * row)
+            place = (begin + 0.006, 0.97 - 0.085 * row)
             self.axes.text(*place, text, transform=self.axes.transAxes, va="top", in_layout=False)
 
 
 @contextmanager
-def _chart(title: str, height_in: float) -> Iterator[Chart]:
+def _chart(title: str, height_in: float, columns: int = 1) -> Iterator[Chart]:
     """A chart to draw; afterwards it has its `svg`."""
     out = StringIO()
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
-        chart = Chart(figure.add_subplot())
+        found = figure.subplots(1, columns, squeeze=False, sharey=True)[0]
+        chart = Chart(list(found))
         yield chart
+        for axes in chart.every:
+            axes.tick_params(length=0)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
@@ -143,51 +134,41 @@ def _chart(title: str, height_in: float) -> Iterator[Chart]:
     chart.svg = Markup(text)
 
 
-def _queues(report: Mapping[str, Any]) -> Markup:
-    queues = report["queues"]
-    with _chart("Queue lengths", 2.6) as chart:
-        chart.lines({name: (queues["at_s"], tasks) for name, tasks in queues["tasks"].items()})
-        chart.axes.set_ylim(bottom=0.0)
-        chart.marks(
-            [
-                (generation["active_at_s"], f"plan {generation['generation']}")
-                for generation in report["generations"]
-                if generation["active_at_s"] and generation["active_at_s"] >= 0
-            ]
-        )
-        chart.label("seconds of the run", "queued tasks")
+def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Tasks in time a second, and p99, of everyone who served the load; a line over a bar is its interval."""
+    with _chart("Tasks in time a second, and p99", 0.9 + 0.42 * len(rows), columns=2) as chart:
+        for axes, (name, title) in zip(
+            chart.every,
+            (("in_time_per_s", "tasks in time a second"), ("p99_ms", "99 of 100 take at most, ms")),
+            strict=True,
+        ):
+            for place, row in enumerate(rows):
+                value, low, high = row[name]
+                axes.barh(
+                    place, value, 0.62, color=COLORS[place], gid=chart.tip(f"{row['who']}: {value:.3g}")
+                )
+                axes.plot([low, high], [place, place], color=_INK, linewidth=1.2)
+                axes.text(0.02 * axes.get_xlim()[1], place, f"{value:.3g}", va="center", color="#ffffff")
+            axes.set_xlabel(title)
+            axes.set_xlim(left=0.0)
+            axes.grid(axis="x")
+            axes.spines["left"].set_visible(False)
+        chart.axes.set_yticks(range(len(rows)), [row["who"] for row in rows])
+        chart.axes.set_ylim(len(rows) - 0.5, -0.5)
     return chart.svg
 
 
-def _variance(report: Mapping[str, Any]) -> Markup:
-    queues = report["queues"]
-    moments = []
-    for replan in report["replans"]:
-        decided_s = replan["at_s"] + replan["trigger_to_decision_ms"] / 1000
-        moments += [(replan["at_s"], "trigger"), (decided_s, replan["outcome"].replace("_", " "))]
-    with _chart("Variance of queued work over the queues", 2.6) as chart:
-        axes, threshold = chart.axes, queues["threshold_s2"]
-        chart.lines({"queue variance": (queues["at_s"], queues["variance_s2"])})
-        axes.axhline(threshold, **_DASHED)
-        right: Any = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-        axes.text(0.995, threshold, "threshold", **right)
-        axes.set_ylim(bottom=0.0)
-        chart.marks(moments)
-        chart.label("seconds of the run", "s²")
-    return chart.svg
-
-
-def _latencies(report: Mapping[str, Any]) -> Markup:
-    """Cumulative distributions; p50 and p99 can be read off the grid."""
-    with _chart("Latency distributions", 2.6) as chart:
-        series = {}
-        for model in report["models"]:
-            latencies = sorted(model["latencies_ms"])
-            shares = [100.0 * (rank + 1) / len(latencies) for rank in range(len(latencies))]
-            series[model["name"]] = (latencies, shares)
-        chart.lines(series)
-        chart.axes.set_ylim(bottom=0.0)
-        chart.label("ms", "tasks at or below, %")
+def _over_time(title: str, at_s: Sequence[float], values: Sequence[float], load: Mapping[str, Any]) -> Markup:
+    """A line over the load that stayed, with the moments that mattered."""
+    with _chart(title, 2.3) as chart:
+        axes = chart.axes
+        axes.plot(at_s, values, color=COLORS[0], linewidth=1.5)
+        axes.margins(x=0)
+        axes.set_ylim(0.0, 1.45 * max([*values, 1e-9]))  # above it is room for the moments
+        axes.grid(axis="y")
+        axes.set_xlabel("seconds since the load rose")
+        axes.set_ylabel(title)
+        chart.marks([(one["at_s"], one["text"]) for one in load["moments"]])
     return chart.svg
 
 
@@ -209,6 +190,10 @@ def _timeline(report: Mapping[str, Any]) -> Markup:
                 gid=chart.tip(f"{what} ({length:.3f} ms)"),
             )
         chart.axes.margins(x=0)
-        chart.rows([f"{track}, planned" if planned else track for track, planned in tracks])
-        chart.label("ms")
+        chart.axes.set_yticks(
+            range(len(tracks)), [f"{track}, planned" if planned else track for track, planned in tracks]
+        )
+        chart.axes.set_ylim(len(tracks) - 0.5, -0.5)
+        chart.axes.grid(axis="x")
+        chart.axes.set_xlabel("ms")
     return chart.svg

@@ -2,134 +2,285 @@
 
 import json
 from base64 import b64decode
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.pays.device import QueueMoment, lanes_of
+from benchmarks.pays.intervals import Statistic, Tasks, in_time, interval, mean_log_s, p50_s, p99_s
 from benchmarks.processes import DemoFailed
 from benchmarks.runner import machine, versions
-from examples.demo.checks import OUTCOMES, check
-from examples.demo.compare import LEARNED, PLAIN, compare
+from examples.demo.checks import check
+from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED
 from stageloom.edge_agent.trace.command import measured
-from stageloom.planner.replan.policy import How
-from stageloom.planner.store.predictions import LookedAt
+from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.shared.artifact import open_artifact
-from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest
-from stageloom.shared.plan import Member, Plan, decode_plan
-from stageloom.shared.policy.queues import variance, variance_threshold_s2
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
 
-Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+NAIVELY, BEFORE, AFTER = "default sessions", "the first plan", "the plan made anew"
+QUIETLY, BUSILY, STAYING = "few tasks", "many tasks", "many tasks, and they stay"
+WINDOW_US: Final = 120_000
+_VERDICTS: Final = {"commit": "committed", "reject": "rejected"}
+PACKAGES: Final = ("stageloom", "onnxruntime", "openvino", "onnx", "numpy", "pyzmq", "msgspec", "sqlalchemy")
 
 
-def relative(value: "np.ndarray[Any, Any]", reference: "np.ndarray[Any, Any]") -> float:
-    """Norm of the difference over norm of the reference; infinite where either is not finite."""
-    wide = reference.astype(np.float64)
-    difference = float(np.linalg.norm(value.astype(np.float64) - wide))
-    norm = float(np.linalg.norm(wide))
-    if not np.isfinite(difference) or not norm > 0.0:
-        return float("inf")
-    return difference / norm
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """How somebody served a load, window by window."""
+
+    who: str
+    load: str
+    rate_per_s: float
+    window_s: float
+    windows: Sequence[Tasks]
+
+    @property
+    def in_time_per_s(self) -> tuple[float, float, float]:
+        """Tasks in time a second, and the ends of the 95 % interval."""
+        value, low, high = self._of(in_time)
+        seconds = self.window_s * len(self.windows)
+        return value / seconds, low / seconds, high / seconds
+
+    @property
+    def p99_ms(self) -> tuple[float, float, float]:
+        """The same of the latency that 99 of 100 tasks keep; one without a result took twice its deadline."""
+        return _ms(self._of(p99_s))
+
+    @property
+    def sentence(self) -> str:
+        """For the terminal."""
+        return f"{self.in_time_per_s[0]:.1f} of {self.rate_per_s:.1f}/s in time, p99 {self.p99_ms[0]:.0f} ms"
+
+    def entry(self) -> dict[str, Any]:
+        """As the report has it."""
+        tasks = Tasks.together(self.windows)
+        return {
+            "who": self.who,
+            "load": self.load,
+            "rate_per_s": self.rate_per_s,
+            "windows": len(self.windows),
+            "window_s": self.window_s,
+            "tasks": len(tasks.in_time),
+            "in_time": int(in_time(tasks)),
+            "in_time_per_s": self.in_time_per_s,
+            "p50_ms": _ms(self._of(p50_s)),
+            "p99_ms": self.p99_ms,
+            "latency_ms": _ms(self._of(mean_log_s)),
+        }
+
+    def _of(self, statistic: Statistic) -> tuple[float, float, float]:
+        return statistic(Tasks.together(self.windows)), *interval(statistic, self.windows)
 
 
-def read_samples(path: Path) -> list[tuple[Arrays, Arrays]]:
-    """The (inputs, outputs) pairs that a client process kept."""
-    samples: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    with np.load(path) as arrays:
-        for key in arrays.files:
-            index, side, name = key.split("|", 2)
-            pair = samples.setdefault(int(index), ({}, {}))
-            pair[0 if side == "in" else 1][name] = arrays[key]
-    return [samples[index] for index in sorted(samples)]
+def _ms(seconds: tuple[float, float, float]) -> tuple[float, float, float]:
+    value, low, high = (1e3 * one for one in seconds)
+    return value, low, high
 
 
-def differences(model_path: Path, samples: list[tuple[Arrays, Arrays]]) -> tuple[float, float]:
-    """(largest difference to onnxruntime, smallest relative change of an output over the best input pair)."""
-    import onnxruntime
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the story left behind. Moments in `_us` are of the wall clock, which all processes share."""
 
-    session = onnxruntime.InferenceSession(str(model_path), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    difference = 0.0
-    references: list[dict[str, Any]] = []
-    for inputs, outputs in samples:
-        reference = dict(zip(names, session.run(names, dict(inputs)), strict=True))
-        difference = max([difference, *(relative(outputs[name], reference[name]) for name in names)])
-        references.append(reference)
-    changes = [
-        min(relative(one[name], other[name]) for name in names)
-        for index, one in enumerate(references)
-        for other in references[:index]
-    ]
-    return difference, max(changes, default=0.0)
+    out: Path
+    started_at: datetime
+    models: Sequence[ModelUnderTest]
+    deadlines_s: Sequence[float]  # by model
+    weights: Sequence[float]
+    capacity_per_s: float
+    served: Sequence[Served]
+    began_us: int  # when the load rose
+    offered_per_s: float
+    series: Sequence[Tasks]  # of that load, window by window
+    series_s: float  # of one such window
+    replans: Sequence[ReplanInfo]
+    answer: ReplanInfo | None  # the one that was committed
+    paper: TrialInfo
+    comparison: Mapping[str, Any]  # of that trial, as `stageloom plan compare --json`
+    plans: Sequence[Mapping[str, Any]]  # as `stageloom plan show --json`
+    outcomes: Mapping[str, int]
+    telemetry: Mapping[str, int]
+    queues: Sequence[QueueMoment]
+    trace: Path  # as `stageloom-agent trace` wrote it
+    profiles: Sequence[Mapping[str, Any]]  # rows of operators, as `stageloom device telemetry --json`
+    compared: Sequence[tuple[float, float, int]]  # by model: difference, change, samples
+
+    def second(self, at_us: float) -> float:
+        """Seconds after the load rose."""
+        return round((at_us - self.began_us) / 1e6, 3)
 
 
-def predicted(
-    rows: Sequence[Mapping[str, Any]], plans: Mapping[str, BoundPlan], costs: CostTable
-) -> list[dict[str, Any]]:
-    """One entry per combined block of `plans` (by digest) that ran stages with all its members active.
+def assemble(run: Run) -> dict[str, Any]:
+    """The report.
 
-    Predicted is the schedule's cost from operators timed alone; measured is the mean of its steps under load,
-    beside whatever the other lanes ran.
+    Raises:
+        DemoFailed: it does not hold what it promises.
     """
-    ran: Counter[tuple[str, int]] = Counter()
-    sums_us: Counter[tuple[str, int]] = Counter()
-    for row in rows:
-        if row["kind"] != "step_timings":
-            continue
-        digest = next((known for known in plans if known.startswith(row["plan"])), None)
-        if digest is not None and row["mask"] == plans[digest].combined[row["combined_block"]].full_mask:
-            ran[digest, row["combined_block"]] += row["count"]
-            sums_us[digest, row["combined_block"]] += row["sum_us"]
-    entries = []
-    for (digest, combined), steps in sorted(ran.items()):
-        bound = plans[digest]
-        block = bound.combined[combined]
-        if not steps or not isinstance(block.plan.schedule, StageSchedule):
-            continue
-        models = [bound.models[member.model] for member in block.members]
-        parts = [
-            (model.plan.artifact, model.graph, model.blocks[member.block])
-            for model, member in zip(models, block.members, strict=True)
-        ]
-        known = costs.for_members(parts, batches=[model.plan.batch for model in models])
-        entries.append(
+    plans = {entry["digest"]: decode_plan(b64decode(entry["wire"]), entry["digest"]) for entry in run.plans}
+    outcomes = {name: run.outcomes.get(name, 0) for name in ("completed", "expired", "refused", "lost")}
+    report = {
+        "version": 3,
+        "started_at": run.started_at.isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(PACKAGES),
+        "verdict": verdict(run.served, run.answer, run.replans, run.offered_per_s, run.began_us),
+        "capacity_per_s": run.capacity_per_s,
+        "models": [
             {
-                "plan": digest,
-                "block": _members(bound.plan, block.members),
-                "steps": steps,
-                "predicted_ms": 1000 * known.schedule_s(block.plan.schedule),
-                "measured_ms": sums_us[digest, combined] / steps / 1000,
+                "name": model.name,
+                "artifact": model.digest,
+                "operators": len(open_artifact(model.artifact).graph.operators),
+                "weight": weight,
+                "deadline_ms": 1e3 * deadline_s,
             }
-        )
-    return entries
-
-
-def _members(plan: Plan, members: Sequence[Member]) -> str:
-    return " + ".join(f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in members)
-
-
-WINDOW_US = 120_000
-
-
-def artifact_graphs(models: Mapping[str, Mapping[str, Any]], out: Path) -> dict[Digest, Graph]:
-    """Graphs of the planner's artifacts, by digest."""
-    return {
-        Digest(model["digest"]): open_artifact(
-            next(out.glob(f"planner/**/{model['digest']}*")), model["digest"]
-        ).graph
-        for model in models.values()
+            for model, weight, deadline_s in zip(run.models, run.weights, run.deadlines_s, strict=True)
+        ],
+        "tasks": {"submitted": sum(outcomes.values()), **outcomes},
+        "served": [one.entry() for one in run.served],
+        "load": _load(run),
+        "replans": [_replan(run, one) for one in run.replans if one.outcome != "pending"],
+        "paper": _paper(run, plans),
+        "plans": [
+            {
+                "plan": entry["plan"],
+                "digest": entry["digest"],
+                "scheduler": entry["scheduler"],
+                "how": lanes_of(plans[entry["digest"]]),
+                "wire_bytes": entry["wire_bytes"],
+                "text": entry["text"],
+                "stages": _stages(plans[entry["digest"]]),
+            }
+            for entry in run.plans
+        ],
+        "telemetry": dict(run.telemetry),
+        "difference": max(one[0] for one in run.compared),
+        "sensitivity": min(one[1] for one in run.compared),
+        "samples": sum(one[2] for one in run.compared),
+        "timeline": timeline(json.loads(run.trace.read_text())),
     }
+    found: dict[str, Any] = json.loads(json.dumps(report))  # tuples become lists, as a reader has them
+    if problems := check(found):
+        raise DemoFailed("; ".join(problems))
+    return found
+
+
+def verdict(
+    served: Sequence[Served],
+    answer: ReplanInfo | None,
+    replans: Sequence[ReplanInfo],
+    rate: float,
+    began_us: int,
+) -> str:
+    """What the demo came to, in one or two sentences."""
+    by = {(one.who, one.load): one for one in served}
+    before, after = by.get((BEFORE, STAYING)), by.get((AFTER, STAYING))
+    naive = by[NAIVELY, BUSILY]
+    beside = f"Default sessions serve {naive.in_time_per_s[0]:.1f}/s of such a load in time."
+    if answer is None or before is None or after is None:
+        return f"On this machine re-planning gained nothing: {_why(replans)} {beside}"
+    active_s = (answer.at_us - began_us) / 1e6 + (answer.trigger_to_active_ms or 0.0) / 1e3
+    tried = "" if answer.ratio is None else f", {answer.ratio:.2f} times as good in its trial"
+    return (
+        f"The load rose to {rate:.1f} tasks a second and stayed; {active_s:.0f} s later the device ran "
+        f"another plan{tried}: {after.in_time_per_s[0]:.1f} instead of {before.in_time_per_s[0]:.1f} tasks a "
+        f"second in time, p99 {after.p99_ms[0]:.0f} instead of {before.p99_ms[0]:.0f} ms. {beside}"
+    )
+
+
+def _why(replans: Sequence[ReplanInfo]) -> str:
+    ended = [one for one in replans if one.outcome != "pending"]
+    if not ended:
+        return "the device raised no alarm, since the first plan carried the load."
+    last = ended[-1]
+    how = f"{last.outcome.replace('_', ' ')}, {last.reason or 'no reason'}"
+    return f"the last of {len(ended)} re-plans ended with {how}."
+
+
+def _load(run: Run) -> dict[str, Any]:
+    """The load that stayed, over time, and the moments that mattered."""
+    windows = [one for one in run.series if len(one.in_time)]
+    at_s = [run.series_s * number for number in range(len(windows))]
+    moments = [(run.second(one.at_us), f"alarm: {one.cause.replace('_', ' ')}") for one in run.replans]
+    if run.answer is not None and run.answer.trigger_to_active_ms is not None:
+        active_us = run.answer.at_us + 1e3 * run.answer.trigger_to_active_ms
+        moments.append((run.second(active_us), "new plan"))
+    moments.append((run.second(run.paper.began_us), "act three"))
+    return {
+        "rate_per_s": run.offered_per_s,
+        "at_s": at_s,
+        "in_time_per_s": [in_time(one) / run.series_s for one in windows],
+        "p99_ms": [1e3 * p99_s(one) for one in windows],
+        "moments": [{"at_s": at, "text": text} for at, text in sorted(moments)],
+        "variance": {
+            "at_s": [run.second(one.at_us) for one in run.queues],
+            "s2": [one.variance_s2 for one in run.queues],
+        },
+    }
+
+
+def _replan(run: Run, replan: ReplanInfo) -> dict[str, Any]:
+    return {
+        "at_s": run.second(replan.at_us),
+        "trigger": replan.cause,
+        "value": replan.value,
+        "threshold": replan.threshold,
+        "plan": replan.plan if replan.digest else "",
+        "how": replan.how,
+        "predicted": replan.predicted,
+        "outcome": replan.outcome,
+        "ratio": replan.ratio,
+        "interval": None if replan.ratio_low is None else [replan.ratio_low, replan.ratio_high],
+        "pairs": replan.pairs,
+        "trigger_to_decision_ms": replan.trigger_to_decision_ms,
+        "trigger_to_active_ms": replan.trigger_to_active_ms,
+        "reason": replan.reason,
+    }
+
+
+def _paper(run: Run, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """The plan of act three: what its stages would take if nothing ever waited, and its trial."""
+    trial = run.paper
+    one_by_one_s, side_by_side_s = paper_times(plans[trial.candidate], run.models, measured(run.profiles))
+    return {
+        "plan": next(entry["plan"] for entry in run.plans if entry["digest"] == trial.candidate),
+        "one_by_one_ms": 1e3 * one_by_one_s,
+        "side_by_side_ms": 1e3 * side_by_side_s,
+        "predicted": run.comparison["predicted_ratio"],
+        "verdict": _VERDICTS.get(trial.verdict, trial.verdict),
+        "ratio": trial.ratio,
+        "interval": None if trial.ratio_low is None else [trial.ratio_low, trial.ratio_high],
+        "pairs": trial.pairs,
+        "seconds": (trial.decided_us - trial.began_us) / 1e6,
+        "reason": trial.reason,
+    }
+
+
+def paper_times(plan: Plan, models: Sequence[ModelUnderTest], costs: CostTable) -> tuple[float, float]:
+    """Seconds of one task of each model, its operators one by one; and as the plan's stages say, had groups
+    that run side by side no memory, caches and cores to share."""
+    graphs = {model.digest: open_artifact(model.artifact).graph for model in models}
+    bound = bind(plan, graphs)
+    alone_s = paper_s = 0.0
+    for block in bound.combined:
+        owners = [bound.models[member.model] for member in block.members]
+        parts = [
+            (owner.plan.artifact, owner.graph, owner.blocks[member.block])
+            for owner, member in zip(owners, block.members, strict=True)
+        ]
+        known = costs.for_members(parts, batches=[owner.plan.batch for owner in owners])
+        free = replace(known, contention=0.0, barrier_s=0.0, work_s=(), measured=(), interference=None)
+        alone_s += sum(known.operators_s)
+        assert isinstance(block.plan.schedule, StageSchedule)
+        paper_s += free.schedule_s(block.plan.schedule)
+    return alone_s, paper_s
 
 
 def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -159,251 +310,13 @@ def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value that `fraction` of all values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
-
-
-def merged(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One model's clients as one: the first serves all the time, the others were its bursts."""
-    outcomes: Counter[str] = Counter()
-    for load in loads:
-        outcomes.update(load["outcomes"])
-    return {
-        **loads[0],
-        "submitted": sum(load["submitted"] for load in loads),
-        "outcomes": dict(outcomes),
-        "latencies_ms": [value for load in loads for value in load["latencies_ms"]],
-    }
-
-
-def model_entry(load: Mapping[str, Any], model: Mapping[str, Any], blocks: int) -> dict[str, Any]:
-    """One model's part of the report: what its client process saw."""
-    latencies = load["latencies_ms"]
-    if not latencies:
-        raise DemoFailed(f"no task of {load['model']} completed")
-    return {
-        "name": load["model"],
-        "artifact": model["digest"],
-        "operators": model["operators"],
-        "blocks": blocks,
-        "rate_per_s": load["rate_per_s"],
-        "throughput_per_s": len(latencies) / load["seconds"],
-        "latency_p50_ms": percentile(latencies, 0.50),
-        "latency_p99_ms": percentile(latencies, 0.99),
-        "latencies_ms": latencies,
-        "tasks": _tasks(load["submitted"], load["outcomes"]),
-    }
-
-
-def _tasks(submitted: int, outcomes: Mapping[str, int]) -> dict[str, int]:
-    return {"submitted": submitted, **{word: outcomes.get(word, 0) for word in OUTCOMES}}
-
-
-def total_tasks(models: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The sums over all models."""
-    sums: Counter[str] = Counter()
-    for model in models:
-        sums.update(model["tasks"])
-    return _tasks(sums["submitted"], sums)
-
-
-PACKAGES = ("stageloom", "onnxruntime", "onnx", "numpy", "pyzmq", "msgpack", "msgspec", "sqlalchemy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What the story left behind. Times ending in `_s` are on the monotonic clock."""
-
-    out: Path
-    started_at: datetime
-    began_s: float
-    wall_minus_monotonic_s: float
-    plans: Sequence[Mapping[str, Any]]  # every plan that was desired, as `stageloom plan show --json`
-    first_plan_s: float  # seconds that composing the first one took
-    models: Mapping[str, Mapping[str, Any]]  # as `stageloom model list --json`
-    history: Sequence[Mapping[str, Any]]  # as `stageloom plan history --json`
-    replans: Sequence[Mapping[str, Any]]  # as `stageloom replan list --json`
-    policy: Mapping[str, Any]  # as `stageloom policy import --json`, with the reason where there is none
-    answers: Mapping[str, int]  # per proposer the re-plan that it was asked for
-    considered: Mapping[int, Sequence[LookedAt]]  # per re-plan what was looked at
-    telemetry: Mapping[str, int]
-    rows: Sequence[Mapping[str, Any]]  # of `stageloom device telemetry --json`, values beside the rest
-    trace: Path  # as `stageloom-agent trace` wrote it
-    client_files: Mapping[str, Sequence[Path]]  # per model, that of the burst's clients after the first
-    model_files: Mapping[str, Path]
-    deadline_s: float  # of every task, from its submission
-
-    def second(self, at_us: float) -> float:
-        """Seconds after the load began, from microseconds of the wall clock."""
-        return round(at_us / 1e6 - self.began_s - self.wall_minus_monotonic_s, 3)
-
-
-def assemble(run: Run) -> dict[str, Any]:
-    """The report.
-
-    Raises:
-        DemoFailed: it does not hold what it promises.
-    """
-    loads = {
-        name: merged([json.loads(path.read_text()) for path in paths])
-        for name, paths in run.client_files.items()
-    }
-    plans = {plan["digest"]: decode_plan(b64decode(plan["wire"]), plan["digest"]) for plan in run.plans}
-    activated = max(
-        (row for row in run.rows if row["kind"] == "plan_activated"), key=lambda row: row["at_us"]
-    )
-    last = next(plan for plan in run.plans if plan["digest"] == activated["plan"])
-    plan = plans[last["digest"]]
-    graphs = artifact_graphs(run.models, run.out)
-    bound = {digest: bind(one, graphs) for digest, one in plans.items()}
-    blocks = {model.name: model.num_blocks for model in plan.models}
-    models = [model_entry(loads[name], run.models[name], blocks[name]) for name in loads]
-    worst, sensitivities, samples = [], [], 0
-    for name, paths in run.client_files.items():
-        pairs = [pair for path in paths for pair in read_samples(path.with_suffix(".npz"))]
-        difference, sensitivity = differences(run.model_files[name], pairs)
-        worst.append(difference)
-        sensitivities.append(sensitivity)
-        samples += len(pairs)
-    replans = _replans(run, plans)
-    report = {
-        "version": 2,
-        "started_at": run.started_at.isoformat(timespec="seconds"),
-        "duration_s": max(load["seconds"] for load in loads.values()),
-        "machine": machine(),
-        "versions": versions(PACKAGES),
-        "models": models,
-        "tasks": total_tasks(models),
-        "first_valid_plan_s": run.first_plan_s,
-        "plan_bytes": {"text": last["text_bytes"], "wire": last["wire_bytes"]},
-        "generations": _generations(run),
-        "replans": replans,
-        "policy": _policy(run),
-        "comparison": _comparison(run, replans),
-        "telemetry": dict(run.telemetry),
-        "difference": max(worst),
-        "sensitivity": min(sensitivities),
-        "samples": samples,
-        "queues": _queues(run, list(loads)),
-        "predicted": predicted(run.rows, bound, measured(run.rows)),
-        "timeline": timeline(json.loads(run.trace.read_text())),
-        "schedules": _schedules(plan),
-    }
-    if problems := check(report):
-        raise DemoFailed("; ".join(problems))
-    return report
-
-
-def _generations(run: Run) -> list[dict[str, Any]]:
-    scheduler = {plan["digest"]: plan["scheduler"] for plan in run.plans}
-    latest = {entry["generation"]: entry for entry in reversed(run.history) if entry["digest"] in scheduler}
-    active_us = {
-        row["generation"]: row["at_us"] for row in reversed(run.rows) if row["kind"] == "plan_activated"
-    }
+def _stages(plan: Plan) -> list[dict[str, str]]:
     return [
         {
-            "generation": generation,
-            "plan": entry["digest"],
-            "scheduler": scheduler[entry["digest"]],
-            "decided_by": entry["decided_by"],
-            "state": entry["state"],
-            "active_at_s": run.second(active_us[generation]) if generation in active_us else None,
+            "members": " + ".join(
+                f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in block.members
+            ),
+            "stage_string": to_string(block.schedule),
         }
-        for generation, entry in sorted(latest.items())
-    ]
-
-
-def _replans(run: Run, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
-    proposer = {number: name for name, number in run.answers.items()}
-    scheduler = {plan["digest"]: plan["scheduler"] for plan in run.plans}
-    return [
-        {
-            "at_s": run.second(entry["at_us"]),
-            "trigger": entry["cause"],
-            "value": entry["value"],
-            "threshold": entry["threshold"],
-            "proposer": proposer.get(entry["replan"], ""),
-            "plan": entry["digest"],
-            "scheduler": scheduler.get(entry["digest"], ""),
-            "blocks": None if entry["digest"] is None else len(plans[entry["digest"]].combined),
-            "same_structure": _structure(plans, entry["digest"]) == _structure(plans, entry["control"]),
-            "looked_at": len(run.considered[entry["replan"]]),
-            "predicted": entry["predicted"],
-            "outcome": entry["outcome"],
-            "ratio": entry["ratio"],
-            "interval": None if entry["ratio_low"] is None else [entry["ratio_low"], entry["ratio_high"]],
-            "pairs": entry["pairs"],
-            "trigger_to_plan_ms": _proposed_ms(run, entry),
-            "trigger_to_decision_ms": entry["trigger_to_decision_ms"],
-            "trigger_to_active_ms": entry["trigger_to_active_ms"],
-            "reason": entry["reason"],
-        }
-        for entry in sorted(run.replans, key=lambda entry: entry["at_us"])
-    ]
-
-
-def _structure(plans: Mapping[str, Plan], digest: str | None) -> str | None:
-    return plans[digest].structure if digest is not None and digest in plans else None
-
-
-def _proposed_ms(run: Run, entry: Mapping[str, Any]) -> float | None:
-    """From the device's trigger to the planner's choice; both have this machine's clock."""
-    looked_at = run.considered[entry["replan"]]
-    if entry["digest"] is None or not looked_at:
-        return None
-    return round((looked_at[0][1].at_us - int(entry["at_us"])) / 1e3, 3)
-
-
-def _policy(run: Run) -> dict[str, Any]:
-    """The policy that was adopted, and whether it had its say."""
-    learned = run.answers.get(LEARNED)
-    had_say = learned is not None and any(
-        evaluation.how == How.LEARNED.value for evaluation, _ in run.considered[learned]
-    )
-    reason = run.policy["reason"]
-    if learned is not None and not had_say:
-        reason = next(entry["reason"] for entry in run.replans if entry["replan"] == learned)
-    return {
-        "digest": run.policy["policy"],
-        "trained_for": run.policy.get("trained_for"),
-        "device_class": run.policy.get("device_class"),
-        "had_say": had_say,
-        "reason": reason,
-    }
-
-
-def _comparison(run: Run, replans: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """None where the policy had no say."""
-    answers = {entry["proposer"]: entry for entry in replans}
-    if not _policy(run)["had_say"]:
-        return None
-    return compare(answers[LEARNED], answers[PLAIN])
-
-
-def _queues(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Queues over the load, on the common moments at which the agent sampled all of them."""
-    moments: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for row in run.rows:
-        if row["kind"] == "queue_sample" and run.second(row["at_us"]) >= 0.0:
-            moments.setdefault(row["at_us"], {})[row["model"]] = row
-    full = {at: rows for at, rows in sorted(moments.items()) if set(names) <= set(rows)}
-    work_s = {name: [rows[name]["queued_work_us"] / 1e6 for rows in full.values()] for name in names}
-    return {
-        "at_s": [run.second(at) for at in full],
-        "tasks": {name: [rows[name]["tasks"] for rows in full.values()] for name in names},
-        "work_s": work_s,
-        "variance_s2": [variance(instant) for instant in zip(*work_s.values(), strict=True)],
-        "threshold_s2": next(
-            (entry["threshold"] for entry in run.replans if entry["cause"] == "variance"),
-            variance_threshold_s2([run.deadline_s]),
-        ),
-    }
-
-
-def _schedules(plan: Plan) -> list[dict[str, str]]:
-    return [
-        {"members": _members(plan, block.members), "stage_string": to_string(block.schedule)}
         for block in plan.combined
     ]
