@@ -154,7 +154,8 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     phases = [row for row in rows if row["part"] == "phase"]
     for key in dict.fromkeys((row["mix"], row["scenario"]) for row in phases):
         own = [row for row in phases if (row["mix"], row["scenario"]) == key]
-        on = [row for row in own if row["replanning"]]
+        seen = [row for row in own if row["visit"]]
+        on = [row for row in seen if row["replanning"]]
         name = f"{key[0]}.{key[1]}"
         figures[f"commits.{name}"] = float(sum(row["commits"] for row in on))
         figures[f"lost.{name}"] = float(sum(row["lost"] for row in own))
@@ -163,7 +164,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if taken:
                 figures[f"{figure}.{name}"] = max(taken)
         shares = [
-            sum(row["in_time_share"] for row in own if row["replanning"] is replanning)
+            sum(row["in_time_share"] for row in seen if row["replanning"] is replanning)
             for replanning in (True, False)
         ]
         if shares[1]:

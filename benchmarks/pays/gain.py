@@ -41,7 +41,7 @@ REGIMES: Final = (
 """The plans for each regime by name: `night`, `day`, `taken`; naive runs beside all of them."""
 
 
-def figures(regime: Regime, statistic: str, mix: str) -> str:
+def figure_of(regime: Regime, statistic: str, mix: str) -> str:
     """What the ratio of a regime's plan over the other one is called."""
     if regime.taken:
         return f"core_taken_{statistic}_over_before.{mix}"
@@ -106,7 +106,7 @@ def _alone(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> 
 
 def _ratios(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> Iterator[dict[str, Any]]:
     for statistic, function in STATISTICS.items():
-        compared = {figures(regime, statistic, mix): (regime.over, regime.under)}
+        compared = {figure_of(regime, statistic, mix): (regime.over, regime.under)}
         if NAIVE.name in windows:
             compared[f"{statistic}_over_naive.{mix}.{regime.name}"] = (regime.over, NAIVE.name)
         for figure, (over, under) in compared.items():

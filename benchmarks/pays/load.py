@@ -18,7 +18,7 @@ from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.load import WindowResult, judge, poisson_window
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
-from stageloom.shared.errors import RefusedError, StageloomError, TaskExpired
+from stageloom.shared.errors import StageloomError, TaskExpired, TaskRefused
 
 OUTSTANDING: Final = 8  # more than any plan runs at once
 _INPUTS: Final = 4  # different ones for each model
@@ -91,7 +91,7 @@ def outcome_of(error: BaseException | None) -> str:
         return "completed"
     if isinstance(error, TaskExpired):
         return "expired"
-    return "refused" if isinstance(error, RefusedError) else "lost"
+    return "refused" if isinstance(error, TaskRefused) else "lost"
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ _STYLE: Any = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "axes.axisbelow": True,
 }
-_WIDTH_IN = 5.6
-_CHARACTER = 0.015  # of a mark's text, in widths of the axes
+_WIDTH_IN = 4.5
+_CHARACTER = 0.0185  # of a mark's text, in widths of the axes
+_LATE = 0.8  # of the axes' width
 _DASHED: Mapping[str, Any] = {"color": _SOFT, "linewidth": 1, "linestyle": "--"}
 
 
@@ -74,9 +75,9 @@ def _ratio(tried: Mapping[str, Any]) -> str:
     return f"{tried['ratio']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _estimate(value: Sequence[float]) -> str:
-    """A figure with its interval, in three digits."""
-    return f"{value[0]:.3g} ({value[1]:.3g} to {value[2]:.3g})"
+def _estimate(value: Sequence[float]) -> Markup:
+    """A figure and below it its interval, in three digits."""
+    return Markup("{}<br><small>{} to {}</small>").format(*(f"{one:.3g}" for one in value))
 
 
 def _of_the_busy_load(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -109,8 +110,10 @@ class Chart:
             begin = (at - low) / (high - low)
             row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
             ends[row : row + 1] = [begin + _CHARACTER * (len(text) + 1)]
-            place = (begin + 0.006, 0.97 - 0.085 * row)
-            self.axes.text(*place, text, transform=self.axes.transAxes, va="top", in_layout=False)
+            late = begin > _LATE  # its text would leave the chart
+            place = (begin - 0.006 if late else begin + 0.006, 0.97 - 0.1 * row)
+            side: Any = {"va": "top", "ha": "right" if late else "left"}
+            self.axes.text(*place, text, transform=self.axes.transAxes, in_layout=False, **side)
 
 
 @contextmanager
@@ -139,7 +142,7 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
     with _chart("Tasks in time a second, and p99", 0.9 + 0.42 * len(rows), columns=2) as chart:
         for axes, (name, title) in zip(
             chart.every,
-            (("in_time_per_s", "tasks in time a second"), ("p99_ms", "99 of 100 take at most, ms")),
+            (("in_time_per_s", "in time, tasks a second"), ("p99_ms", "p99, ms")),
             strict=True,
         ):
             for place, row in enumerate(rows):
@@ -148,9 +151,11 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
                     place, value, 0.62, color=COLORS[place], gid=chart.tip(f"{row['who']}: {value:.3g}")
                 )
                 axes.plot([low, high], [place, place], color=_INK, linewidth=1.2)
-                axes.text(0.02 * axes.get_xlim()[1], place, f"{value:.3g}", va="center", color="#ffffff")
             axes.set_xlabel(title)
-            axes.set_xlim(left=0.0)
+            axes.set_xlim(0.0, 1.3 * max(row[name][2] for row in rows))
+            for place, row in enumerate(rows):
+                end = row[name][2] + 0.03 * axes.get_xlim()[1]
+                axes.text(end, place, f"{row[name][0]:.3g}", va="center", color=_INK)
             axes.grid(axis="x")
             axes.spines["left"].set_visible(False)
         chart.axes.set_yticks(range(len(rows)), [row["who"] for row in rows])

@@ -27,7 +27,7 @@ from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
 
 NAIVELY, BEFORE, AFTER = "default sessions", "the first plan", "the plan made anew"
-QUIETLY, BUSILY, STAYING = "few tasks", "many tasks", "many tasks, and they stay"
+QUIETLY, BUSILY, STAYING = "few tasks", "many tasks", "many, and they stay"
 WINDOW_US: Final = 120_000
 _VERDICTS: Final = {"commit": "committed", "reject": "rejected"}
 PACKAGES: Final = ("stageloom", "onnxruntime", "openvino", "onnx", "numpy", "pyzmq", "msgspec", "sqlalchemy")
