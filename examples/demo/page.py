@@ -18,6 +18,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from examples.demo.report import FITTING
+
 COLORS = ("#2563a8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3862b", "#4b7f8c")
 _SOFT, _RULE, _INK = "#6b7280", "#e3e0d8", "#22262b"
 _VARIABLES = {color: f"var(--c{number})" for number, color in enumerate(COLORS)}
@@ -81,9 +83,8 @@ def _estimate(value: Sequence[float]) -> Markup:
 
 
 def _of_the_busy_load(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Everyone's newest figures at the rate that the load rose to, in the order of the story."""
-    busy = {row["who"]: row for row in report["served"] if row["rate_per_s"] == report["load"]["rate_per_s"]}
-    return list(busy.values())
+    """Default sessions, the plan before and the plan after, at the rate that the load rose to."""
+    return [row for row in report["served"] if row["who"] != FITTING]
 
 
 class Chart:

@@ -26,8 +26,9 @@ from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
 
-NAIVELY, BEFORE, AFTER = "default sessions", "the first plan", "the plan made anew"
-QUIETLY, BUSILY, STAYING = "few tasks", "many tasks", "many, and they stay"
+NAIVELY, FITTING = "default sessions", "planned for it"
+BEFORE, AFTER = "before: planned for few", "after: planned anew"
+BUSILY, STAYING = "many tasks", "many, and they stay"
 WINDOW_US: Final = 120_000
 _VERDICTS: Final = {"commit": "committed", "reject": "rejected"}
 PACKAGES: Final = ("stageloom", "onnxruntime", "openvino", "onnx", "numpy", "pyzmq", "msgspec", "sqlalchemy")
@@ -198,7 +199,7 @@ def verdict(
 def _why(replans: Sequence[ReplanInfo]) -> str:
     ended = [one for one in replans if one.outcome != "pending"]
     if not ended:
-        return "the device raised no alarm, since the first plan carried the load."
+        return "the device raised no alarm, since its plan carried the load."
     last = ended[-1]
     how = f"{last.outcome.replace('_', ' ')}, {last.reason or 'no reason'}"
     return f"the last of {len(ended)} re-plans ended with {how}."

@@ -21,23 +21,24 @@ from benchmarks.processes import AGENT
 from examples.demo.load import WINDOW_S as STAYED_S
 from examples.demo.load import StayingLoad, compare
 from examples.demo.page import render
-from examples.demo.report import AFTER, BEFORE, BUSILY, NAIVELY, QUIETLY, STAYING, Run, Served, assemble
+from examples.demo.report import AFTER, BEFORE, BUSILY, FITTING, NAIVELY, STAYING, Run, Served, assemble
 from stageloom import Client
-from stageloom.edge_agent.bench.contestant_process import ContestantProcess, ended_politely
-from stageloom.edge_agent.bench.load import deadlines_s, poisson_window
+from stageloom.edge_agent.bench.contest import Contest, ContestLoad
+from stageloom.edge_agent.bench.contestant_process import ended_politely
+from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import NAIVE
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
-from stageloom.shared.text import counted
 
 MODELS: Final = ("inception_v3", "resnet50", "squeezenet")
 WEIGHTS: Final = (1, 2, 4)  # of their arrivals
 PARTITION: Final = "whole"
 """How models are cut. On a CPU every cut costs more than it brings."""
 
-FIRST, PAPER = "first", "paper"
-QUIET: Final = 0.3  # of what the first plan carries at most: the load that it was made for
-BUSY: Final = 1.0  # the load that comes and stays
+NIGHT, FITTING_PLAN, PAPER = "night", "fitting", "paper"
+QUIET: Final = 0.3  # of what the night's plan carries at most
+BUSY: Final = 0.9  # of what a plan for all cores carries at most: the load that comes and stays
 WINDOW_S: Final = 2.5
 LEAD_S: Final = 12.0  # of the quiet load, before the other one comes
 PROFILE_S: Final = 20.0
@@ -55,7 +56,7 @@ class Options:
     out: Path
     width: float
     seed: int
-    windows: int = 6  # of either, at each load, in act one
+    windows: int = 6  # of either in act one
     replan_s: float = 100.0  # until a re-plan has gained something
     afterwards_s: float = 24.0  # that the load goes on then
 
@@ -107,13 +108,12 @@ class _Story:
         device.measure()
         found = deadlines_s({name: device.alone_s(name) for name in MODELS})
         self.deadlines_s = [found[name] for name in MODELS]
-        self.run_first()
+        self.act_one()
+        self.run_night()
         with Client(device.socket) as client:
             self.application = Application(client, device.models, self.deadlines_s)
             self.application.saturated_per_s(WEIGHTS, 1.0)  # sessions and clocks are warm then
-            self.capacity_per_s = self.application.saturated_per_s(WEIGHTS, SATURATED_S)
-            self.say(f"it carries {self.capacity_per_s:.1f} tasks a second at most, mixed 1:2:4")
-            self.act_one()
+            self.night_per_s = self.application.saturated_per_s(WEIGHTS, SATURATED_S)
             load, answer = self.act_two()
             paper = self.act_three()
             self.ended_s = time.monotonic()
@@ -121,34 +121,25 @@ class _Story:
             self.serve_after(load, answer, paper)
             return self.end(load, answer, paper, client)
 
-    def run_first(self) -> None:
-        """The plan for few tasks: one lane, all cores for each task, each model where it is fastest so."""
-        cores = sorted(os.sched_getaffinity(0))
-        wide = {
-            executor: times for (executor, count), times in self.device.times_s.items() if count == len(cores)
-        }
-        executors = sorted(wide)
-        fastest = {name: min(executors, key=lambda one: wide[one].get(name, math.inf)) for name in MODELS}
+    def run_night(self) -> None:
+        """The plan for few tasks: one lane on one core, each model where it is fastest so."""
+        alone = {name: times for (name, threads), times in self.device.times_s.items() if threads == 1}
+        executors = sorted(alone)
+        fastest = {name: min(executors, key=lambda one: alone[one].get(name, math.inf)) for name in MODELS}
         plan = {
-            "intra_op_threads": len(cores),
             "step_choice": "deadline",
             "run_ahead": 1,
-            "further_executors": [{"name": one, "intra_op_threads": len(cores)} for one in executors[1:]],
-            "resources": [{"cores": cores}],
+            "further_executors": [{"name": one} for one in executors[1:]],
+            "resources": [{"cores": sorted(os.sched_getaffinity(0))[:1]}],
             "lane_resources": [0],
             "models": [
-                {
-                    "model": name,
-                    "replicas": 2,
-                    "queue": "deadline",
-                    "executors": [executors.index(fastest[name])],
-                }
+                {"model": name, "queue": "deadline", "executors": [executors.index(fastest[name])]}
                 for name in MODELS
             ],
         }
-        self.create(FIRST, plan, "--executor", executors[0])
-        self.device.run_plan(FIRST)
-        self.say(f"the device runs a plan for few tasks: one lane of {counted(len(cores), 'core')}")
+        self.create(NIGHT, plan, "--executor", executors[0])
+        self.device.run_plan(NIGHT)
+        self.say("the device runs a plan for few tasks: one lane on one core")
 
     def create(self, name: str, plan: dict[str, Any], *how: str) -> None:
         """`plan create --from` a file."""
@@ -157,26 +148,24 @@ class _Story:
         where = ("--device", self.device.device, "--name", name, "--from", str(file))
         self.device.planner("plan", "create", *where, *how)
 
-    # Act one: default sessions beside the plan, the same arrivals, in turns
+    # Act one: default sessions beside a plan, the same arrivals, in turns
 
     def act_one(self) -> None:
-        self.say("act one: a default onnxruntime session and a thread per model, beside the plan")
-        naive = ContestantProcess(NAIVE, self.device.models)
-        try:
-            for share, load in ((QUIET, QUIETLY), (BUSY, BUSILY)):
-                windows: dict[str, list[Tasks]] = {NAIVELY: [], BEFORE: []}
-                rate_per_s = share * self.capacity_per_s
-                for number in range(self.options.windows):
-                    arrivals = (WEIGHTS, rate_per_s, WINDOW_S)
-                    seed = 100 * self.options.seed + number
-                    result = naive.window(poisson_window(*arrivals, self.deadlines_s, seed))
-                    windows[NAIVELY].append(Tasks.of(result, self.deadlines_s))
-                    result = self.application.phase(*arrivals, seed)
-                    windows[BEFORE].append(Tasks.of(result, self.deadlines_s))
-                for who, found in windows.items():
-                    self.serve(who, load, rate_per_s, WINDOW_S, found)
-        finally:
-            naive.stop()
+        self.say("act one: a default onnxruntime session and a thread per model, beside a plan for all cores")
+        device = self.device
+        device.planner("plan", "create", device.device, "--name", FITTING_PLAN, *device.chosen)
+        load = ContestLoad(
+            weights=WEIGHTS, deadlines_s=self.deadlines_s, window_s=WINDOW_S, seed=100 * self.options.seed
+        )
+        with Contest(device.models, load, self.say) as contest:
+            contest.enter([NAIVE, AgentSetting(FITTING, device.plan(FITTING_PLAN).wire)])
+            self.capacity_per_s = contest.saturated([FITTING], WEIGHTS, SATURATED_S, 1)[FITTING][0]
+            rate_per_s = BUSY * self.capacity_per_s
+            self.say(f"  the plan carries {self.capacity_per_s:.0f} tasks a second, mixed 1:2:4")
+            results = contest.windows_at(contest.names, rate_per_s, self.options.windows)
+        for name, who in ((NAIVE.name, NAIVELY), (FITTING, FITTING)):
+            found = [Tasks.of(one, self.deadlines_s) for one in results[name]]
+            self.serve(who, BUSILY, rate_per_s, WINDOW_S, found)
 
     def serve(self, who: str, load: str, rate_per_s: float, window_s: float, windows: list[Tasks]) -> None:
         """Keep how somebody served."""
@@ -190,7 +179,7 @@ class _Story:
         """The load, which goes on, and the re-plan that was committed; None where none gained anything."""
         device = self.device
         device.replanning(True)
-        quiet = StayingLoad(self.application, WEIGHTS, QUIET * self.capacity_per_s, 1000 + self.options.seed)
+        quiet = StayingLoad(self.application, WEIGHTS, QUIET * self.night_per_s, 1000 + self.options.seed)
         time.sleep(LEAD_S)
         quiet.end()
         rate_per_s = BUSY * self.capacity_per_s
@@ -290,7 +279,7 @@ class _Story:
         compared = [compare(client, model) for model in device.models]
         device.until("telemetry to drain", self.telemetry_balanced)
         since_us = self.wall_us(load.began_s)
-        names = {FIRST, PAPER, *(one.plan for one in device.replans(since_us) if one.digest)}
+        names = {NIGHT, FITTING_PLAN, PAPER, *(one.plan for one in device.replans(since_us) if one.digest)}
         return Run(
             out=device.folder,
             started_at=self.started_at,
