@@ -28,7 +28,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--out", type=Path, default=Path("var/demo"), help="folder for the report and all state")
-    add("--width", type=float, default=0.5, help="width of the networks (default %(default)s)")
+    add("--width", type=float, default=1.0, help="width of the networks (default %(default)s)")
     add("--seed", type=int, default=1)
     add("--json", action="store_true", help="print the report on stdout")
     add("--quick", action="store_true", help="quarter-width networks, shorter acts")
