@@ -16,7 +16,8 @@ was promised.
 *Gain*: the plans that were committed beside the others and beside `naive`, a default onnxruntime session and
 a thread per model, in turns of 2.5 s. `night_p50_over_day_plan` and the like are ratios with 95 % intervals
 by bootstrap in the rows. Where nothing was committed the fixed plans stand: `day` is the one made at the
-start, `night` the same on one lane of all cores; rows of part `plan` tell.
+start, `night` the same on one lane of all cores, `whole` the same without cuts where it has any; rows of part
+`plan` tell. A mix whose packages cannot be downloaded is left out, and a row says so; `zoo` needs none.
 """
 
 import argparse
@@ -38,16 +39,23 @@ from stageloom.edge_agent.bench.contest import ContestLoad
 from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.stageloom_contestant import own_plan
 from stageloom.shared.plan import decode_plan
 
 FULL = Effort(phase_s=120.0)
 QUICK = Effort(phase_s=40.0, saturated_s=2.0)
-_MIXES = ("ocr", "small", "zoo")
-_FALLBACK = "zoo"  # comes with the repository
+_SCENARIOS_OF: dict[str, tuple[str, ...]] = {
+    "ocr": tuple(SCENARIOS),
+    "small": ("night_and_day",),
+    "zoo": ("turning_mix",),
+    "urgent": (),
+}
+"""The mixes, and what is done with each by default."""
+
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--only": {"choices": ("dynamics", "gain"), "help": "one of the two parts"},
-    "--mix": {"action": "append", "choices": list(MIXES), "help": "repeat for more; default ocr, small, zoo"},
-    "--scenario": {"action": "append", "choices": list(SCENARIOS), "help": "repeat for more; default all"},
+    "--mix": {"action": "append", "choices": list(MIXES), "help": "repeat for more; default all, quick ocr"},
+    "--scenario": {"action": "append", "choices": list(SCENARIOS), "help": "repeat for more; default by mix"},
     "--phase": {"type": float, "metavar": "S", "help": "seconds that a load stays; default 120, quick 40"},
     "--pairs": {"type": int, "metavar": "N", "help": "windows of each plan; default 20, quick 6"},
     "--repetitions": {"type": int, "default": 1, "metavar": "N", "help": "of each scenario; default 1"},
@@ -58,7 +66,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def measure(report: Report, options: argparse.Namespace) -> None:
     """Every mix; packages that cannot be downloaded are said to be missing, and the zoo stands for them."""
     with ended_politely():
-        for mix in options.mix or _MIXES[: 1 if options.quick else None]:
+        for mix in options.mix or list(_SCENARIOS_OF)[: 1 if options.quick else None]:
             with tempfile.TemporaryDirectory(prefix="stageloom-pays-") as folder:
                 try:
                     options.cache.mkdir(parents=True, exist_ok=True)
@@ -94,8 +102,8 @@ class _Mix:
 
     def run(self) -> None:
         """Dynamics, then the gain of what came of them."""
-        scenarios = self._options.scenario or list(SCENARIOS)
-        if self._options.only == "gain":
+        scenarios = self._options.scenario or _SCENARIOS_OF[self._name]
+        if self._options.only == "gain" or not scenarios:
             with self._device("gain") as device:
                 self._prepared(device).capacity_per_s(self._weights)
         else:
@@ -117,6 +125,9 @@ class _Mix:
             self._deadlines = [found[model.name] for model in self._models]
             day = device.plan(DAY_PLAN)
             self._plans = {"day": day.wire, "night": one_wide_lane(day).wire}
+            if any(model.cuts for model in day.models):
+                times = {model.name: device.times(model.name) for model in self._models}
+                self._plans["whole"] = own_plan(self._models, times, whole=True).wire
         dynamics = Dynamics(device, self._weights, self._deadlines, self._effort)
         self._capacity_per_s = self._capacity_per_s or dynamics.capacity_per_s(self._weights)
         return dynamics
@@ -125,7 +136,7 @@ class _Mix:
         found: dict[bool, Found] = {}
         with self._device(f"{scenario}-{number}") as device:
             dynamics = self._prepared(device)
-            for replanning in (False, True):
+            for replanning in (True,) if number else (False, True):  # without, once is enough
                 progress(f" {scenario}, re-planning {'on' if replanning else 'off'}")
                 seed = 100 * number
                 found[replanning] = dynamics.run(scenario, SCENARIOS[scenario], seed, replanning=replanning)

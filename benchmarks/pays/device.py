@@ -30,8 +30,9 @@ from stageloom.planner.twin.compiled import compile_ahead
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PlanActivated, QueueSample, RowKind
-from stageloom.shared.plan import Plan, Resource, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, Resource, decode_plan
 from stageloom.shared.policy.queues import variance
+from stageloom.shared.search.auto import Times
 from stageloom.shared.text import counted
 
 DEVICE: Final = "bench"
@@ -95,6 +96,14 @@ class PaysDevice(System):
     def alone_s(self, model: str) -> float:
         """On one thread of the executor that is fastest then."""
         return min(times.get(model, math.inf) for (_, threads), times in self.times_s.items() if threads == 1)
+
+    def times(self, model: str) -> Times:
+        """As an agent would have measured the model."""
+        return {
+            ExecutorOptions(name=executor, intra_op_threads=threads): times[model]
+            for (executor, threads), times in self.times_s.items()
+            if model in times
+        }
 
     @property
     def chosen(self) -> list[str]:

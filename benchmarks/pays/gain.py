@@ -36,9 +36,10 @@ class Regime:
 REGIMES: Final = (
     Regime("night", NIGHT, "night", "day"),
     Regime("day", DAY, "day", "night"),
+    Regime("day", DAY, "day", "whole"),
     Regime("taken", BESIDE, "taken", "day", taken=True),
 )
-"""The plans for each regime by name: `night`, `day`, `taken`; naive runs beside all of them."""
+"""The plans for each regime by name: `night`, `day`, `whole`, `taken`; naive runs beside all of them."""
 
 
 def figure_of(regime: Regime, statistic: str, mix: str) -> str:
@@ -107,7 +108,7 @@ def _alone(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> 
 def _ratios(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> Iterator[dict[str, Any]]:
     for statistic, function in STATISTICS.items():
         compared = {figure_of(regime, statistic, mix): (regime.over, regime.under)}
-        if NAIVE.name in windows:
+        if NAIVE.name in windows and regime.under != "whole":
             compared[f"{statistic}_over_naive.{mix}.{regime.name}"] = (regime.over, NAIVE.name)
         for figure, (over, under) in compared.items():
             value, low, high = ratio(function, windows[over], windows[under])

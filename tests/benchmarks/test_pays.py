@@ -66,7 +66,8 @@ def test_only_what_was_promised_is_no_loss() -> None:
 
 
 def test_figures_are_called_as_the_load_and_the_plans_are() -> None:
-    night, day, taken = REGIMES
+    night, day, cuts, taken = REGIMES
+    assert figure_of(cuts, "in_time", "urgent") == "day_in_time_over_whole_plan.urgent"
     assert figure_of(night, "p50", "ocr") == "night_p50_over_day_plan.ocr"
     assert figure_of(day, "in_time", "ocr") == "day_in_time_over_night_plan.ocr"
     assert figure_of(taken, "in_time", "small") == "core_taken_in_time_over_before.small"
