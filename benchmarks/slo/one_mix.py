@@ -8,8 +8,15 @@ from typing import Any
 
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.ablations import ablations
-from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_interval
-from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad, p99_ms
+from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.contest import (
+    CapacityFound,
+    Contest,
+    ContestLoad,
+    p99_ms,
+    share_given_up,
+    share_late,
+)
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
@@ -82,8 +89,12 @@ class MixMeasurement:
         models: Sequence[ModelUnderTest],
         weights: Sequence[float],
         effort: MixEffort,
+        *,
+        times_folder: str = "",
     ) -> None:
+        """`times_folder`: where the agents share what they measured; empty: each measures for itself."""
         self.name = name
+        self._times_folder = times_folder
         self._models = models
         self._weights = weights
         self._effort = effort
@@ -125,9 +136,9 @@ class MixMeasurement:
             if any(model.cuts for model in plan.models):
                 parts["whole"] = self._plan(whole=True)
             less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
-            own = [AgentSetting(STAGELOOM)]
+            own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
             if self._bfloat16:
-                own.append(AgentSetting(REDUCED, precision="bf16"))
+                own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
             contest.enter([*settings, *own, *less])
             self._started_s = time.monotonic()
             found = self._capacities(contest, families)
@@ -173,14 +184,15 @@ class MixMeasurement:
         self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
     ) -> None:
         for name, one in found.items():
-            low, high = one.interval
+            per_s, low, high = one.estimate or (None, None, None)
             family = families[name].value if name in families else STAGELOOM
             windows = sum(map(len, one.samples.values()))
             self._row(
                 "capacity",
                 contestant=name,
                 family=family,
-                per_s=one.per_s,
+                grid_per_s=one.per_s,
+                per_s=per_s,
                 low=low,
                 high=high,
                 windows=windows,
@@ -202,12 +214,11 @@ class MixMeasurement:
                 self._ratio(f"over_{figure}", found[own], found[best], best)
 
     def _ratio(self, figure: str, over: CapacityFound, under: CapacityFound, rival: str) -> None:
-        if not over.per_s or not under.per_s:
-            self._row("ratio", figure=figure, rival=rival, value=None, low=None, high=None)
-            return
-        low, high = ratio_interval(over.samples, under.samples)
-        self._result.figures[figure] = over.per_s / under.per_s
-        self._row("ratio", figure=figure, rival=rival, value=over.per_s / under.per_s, low=low, high=high)
+        """A figure only where both had enough windows; the row is there all the same."""
+        value, low, high = ratio_of(over.samples, under.samples) or (None, None, None)
+        if value is not None:
+            self._result.figures[figure] = value
+        self._row("ratio", figure=figure, rival=rival, value=value, low=low, high=high)
 
     def _latencies(
         self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
@@ -218,10 +229,19 @@ class MixMeasurement:
         if not rate:
             return
         for name, results in contest.windows_at(names, rate, self._effort.latency_windows).items():
-            p99 = p99_ms(results)
-            self._row("latency", contestant=name, rate_per_s=rate, p99_ms=p99)
+            p99, given_up = p99_ms(results), share_given_up(results)
+            self._row(
+                "latency",
+                contestant=name,
+                rate_per_s=rate,
+                p99_ms=p99,
+                given_up=given_up,
+                late=share_late(results),
+            )
+            who = "stageloom" if name == STAGELOOM else "best"
+            self._result.figures[f"given_up_{who}"] = given_up
             if p99 is not None:
-                self._result.figures[f"p99_{'stageloom' if name == STAGELOOM else 'best'}_ms"] = p99
+                self._result.figures[f"p99_{who}_ms"] = p99
 
     def _saturate(self, contest: Contest, families: Mapping[str, Family]) -> None:
         """The mix, and each model alone: there Stageloom's plan is one of that model."""
@@ -232,7 +252,7 @@ class MixMeasurement:
         self._saturated(contest, "mix", equal, STAGELOOM, self._weights)
         for number, model in enumerate(self._models):
             own = f"stageloom_{model.name}"
-            contest.enter([AgentSetting(own, serves=(model.name,))])
+            contest.enter([AgentSetting(own, serves=(model.name,), times_folder=self._times_folder)])
             rivals = [name for name in equal if name != STAGELOOM]
             weights = [float(other == number) for other in range(len(self._models))]
             if own in contest.names:
@@ -266,12 +286,14 @@ def best_of(
 
 
 def finalists(found: Mapping[str, CapacityFound], families: Mapping[str, Family]) -> list[str]:
-    """Who is measured with many windows: the naive way, the best of each runtime and precision, Stageloom."""
+    """Who is measured with many windows: the naive way, the best of each runtime and precision, the
+    hand-written loop, Stageloom."""
     groups = [
         {Family.NAIVE},
         {Family.ONNXRUNTIME},
         {Family.OPENVINO, Family.OPENVINO_DEFAULT},
         {Family.REDUCED},
+        {Family.BY_DEADLINE},
     ]
     best = [best_of(found, families, group) for group in groups]
     return [name for name in (*best, STAGELOOM, REDUCED) if name in found]

@@ -19,6 +19,11 @@ _FIRST_STRIDE: Final = 4
 _CLEARLY_LATE: Final = 0.8
 _ENOUGH_TASKS: Final = 10
 _RESAMPLES: Final = 1000
+_LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any number seems sure
+
+Estimate = tuple[float, float, float]
+"""A number with the ends of its 95 % interval: the median, the 2.5th and the 97.5th percentile of a
+bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +108,29 @@ def capacity_per_s(samples: Samples) -> float:
     return rate_per_s(max(held)) if held else 0.0
 
 
-def capacity_interval(
-    samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES, level: float = 0.95
-) -> tuple[float, float]:
-    """Ends of an interval for the capacity in tasks a second, by bootstrap over windows.
+def capacity_estimate(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Estimate | None:
+    """The capacity in tasks a second between the rates of the grid; None from too few windows.
 
     Every rate's windows are drawn anew with replacement. Each model's shares are then made to fall with the
     rate (isotonic regression, weighted by tasks), as chance at a rate with two windows would else decide, and
     the capacity is where the smallest of them crosses 95 % on a straight line between neighbouring rates.
     """
-    drawn = bootstrap_capacities(samples, seed, resamples=resamples)
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(drawn, [tail, 100.0 - tail])
-    return float(low), float(high)
+    if _too_few(samples):
+        return None
+    return _estimate(bootstrap_capacities(samples, seed, resamples=resamples))
+
+
+def _too_few(samples: Samples) -> bool:
+    return max(map(len, samples.values()), default=0) < _LEAST_WINDOWS
+
+
+def _estimate(drawn: Array) -> Estimate:
+    low, middle, high = np.percentile(drawn, [2.5, 50.0, 97.5])
+    return float(middle), float(low), float(high)
 
 
 def bootstrap_capacities(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Array:
-    """Capacities of drawn windows [resamples] float64, in tasks a second; see `capacity_interval`."""
+    """Capacities of drawn windows [resamples] float64, in tasks a second; see `capacity_estimate`."""
     places = sorted(place for place, found in samples.items() if found)
     rng = np.random.default_rng(seed)
     tasks, in_time = [], []
@@ -169,13 +180,12 @@ def _falling(values: Array, weights: Array) -> Array:
     return np.repeat([pool[0] for pool in pools], [int(pool[2]) for pool in pools])
 
 
-def ratio_interval(
-    over: Samples, under: Samples, seed: int = 0, *, resamples: int = _RESAMPLES, level: float = 0.95
-) -> tuple[float, float]:
-    """Ends of an interval for the ratio of two capacities, by bootstrap over the windows of both."""
-    ratios = bootstrap_capacities(over, seed, resamples=resamples) / bootstrap_capacities(
-        under, seed + 1, resamples=resamples
+def ratio_of(over: Samples, under: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Estimate | None:
+    """The ratio of two capacities, of the same bootstraps as they; None where one is not known."""
+    few = _too_few(over) or _too_few(under)
+    if few or not capacity_per_s(over) or not capacity_per_s(under):
+        return None
+    return _estimate(
+        bootstrap_capacities(over, seed, resamples=resamples)
+        / bootstrap_capacities(under, seed + 1, resamples=resamples)
     )
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(ratios, [tail, 100.0 - tail])
-    return float(low), float(high)

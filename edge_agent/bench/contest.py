@@ -1,9 +1,11 @@
 """Contestants on one load, in windows that take turns: capacities, latencies, saturated throughput."""
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -11,8 +13,9 @@ import numpy as np
 
 from stageloom.edge_agent.bench.capacity import (
     CapacitySearch,
+    Estimate,
     WindowCounts,
-    capacity_interval,
+    capacity_estimate,
     capacity_per_s,
 )
 from stageloom.edge_agent.bench.contestant import ContestantSetting
@@ -45,9 +48,9 @@ class CapacityFound:
         return capacity_per_s(self.samples)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """By bootstrap over the windows, in tasks a second; zeros where there are none."""
-        return (0.0, 0.0) if not self.samples else capacity_interval(self.samples)
+    def estimate(self) -> Estimate | None:
+        """By bootstrap over the windows, in tasks a second; None from too few of them."""
+        return capacity_estimate(self.samples)
 
 
 class Contest:
@@ -70,9 +73,19 @@ class Contest:
         self.leave(self.names)
 
     def enter(self, settings: Iterable[ContestantSetting]) -> None:
-        """Start contestants, one after the other."""
-        for setting in settings:
-            self._start(setting)
+        """Start contestants: those that measure while they start one by one, then one on each core."""
+        wanted = list(settings)
+        for setting in wanted:
+            if setting.measures:
+                self._start(setting)
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        try:
+            list(pool.map(self._start, (setting for setting in wanted if not setting.measures)))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        order = {one.name: number for number, one in enumerate(wanted)}
+        here = sorted(self._processes, key=lambda name: order.get(name, -1))  # not as they became ready
+        self._processes = {name: self._processes[name] for name in here}
 
     def _start(self, setting: ContestantSetting) -> None:
         try:
@@ -179,3 +192,13 @@ def p99_ms(results: Iterable[WindowResult]) -> float | None:
     latencies = np.concatenate([result.latency_s for result in results])
     slow = np.percentile(np.where(np.isnan(latencies), np.inf, latencies), 99, method="higher")
     return float(slow) * 1e3 if np.isfinite(slow) else None
+
+
+def share_given_up(results: Iterable[WindowResult]) -> float:
+    """Of all tasks, those without a result."""
+    return float(np.mean(np.isnan(np.concatenate([result.latency_s for result in results]))))
+
+
+def share_late(results: Iterable[WindowResult]) -> float:
+    """Of all tasks, those without a result before their deadline."""
+    return 1.0 - float(np.mean(np.concatenate([result.in_time for result in results])))

@@ -51,5 +51,9 @@ class ContestantSetting(Protocol):
     def name(self) -> str:
         """What results call it."""
 
+    @property
+    def measures(self) -> bool:
+        """It times something while it starts: nothing else may start beside it."""
+
     def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
         """The contestant, not started. Imports the runtime that it uses."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from stageloom.edge_agent.bench.capacity import CapacitySearch, bootstrap_capacities
+from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_of
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
@@ -38,7 +36,6 @@ _SERVICE_S: Final = 0.4
 _WINDOW_S: Final = 1.5
 _MOST_WINDOWS: Final = 40
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
-_LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any ratio seems sure
 _HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what is measured
 
 Progress = Callable[[str], None]
@@ -264,15 +261,15 @@ class _Bench:
                 {
                     "contestant": name,
                     "per_s": one.per_s,
-                    "low": one.interval[0],
-                    "high": one.interval[1],
+                    "low": one.estimate[1] if one.estimate else None,
+                    "high": one.estimate[2] if one.estimate else None,
                     "windows": sum(map(len, one.samples.values())),
                 }
                 for name, one in found.items()
             ),
             absent=absent,
-            over_naive=ratio_of(ours, found[naive]),
-            over_best=ratio_of(ours, found[best]),
+            over_naive=ratio_of(ours.samples, found[naive].samples),
+            over_best=ratio_of(ours.samples, found[best].samples),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
             carried_per_s=ours.per_s,
@@ -296,16 +293,6 @@ class _Bench:
         return row
 
 
-def ratio_of(over: CapacityFound, under: CapacityFound) -> Ratio | None:
-    """Of two capacities, by bootstrap; None where one is not known, or from too few windows."""
-    few = min(max(map(len, one.samples.values()), default=0) for one in (over, under)) < _LEAST_WINDOWS
-    if few or not over.per_s or not under.per_s:
-        return None
-    ratios = bootstrap_capacities(over.samples, 0) / bootstrap_capacities(under.samples, 1)
-    low, middle, high = np.percentile(ratios, [2.5, 50.0, 97.5])
-    return float(middle), float(low), float(high)
-
-
 def result_text(result: OwnResult) -> str:
     """As a person reads it; the sentence that says what to do comes last."""
     lines = ["model                 deadline     on onnxruntime   on openvino   runs on"]
@@ -317,7 +304,8 @@ def result_text(result: OwnResult) -> str:
         )
     lines += ["", "served by              tasks a second within the deadlines (95 % interval)"]
     for row in sorted(result.capacities, key=lambda row: -row["per_s"]):
-        lines.append(f"{row['contestant']:20} {row['per_s']:9.3g}   ({row['low']:.3g} to {row['high']:.3g})")
+        interval = "" if row["low"] is None else f"   ({row['low']:.3g} to {row['high']:.3g})"
+        lines.append(f"{row['contestant']:20} {row['per_s']:9.3g}{interval}")
     lines += [f"{name}: {reason}" for name, reason in result.absent.items()]
     if result.load_per_s:
         share = result.carried_per_s / result.load_per_s

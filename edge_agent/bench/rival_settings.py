@@ -31,6 +31,10 @@ class RivalSetting:
     options: RuntimeOptions
     order: TaskOrder = TaskOrder.ARRIVAL
 
+    @property
+    def measures(self) -> bool:
+        return False
+
     def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
         """The rival, not started."""
         if self.options.hint == "THROUGHPUT":

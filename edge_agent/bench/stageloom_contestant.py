@@ -16,7 +16,7 @@ from typing import Any, Final
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encode_config
-from stageloom.edge_agent.executor_choice import FIRST_CHOICE
+from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
 from stageloom.edge_agent.reporting.status import ask_status
@@ -41,23 +41,26 @@ class AgentSetting:
     plan: bytes = b""
     serves: tuple[str, ...] = ()  # these models alone; empty: all
     precision: Precision = "fp32"  # that a plan which the agent makes itself may use
+    times_folder: str = ""  # where agents of one device leave what they measured, and find it; empty: nowhere
+
+    @property
+    def measures(self) -> bool:
+        return not self.plan
 
     def make(self, models: Sequence[ModelUnderTest]) -> "StageloomContestant":
         """The agent and its client, not started."""
-        serves = self.serves or tuple(model.name for model in models)
-        return StageloomContestant(models, self.plan, serves, self.precision)
+        return StageloomContestant(models, self)
 
 
 class StageloomContestant:
     """An agent process in a home of its own, and a client in this one."""
 
-    def __init__(
-        self, models: Sequence[ModelUnderTest], plan: bytes, serves: Sequence[str], precision: Precision
-    ) -> None:
+    def __init__(self, models: Sequence[ModelUnderTest], setting: AgentSetting) -> None:
         self._models = models
-        self._precision = precision
-        self._served = [model for model in models if model.name in serves]
-        self._plan = plan
+        self._precision = setting.precision
+        self._served = [model for model in models if not setting.serves or model.name in setting.serves]
+        self._plan = setting.plan
+        self._times = Path(setting.times_folder, TIMES_NAME) if setting.times_folder else None
         self._home = Path(tempfile.mkdtemp(prefix="stageloom-"))
         self._agent: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
@@ -70,10 +73,14 @@ class StageloomContestant:
             UnavailableError: it ended, or did not serve in time.
         """
         self._ended = ended
+        if self._times is not None and self._times.exists():
+            shutil.copy(self._times, self._home / TIMES_NAME)
         log = self._home / "log"
         with log.open("wb") as sink:
             self._agent = subprocess.Popen(self._command(), stdout=sink, stderr=sink)
         self._client = self._connected(self._agent, log)
+        if self._times is not None and (self._home / TIMES_NAME).exists():
+            shutil.copy(self._home / TIMES_NAME, self._times)
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
         """Hand a task to the agent; one that it refuses is given up."""

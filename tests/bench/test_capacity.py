@@ -9,9 +9,9 @@ import pytest
 from stageloom.edge_agent.bench.capacity import (
     CapacitySearch,
     WindowCounts,
-    capacity_interval,
+    capacity_estimate,
     capacity_per_s,
-    ratio_interval,
+    ratio_of,
 )
 from stageloom.edge_agent.bench.load import (
     Array,
@@ -72,7 +72,10 @@ def test_the_capacity_of_a_deterministic_server_is_its_closed_form(first_per_s: 
     samples = search(deterministic_server, first_per_s=first_per_s)
     found = capacity_per_s(samples)
     assert abs(rate_index(found) - CLOSED_FORM) <= 1
-    low, high = capacity_interval(samples)
+    estimate = capacity_estimate(samples)
+    assert estimate is not None
+    middle, low, high = estimate
+    assert low <= middle <= high
     assert low <= rate_per_s(CLOSED_FORM + 1)
     assert high >= rate_per_s(CLOSED_FORM)
     assert high / low < 1.15
@@ -149,6 +152,28 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_narrows_with_more_windows()
             for place, share in shares.items()
         }
 
-    few, many = (ratio_interval(found(120.0, n), found(100.0, n)) for n in (4, 60))
-    assert many[0] < 1.2 < many[1]
-    assert many[1] - many[0] < few[1] - few[0]
+    few, many = (ratio_of(found(120.0, n), found(100.0, n)) for n in (4, 60))
+    assert few is not None and many is not None
+    assert many[1] < 1.2 < many[2]
+    assert many[1] <= many[0] <= many[2]
+    assert many[2] - many[1] < few[2] - few[1]
+
+
+def test_of_few_windows_nothing_is_told_however_sure_it_seems() -> None:
+    few, enough = ({10: [sample((20, 20))] * count, 11: [sample((20, 9))] * count} for count in (3, 4))
+    assert capacity_estimate(few) is None
+    assert ratio_of(few, enough) is None
+    assert ratio_of(enough, few) is None
+    assert ratio_of(enough, enough) == (1.0, 1.0, 1.0)
+
+
+def test_a_ratio_is_that_of_the_capacities_between_the_grid_s_rates() -> None:
+    """Both hold at the same rate of the grid; at the next one is just late, the other nearly always."""
+    nearly, never = ({10: [sample((20, 20))] * 4, 11: [sample((20, late))] * 4} for late in (18, 1))
+    assert capacity_per_s(nearly) == capacity_per_s(never)
+    estimates = capacity_estimate(nearly), capacity_estimate(never)
+    assert estimates[0] is not None and estimates[1] is not None
+    found = ratio_of(nearly, never)
+    assert found is not None
+    assert found[0] == pytest.approx(estimates[0][0] / estimates[1][0])
+    assert found[0] > 1.01

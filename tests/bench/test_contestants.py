@@ -103,6 +103,7 @@ class Unable:
     """Cannot serve anything."""
 
     name = "unable"
+    measures = False
 
     def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
         return ThreadedRival(_refuse, len(models), workers=1)

@@ -6,15 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from stageloom.edge_agent.bench.capacity import WindowCounts
-from stageloom.edge_agent.bench.contest import CapacityFound
 from stageloom.edge_agent.bench.own_models import (
     OwnResult,
     StatedLoad,
-    ratio_of,
     result_text,
     settings_for,
 )
@@ -64,13 +60,6 @@ def test_the_verdict_believes_only_an_interval_that_excludes_one(
 def test_the_verdict_names_the_precision_that_the_plan_needs() -> None:
     found = replace(result(over_best=(1.4, 1.2, 1.6)), precision="bf16")
     assert "(`stageloom-agent run --precision bf16` makes it)" in found.verdict()
-
-
-def test_a_ratio_of_few_windows_is_none_however_sure_it_seems() -> None:
-    held, late = WindowCounts(np.array([20]), np.array([20])), WindowCounts(np.array([20]), np.array([9]))
-    few, enough = ({10: [held] * count, 11: [late] * count} for count in (3, 4))
-    assert ratio_of(CapacityFound(few), CapacityFound(enough)) is None
-    assert ratio_of(CapacityFound(enough), CapacityFound(enough)) == (1.0, 1.0, 1.0)
 
 
 def test_without_a_load_that_is_carried_there_is_no_verdict() -> None:

@@ -48,7 +48,7 @@ FOUND = {
 
 
 def test_the_best_of_each_runtime_and_precision_is_measured_closely() -> None:
-    assert finalists(FOUND, FAMILIES) == ["naive", "quick", "ov", "ov_bf16", "stageloom"]
+    assert finalists(FOUND, FAMILIES) == ["naive", "quick", "ov", "ov_bf16", "by_deadline", "stageloom"]
 
 
 def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
@@ -77,15 +77,14 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
         prepare(f"tiny{n}", write_tiny(tmp_path / f"source{n}.onnx", n), {}, tmp_path) for n in range(2)
     ]
     effort = replace(QUICK, window_s=0.05, saturated_s=0.05, highest_per_s=200.0)
-    one = MixMeasurement("tiny", models, (1.0, 2.0), effort)
+    one = MixMeasurement("tiny", models, (1.0, 2.0), effort, times_folder=str(tmp_path))
     assert set(one.best) == {"tiny0", "tiny1"}
     found = one.run()
-    assert {
-        "over_naive",
-        "over_best",
-        "over_by_deadline",
-        "auto_over_best_setting.mix",
-    } <= found.figures.keys()
+    assert {"given_up_stageloom", "auto_over_best_setting.mix"} <= found.figures.keys()
+    assert (tmp_path / "executor_times").exists()
+    ratios = {row["figure"]: row["value"] for row in found.rows if row["part"] == "ratio"}
+    assert ratios == dict.fromkeys(ratios, None)  # of one window a rate
+    assert {"over_naive", "over_best", "over_by_deadline"} <= ratios.keys()
     parts = {row["part"] for row in found.rows}
     assert {"service", "capacity", "ratio", "latency", "saturated"} <= parts
     measured = {row["contestant"] for row in found.rows if row["part"] == "capacity"}
