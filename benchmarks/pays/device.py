@@ -32,7 +32,7 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PlanActivated, QueueSample, RowKind
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource, decode_plan
 from stageloom.shared.policy.queues import variance
-from stageloom.shared.search.auto import Times
+from stageloom.shared.search.arrangements import Times
 from stageloom.shared.text import counted
 
 DEVICE: Final = "bench"

@@ -35,7 +35,7 @@ PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial
 SAME: Final = 1e-6
 KEPT_BY_REGIME: Final = "this load is known here, and the plan that runs won under it"
-FEW_TASKS: Final = 300
+FEW_TASKS: Final = 200
 """Of each stream, where the answer must come at once."""
 
 _LAST: Final = 10.0

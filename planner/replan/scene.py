@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stageloom.planner.replan.judge import (
+    GAIN,
     Arrivals,
     Judged,
     ModelDemand,
@@ -156,6 +157,8 @@ class LoadScene:
             return None
         judged = judge(served, self.demand, self.streams)
         gained, spread = log_gain(self.base, judged)
+        if gained < math.log1p(GAIN):  # less than a half likely, however sure the times are
+            return Weighed(judged=judged, log_gain=gained, error=spread)
         same = _ways(bound) == _ways(bound_plan(self.incumbent, self.graphs))
         off = served.slower(
             SAME_TIMES_ERROR if same else TIMES_ERROR,
@@ -271,7 +274,7 @@ def _served(
     for index, one in enumerate(demand):
         model = plan.models[index]
         alone_s = _blocks_s(bound, index, costs, times, 1)
-        full_s = _blocks_s(bound, index, costs, times)
+        full_s = alone_s if model.batch == 1 else _blocks_s(bound, index, costs, times)
         if alone_s is None or full_s is None:
             return None
         more_s = max(math.fsum(full_s) - math.fsum(alone_s), 0.0) / max(model.batch - 1, 1)
