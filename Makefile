@@ -15,6 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing; install Python 3.11 or later" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[planner,learn,edge,onnx,dev]'
+	$(BIN)/python -c 'from stageloom.planner.twin.compiled import compile_ahead; compile_ahead()'
 	@touch $@
 
 setup: $(VENV)/.installed ## Build .venv with everything that demo and tests need

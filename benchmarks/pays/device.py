@@ -1,5 +1,6 @@
 """A planner and an agent as processes, with measured models, under the plan that needs no choice."""
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -198,9 +199,15 @@ def compile_kernels() -> None:
 
 
 def _put_behind(pid: int) -> None:
-    """Every thread of a process comes after what others run, and so does all that it starts from then on."""
+    """A process and whatever it starts come after what others run.
+
+    It leads a session. Where the kernel shares the processor between sessions first (autogroup), niceness
+    counts within one alone, so that the session's own is set.
+    """
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.setpriority(os.PRIO_PROCESS, int(thread.name), _BEHIND)
+    with contextlib.suppress(OSError):  # no such kernel
+        Path(f"/proc/{pid}/autogroup").write_text(str(_BEHIND))
 
 
 def one_wide_lane(plan: Plan) -> Plan:
