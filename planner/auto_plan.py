@@ -30,7 +30,7 @@ Times = Mapping[str, float]
 
 _OWN: Final = (
     *("combination", "members_max", "lanes", "executor", "intra_op_threads", "precision"),
-    *("further_executors", "resources", "lane_resources", "r", "s"),
+    *("further_executors", "resources", "lane_resources", "placement", "r", "s"),
     *("step_choice", "wait", "wait_timeout_s", "run_ahead", "max_skips", "barrier", "measure_s"),
 )
 _OWN_OF_MODELS: Final = ("partition", "cuts", "executors", "resources", "replicas", "weight", "queue")

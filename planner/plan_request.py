@@ -34,6 +34,11 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         InputError: an artifact of the plan is not here, or a request cannot say what the plan does.
     """
     plan = decode_plan(info.wire)
+    if any(block.further_places for block in plan.combined):
+        raise InputError(
+            "blocks of this plan have several executors, as they are placed, which a plan file cannot say",
+            remedy="push the plan itself",
+        )
     request = PlanCreateRequest(
         models=tuple(_options(plan, at, store.graph(one.artifact)) for at, one in enumerate(plan.models)),
         combination=_combination(plan),
@@ -52,6 +57,7 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         ),
         resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),
         lane_resources=plan.lane_resources,
+        placement=plan.placement,
         step_choice=plan.step_choice,
         wait=plan.wait,
         wait_timeout_s=plan.wait_timeout_us / 1e6,

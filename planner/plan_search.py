@@ -26,7 +26,16 @@ from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan, Resource, StepChoice, Wait, decode_plan
+from stageloom.shared.plan import (
+    ExecutorOptions,
+    PlacementPolicy,
+    Plan,
+    QueuePlan,
+    Resource,
+    StepChoice,
+    Wait,
+    decode_plan,
+)
 from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
@@ -150,6 +159,7 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
         lane_resources=request.lane_resources,
         executors_of=tuple(choice.executors for choice in request.models),
         resources_of=tuple(choice.resources for choice in request.models),
+        placement=request.placement,
     )
 
 
@@ -211,6 +221,11 @@ def _check_effect(request: PlanCreateRequest) -> None:
         raise InputError(
             f"wait {request.wait.value} and a timeout of {request.wait_timeout_s:g} s do not go together",
             remedy='in the plan file give wait = "timeout" and wait_timeout_s above 0, or neither',
+        )
+    if request.placement is not PlacementPolicy.FIXED and not request.resources:
+        raise InputError(
+            f"placement {request.placement.value} has no resources to choose among",
+            remedy="name resources and lane_resources in the plan file",
         )
     for choice in request.models:
         proportional = request.policy == "proportional" or competes(request)  # where it takes part

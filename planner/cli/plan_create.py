@@ -158,7 +158,8 @@ def create(
     barrier, measure_s (have the device measure what is unsure, so many seconds a plan), and of a tournament
     [[rates]] with model and per_s. Of several executors and of cores: [[further_executors]] with name,
     intra_op_threads and precision, [[resources]] with cores, lane_resources (of each lane the number of its
-    resource), and of a model cuts, executors and resources (numbers, for each block).
+    resource), placement, and of a model cuts, executors and resources (numbers, for each block). With a
+    placement a block may run on each resource that it names, or on any, and is placed when it is ready.
     """
     if device is not None and device_option not in (None, device):
         raise InputError(f"{device} and --device {device_option} are two devices", remedy="name one")

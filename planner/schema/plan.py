@@ -31,7 +31,7 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import Activation, Autonomy
-from stageloom.shared.plan import MAX_CORES, MAX_LANES, QueueRule, StepChoice, Wait
+from stageloom.shared.plan import MAX_CORES, MAX_LANES, PlacementPolicy, QueueRule, StepChoice, Wait
 
 MAX_PUSHED: Final = 512
 """Devices of one push."""
@@ -186,6 +186,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     further_executors: Annotated[tuple[FurtherExecutor, ...], Meta(max_length=15)] = ()
     resources: Annotated[tuple[CoreSet, ...], Meta(max_length=MAX_LANES)] = ()
     lane_resources: Numbers = ()  # per lane its resource, where there are resources
+    placement: PlacementPolicy = PlacementPolicy.FIXED  # of blocks on their resources
     precision: PrecisionName = "fp32"
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None

@@ -45,7 +45,7 @@ ASSUMED_LOAD: Final = 0.8
 _DECIDES: Final = (
     *("policy", "combination", "members_max", "lanes"),
     *("step_choice", "wait", "wait_timeout_s"),
-    *("further_executors", "resources", "lane_resources"),
+    *("further_executors", "resources", "lane_resources", "placement"),
 )
 _DECIDES_OF_MODELS: Final = (
     *("partition", "cuts", "executors", "resources"),

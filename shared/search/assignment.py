@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stageloom.shared.errors import PlanError
-from stageloom.shared.plan import ExecutorOptions, Member, Resource
+from stageloom.shared.plan import ExecutorOptions, Member, PlacementPolicy, Resource
 
 T = TypeVar("T")
 
@@ -15,7 +15,8 @@ class Assignment:
     """Executors beside the first one, resources, and what each block of each model uses of them.
 
     `executors_of` and `resources_of` have an entry per model: empty, for the first executor and for any
-    resource; one value for all blocks; or one per block. [num_models][0, 1 or num_blocks]
+    resource; one value for all blocks; or one per block. [num_models][0, 1 or num_blocks] With a `placement`
+    a block runs on one of its resources as it is placed, by its one executor; any means each of them.
     """
 
     further_executors: tuple[ExecutorOptions, ...] = ()
@@ -23,6 +24,7 @@ class Assignment:
     lane_resources: tuple[int, ...] = ()
     executors_of: tuple[tuple[int, ...], ...] = ()
     resources_of: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    placement: PlacementPolicy = PlacementPolicy.FIXED
 
     def used_by(self, members: Sequence[Member]) -> tuple[int, tuple[int, ...]]:
         """(executor, resources) of a combined block.
@@ -30,8 +32,10 @@ class Assignment:
         Raises:
             PlanError: its members use different ones, or an entry is of another number of blocks.
         """
+        places = self.placement is not PlacementPolicy.FIXED
+        anywhere = tuple(range(len(self.resources))) if places else ()
         used = {
-            (_entry(self.executors_of, member, 0), _entry(self.resources_of, member, ()))
+            (_entry(self.executors_of, member, 0), _entry(self.resources_of, member, ()) or anywhere)
             for member in members
         }
         if len(used) > 1:

@@ -162,6 +162,7 @@ def compose(
         further_executors=used.further_executors,
         resources=used.resources,
         lane_resources=used.lane_resources,
+        placement=used.placement,
         **asdict(rules or Rules()),
     )
     bind(plan, {choice.artifact: choice.graph for choice in models})

@@ -35,6 +35,9 @@ PLAN_FILES = {
     "crowded": "lanes = 2\nintra_op_threads = 2\nlane_resources = [0, 0]\n"
     "resources = [{ cores = [0, 1, 2] }]\n",
     "no_resource": "lane_resources = [1]\nresources = [{ cores = [0] }]\n",
+    "placed_nowhere": 'placement = "dm"\n',
+    "placed": "lanes = 2\nlane_resources = [0, 1]\nresources = [{ cores = [0] }, { cores = [1] }]\n"
+    'placement = "nearest"\n',
     "no_lane": '[[models]]\nmodel = "fine"\nresources = [[0]]\n',
     "no_executor": '[[models]]\nmodel = "fine"\nexecutors = [1]\n',
     "elsewhere": "lane_resources = [0]\nresources = [{ cores = [9] }]\n",

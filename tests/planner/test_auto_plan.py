@@ -1,5 +1,6 @@
 """`plan create` without a scheduler: what is known of a device makes its plan; a shown plan is made again."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
-from stageloom.shared.plan import CombinedBlock, Plan, QueueRule, StepChoice
+from stageloom.shared.plan import (
+    CombinedBlock,
+    ExecutorOptions,
+    Place,
+    PlacementPolicy,
+    Plan,
+    QueueRule,
+    Resource,
+    StepChoice,
+)
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.job import run_search
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
@@ -250,6 +260,50 @@ def test_blocks_on_executors_and_resources_of_their_own_are_made_again(rig: Rig)
     ]
     assert again(rig, plan, "greedy") == plan
     assert again(rig, plan, "a re-plan") == plan, "greedy is found out"
+
+
+@pytest.mark.parametrize("placement", list(PlacementPolicy)[1:])
+def test_a_plan_that_places_blocks_on_the_resources_that_they_name_or_on_any_is_made_again(
+    rig: Rig, placement: PlacementPolicy
+) -> None:
+    request = PlanCreateRequest(
+        models=(
+            ModelOptions(model="long", cuts=(20,), resources=((0,), (0, 1))),
+            ModelOptions(model="short"),
+        ),
+        scheduler="greedy",
+        resources=(CoreSet(cores=(0,)), CoreSet(cores=(1,))),
+        lane_resources=(0, 1),
+        lanes=2,
+        placement=placement,
+    )
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    assert plan.placement is placement
+    assert [block.resources for block in plan.combined] == [(0,), (0, 1), (0, 1)]
+    assert again(rig, plan, "greedy") == plan
+
+
+def test_a_placed_plan_of_several_executors_a_block_is_no_plan_file(rig: Rig) -> None:
+    plan = small_plan(rig.store, "long")
+    (block,) = plan.combined
+    placed = dataclasses.replace(
+        plan,
+        combined=(dataclasses.replace(block, resources=(0,), further_places=(Place(1, 1),)),),
+        further_executors=(ExecutorOptions(name="openvino"),),
+        lanes=2,
+        resources=(Resource(cores=(0,)), Resource(cores=(1,))),
+        lane_resources=(0, 1),
+        placement=PlacementPolicy.DM,
+    )
+    info = rig.store.write(add_plan, "placed", placed, "greedy")
+    with pytest.raises(InputError, match="several executors, as they are placed"):
+        request_of(rig.store, info)
+
+
+def test_a_placement_without_resources_is_refused(rig: Rig) -> None:
+    request = PlanCreateRequest(models=(ModelOptions(model="long"),), placement=PlacementPolicy.DM)
+    with pytest.raises(InputError, match="no resources to choose among"):
+        search_job(rig.store, request)
 
 
 def test_a_plan_that_no_scheduler_makes_again_is_refused_and_not_shown_as_another(rig: Rig) -> None:

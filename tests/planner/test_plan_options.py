@@ -44,7 +44,7 @@ NOT_CHOSEN = {
         "further_executors": "found by the device, which measures them",
         "resources": "as many as the device has cores",
         "lane_resources": "one each",
-        "placement": "of use where resources differ, which no command says yet",
+        "placement": "of use where there are resources; a test of its own",
     },
     ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
     QueuePlan: {},
