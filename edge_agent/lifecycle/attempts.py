@@ -1,8 +1,9 @@
 """How attempts at plans go on: the core's rules, as functions from a state to the next. Pure.
 
 An attempt is at the desired plan or at one that was made here; both go the same way. A plan is *proven* here
-once it was committed in the environment that is (power mode, executor versions, precision; its artifacts are
-part of its digest), whatever its launch intervals were. A proven plan needs no trial, nor does one that
+once it was compared and committed in the environment that is (power mode, executor versions, precision; its
+artifacts are part of its digest), whatever its launch intervals were. A plan that was ordered, was the first
+or ran guarded on an idle device was compared with nothing. A proven plan needs no trial, nor does one that
 changes launch intervals only: both are activated under a guard.
 """
 
@@ -61,24 +62,30 @@ class Way(str, Enum):
     FIRST = "first"  # nothing comparable runs
     PROVEN = "proven"
     GUARD = "guard"  # it changes launch intervals only
+    IDLE = "idle"  # no load to compare under; `guard` in telemetry
     TRIAL = "trial"
 
     @property
     def guarded(self) -> bool:
         """It is activated without a trial, and goes if tasks wait longer under it."""
-        return self in (Way.PROVEN, Way.GUARD)
+        return self in (Way.PROVEN, Way.GUARD, Way.IDLE)
+
+    @property
+    def proves(self) -> bool:
+        """A plan that it commits has been compared with another one under load."""
+        return self in (Way.PROVEN, Way.TRIAL)
 
 
 def is_guarded(attempt: PlanAttempt) -> bool:
     """See `Way.guarded`."""
-    return attempt.way in (Way.PROVEN.value, Way.GUARD.value)
+    return bool(attempt.way) and Way(attempt.way).guarded
 
 
 # -- what is known of plans ---------------------------------------------------------------------------------
 
 
 def is_proven(state: LinkState, plan: RunnablePlan) -> bool:
-    """Whether it was committed here, in the environment that is."""
+    """Whether it was compared and committed here, in the environment that is."""
     return Proven(structure_of(plan), state.environment) in state.proven
 
 
@@ -101,6 +108,14 @@ def proven_with(state: LinkState, plan: RunnablePlan, *, holds: bool) -> tuple[P
 def barred(state: LinkState, *failed: Digest) -> LinkState:
     """No attempt at these plans or structures is made here again in this environment."""
     return structs.replace(state, barred=(*state.barred, *failed)[-MAX_BARRED:])
+
+
+_STANDS: Final = "only measurements were asked for; of the plan: "
+
+
+def standing(reason: str) -> str:
+    """The reason of a generation that only asks for measurements, after this was said of the plan."""
+    return _STANDS + reason.removeprefix(_STANDS)
 
 
 def only_measures(state: LinkState, desired: Desired) -> bool:
@@ -139,11 +154,11 @@ def way_of(state: LinkState, attempt: PlanAttempt, staged: PlanStaged) -> Way | 
 
 
 def activated(
-    state: LinkState, attempt: PlanAttempt, way: Way, control: Digest | None, now_us: int
+    state: LinkState, attempt: PlanAttempt, way: Way, control: Digest | None, now_us: int, reason: str = ""
 ) -> Changed:
     """The staged plan goes under probation without a trial."""
     record = _record(state, attempt, control, now_us)
-    moved = state.advanced(attempt, TransitionCause.ACTIVATE, record=record, way=way.value)
+    moved = state.advanced(attempt, TransitionCause.ACTIVATE, reason, record=record, way=way.value)
     after = structs.replace(moved, active=attempt.plan.ref)
     if attempt.local or way is not Way.PROVEN:
         return after, ()
@@ -189,14 +204,17 @@ def _tried_again(state: LinkState, decided: TrialResult) -> TrialResult:
 
 
 def passed(state: LinkState, attempt: PlanAttempt, now_us: int) -> Changed:
-    """Probation passed: the plan is last-known-good, and proven."""
+    """Probation passed: the plan is last-known-good, and proven if it was compared."""
+    proves = not attempt.way or Way(attempt.way).proves
     after = structs.replace(
         state.advanced(attempt, TransitionCause.PROBATION_PASSED, record=None),
         last_good=attempt.plan,
         planned=attempt.planned if attempt.local else None,
-        proven=proven_with(state, attempt.plan, holds=True),
+        proven=proven_with(state, attempt.plan, holds=True) if proves else state.proven,
     )
     reason = "neither p99 nor the oldest age worsened" if is_guarded(attempt) else "probation passed"
+    if attempt.way == Way.IDLE.value:
+        reason = "there was no load to compare under: it ran guarded, and is not proven"
     return after, _end_row(attempt, TrialResult(verdict=Verdict.COMMIT, reason=reason), now_us)
 
 
@@ -360,7 +378,7 @@ def _row(
         attempt.planned.epoch,
         attempt.planned.generation,
         attempt.plan.ref.origin,
-        way.value,
+        (Way.GUARD if way is Way.IDLE else way).value,
         result.verdict.value,
         attempt.plan.ref.digest,
         record.control or None,

@@ -31,7 +31,7 @@ from stageloom.edge_agent.lifecycle.states import (
     RunnablePlan,
     TransitionCause,
 )
-from stageloom.shared.engine.trial import TrialRecord, TrialResult
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages import control
 from stageloom.shared.messages.base import Refused
@@ -148,12 +148,12 @@ class Lifecycle:
             return []
         return self._become(self.state.advanced(attempt, TransitionCause.STAGED))
 
-    def trial_begins(self, attempt_id: AttemptId, record: TrialRecord) -> list[Action]:
-        """Everything is ready: the candidate runs once the record is durable."""
+    def trial_begins(self, attempt_id: AttemptId, record: TrialRecord, lasts: str) -> list[Action]:
+        """Everything is ready: the candidate runs once the record is durable. `lasts`: how long, in words."""
         attempt = self._attempt(attempt_id, DeviceState.STAGED)
         if attempt is None:
             return []
-        return self._become(self.state.advanced(attempt, TransitionCause.TRIAL_BEGINS, record=record))
+        return self._become(self.state.advanced(attempt, TransitionCause.TRIAL_BEGINS, lasts, record=record))
 
     def trial_decided(
         self, attempt_id: AttemptId, control: Digest | None, result: TrialResult
@@ -161,6 +161,10 @@ class Lifecycle:
         """The trial ended, or was refused: after a commit the candidate runs, else the control."""
         attempt = self._attempt(attempt_id, DeviceState.STAGED, DeviceState.TRIAL)
         actions: list[Action] = []
+        if attempt is not None and result.verdict is Verdict.IDLE:
+            return self._apply(
+                attempts.activated(self.state, attempt, Way.IDLE, control, self._now_us, result.reason)
+            )
         if attempt is not None:
             actions = self._apply(
                 attempts.decided(self.state, attempt, result, self._now_us, control=control)
@@ -293,7 +297,7 @@ class Lifecycle:
             wanted.add(desired.stage_profile.request)
         cause, reason = TransitionCause.DESIRED, ""
         if attempts.only_measures(self.state, desired):
-            cause, reason = TransitionCause.MEASURE, self.state.reason
+            cause, reason = TransitionCause.MEASURE, attempts.standing(self.state.reason)
         moved = structs.replace(
             before.moved(cause, reason),
             desired=desired,
@@ -425,7 +429,8 @@ class Lifecycle:
                 return self._ask(attempt, "trial", partial(self.plans.trial_recorded, attempt.id, now_s))
             case DeviceState.PROBATION:
                 guarded = attempts.is_guarded(attempt)
-                call = partial(self.plans.activate, attempt.id, attempt.plan, guarded=guarded)
+                idle = attempt.way == Way.IDLE.value
+                call = partial(self.plans.activate, attempt.id, attempt.plan, guarded=guarded, idle=idle)
                 return self._ask(attempt, "activate", call)
         return []
 

@@ -134,13 +134,18 @@ class LocalPlans:
         )
 
 
+def _runs(state: LinkState, plan: RunnablePlan) -> bool:
+    """Whether it is last-known-good but for its launch intervals."""
+    return state.last_good is not None and structure_of(plan) == structure_of(state.last_good)
+
+
 def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest], *, asked: bool) -> bool:
     """Whether a plan made here may be tried: granted, not what runs, whole, and not failed before."""
     digest, proven = plan.ref.digest, is_proven(state, plan)
     match state.desired.autonomy if state.desired else Autonomy.OFF:
         case Autonomy.OFF if not asked:
             return False
-        case Autonomy.PROVEN if not proven:
+        case Autonomy.PROVEN if not (proven or _runs(state, plan)):
             return False
     if digest in state.barred or (structure_of(plan) in state.barred and not proven):
         return False

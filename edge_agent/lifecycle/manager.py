@@ -19,7 +19,7 @@ from stageloom.edge_agent.lifecycle.events import (
     StopEngine,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog, unloaded
 from stageloom.edge_agent.lifecycle.pursuit import (
     Candidate,
     Pursuit,
@@ -35,6 +35,9 @@ from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult,
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState
+
+_LATELY_S = 30.0
+"""A device to which no task came for so long is idle."""
 
 
 class PlanManager(Pursuit):
@@ -119,14 +122,16 @@ class PlanManager(Pursuit):
         result = TrialResult(verdict=Verdict.ABANDONED, reason=reason)
         return self.outcomes.trial_decided(attempt, None, result)
 
-    def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
-        """Swap and watch; answered by `passed` or `failed`. `guarded`: see `Probation`."""
+    def activate(
+        self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False, idle: bool = False
+    ) -> list[Action]:
+        """Swap and watch; answered by `passed` or `failed`. `guarded` and `idle`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
             return []
         actions = self._begin(attempt, plan, DeviceState.PROBATION)
         assert self._candidate is not None
-        self._candidate.guarded = guarded
+        self._candidate.guarded, self._candidate.idle = guarded, idle
         return actions + self._pursue()
 
     def abandon(self, attempt: AttemptId) -> list[Action]:
@@ -173,7 +178,8 @@ class PlanManager(Pursuit):
             control_bytes=crowded.memory_bytes - crowded.room_bytes if crowded else control_bytes,
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
-            begins=lambda: self.outcomes.trial_begins(attempt, record),
+            begins=lambda lasts: self.outcomes.trial_begins(attempt, record, lasts),
+            lately=any(self._waiting.last_arrivals_per_s(_LATELY_S).values()),
             rng=self._rng,
             numbers=self._windows,
             config=self._trial,
@@ -190,7 +196,7 @@ class PlanManager(Pursuit):
             if self._decided != decided:
                 self._decided = decided
                 actions = actions + self.outcomes.trial_decided(*decided)
-            if runner.result.verdict is not Verdict.COMMIT:
+            if runner.result.verdict not in (Verdict.COMMIT, Verdict.IDLE):
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
                 engine.stopping = True
@@ -401,7 +407,10 @@ class PlanManager(Pursuit):
             return
         if self.active.ref.digest == candidate.digest and engine.asked == engine.active:
             waiting = self._waiting if candidate.guarded else None
-            candidate.probation = Probation(now_s, self._probation, waiting)
+            config = self._probation
+            if candidate.idle:
+                config = unloaded(config, self._trial.brake_age_s)
+            candidate.probation = Probation(now_s, config, waiting)
 
     def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:

@@ -9,8 +9,10 @@ Refused, cancelled and expired tasks say something about load, not about the pla
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import structs
 
 from stageloom.shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard, Waiting
 from stageloom.shared.engine.steps import Outcome
@@ -110,6 +112,12 @@ class ProbationConfig:
     min_failed: int = 3
     max_failed_share: float = 0.1
     guard: GuardConfig = field(default_factory=GuardConfig)
+
+
+def unloaded(config: ProbationConfig, age_s: float) -> ProbationConfig:
+    """For a plan before which no task waited: any wait is longer than none, so tasks may wait for `age_s`."""
+    guard = structs.replace(config.guard, age_floor_s=age_s / config.guard.worsening)
+    return replace(config, guard=guard)
 
 
 class Probation:

@@ -83,6 +83,7 @@ class Candidate:
     plan: RunnablePlan
     state: DeviceState
     guarded: bool = False
+    idle: bool = False  # nothing came before it ran, so that there is nothing to compare with
     probation: Probation | None = None
     runner: TrialRunner | None = None
 
@@ -113,7 +114,7 @@ class Outcomes(Protocol):
 
     def staged(self, staged: PlanStaged) -> list[Action]: ...
 
-    def trial_begins(self, attempt: AttemptId, record: TrialRecord) -> list[Action]: ...
+    def trial_begins(self, attempt: AttemptId, record: TrialRecord, lasts: str) -> list[Action]: ...
 
     def trial_decided(
         self, attempt: AttemptId, control: Digest | None, result: TrialResult

@@ -1,8 +1,9 @@
 """Drives one trial: what `TrialCore` decides becomes orders to the engine process. Pure.
 
 First the models' times are measured under the control, while it serves as ever; a device without a task in
-that time cannot compare anything, which is *no gain*. Then the core takes over: its record is made durable by
-the lifecycle core (`trial_begins`, answered by `recorded`), and only after that the candidate may run.
+that time, and for half a minute before, cannot compare anything: the candidate is to run under a guard.
+Then the core takes over: its record is made durable by the lifecycle core (`trial_begins`, answered by
+`recorded`), and only after that the candidate may run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,13 @@ from stageloom.shared.engine.windows import Rng, Side, WindowFigures
 
 _LOOK_S = 0.5
 _FEW_TASKS = 5
+_SLOW = 3.0
+"""Times `timing_s`: so long a task is waited for where some came of late."""
+
 _SHORTEST_S = 1e-6  # a time of zero is one that the clock could not tell
+
+
+IDLE = "no load to compare under: runs guarded"
 
 
 class TrialRunner:
@@ -44,13 +51,15 @@ class TrialRunner:
         control_bytes: int,
         candidate_bytes: int,
         memory_bytes: int,
-        begins: Callable[[], list[Action]],
+        begins: Callable[[str], list[Action]],
+        lately: bool = False,
         rng: Rng,
         numbers: Iterator[int],
         config: TrialConfig,
     ) -> None:
-        """`begins` has the record stored, after which `recorded` is called.
+        """`begins` has the record stored and says how long the trial takes, after which `recorded` is called.
 
+        `lately`: tasks have come in the last half minute, if none comes now.
         Bytes are what the plans take, and what both may take together. `numbers` of windows are unique in
         this agent.
         """
@@ -62,6 +71,7 @@ class TrialRunner:
         self._control_bytes, self._candidate_bytes = control_bytes, candidate_bytes
         self._memory_bytes = memory_bytes
         self._begins = begins
+        self._patience_s = config.timing_s * (_SLOW if lately else 1.0)  # without any task
         self._rng = rng
         self._numbers = numbers
         self._config = config
@@ -100,7 +110,8 @@ class TrialRunner:
 
     def again(self) -> list[Action]:
         """The core asks again: what it was told did not reach the disk."""
-        return self._begins() if self._core is not None and self._core.saving else []
+        core = self._core
+        return self._begins(core.announcement) if core is not None and core.saving else []
 
     def recorded(self, now: float) -> list[Action]:
         """The record is durable: the windows begin."""
@@ -139,7 +150,7 @@ class TrialRunner:
         """End what has stalled."""
         if self._core is not None:
             return self._do(self._core.tick(now))
-        if now > self._began_s + self._config.timing_s + self._config.stall_s:
+        if now > self._began_s + self._patience_s + self._config.stall_s:
             return self.abandon("the models could not be timed: the engine process does not answer", now)
         return []
 
@@ -165,11 +176,12 @@ class TrialRunner:
         if taken_s < longest_s and not (enough and (all_busy or taken_s >= longest_s / 5)):
             return [self._measure(now, now + _LOOK_S)]
         if not busy:
-            reason = (
-                f"no task completed in {taken_s:.0f} s: an idle device cannot compare plans; push it again "
-                "under load, or take it without a trial with `stageloom plan push --now`"
-            )
-            return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
+            if taken_s < self._patience_s:
+                return [self._measure(now, now + _LOOK_S)]
+            if any(seen.ended for seen in self._seen.values()):
+                reason = f"no task completed in {taken_s:.0f} s, though some came: nothing can be compared"
+                return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
+            return self._end(TrialResult(verdict=Verdict.IDLE, reason=IDLE, seconds_s=taken_s))
         return self._begin_core(now)
 
     def _begin_core(self, now: float) -> list[Action]:
@@ -201,7 +213,7 @@ class TrialRunner:
         for action in actions:
             match action:
                 case SaveRecord():
-                    out += self._begins()
+                    out += self.again()
                 case Drain():
                     self.draining = True
                     out.append(PauseLaunches(refuse=False))

@@ -390,6 +390,8 @@ def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> li
 
 _TRIALS: Final = 1000
 
+_COMPARED: Final = ("trial", "proven")
+
 _DECODER: Final = msgspec.msgpack.Decoder(Alarm)
 
 _BEGUN: Final = (
@@ -431,7 +433,7 @@ _BEGUN: Final = (
 )
 
 _VERDICTS: Final = (
-    select(TrialRow.candidate, TrialRow.verdict)
+    select(TrialRow.candidate, TrialRow.verdict, TrialRow.how)
     .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
     .order_by(TrialRow.decided_us.desc())
     .limit(_TRIALS)
@@ -470,11 +472,16 @@ def begun_replan(session: Session, replan: int) -> Begun | None:
 
 
 def committed_plans(session: Session, device: DeviceId, environment: str) -> list[Digest]:
-    """Plans whose newest trial on this device in this environment committed, newest first."""
+    """Plans whose newest trial on this device in this environment committed, newest first.
+
+    A plan that was ordered, was the first or passed a guard was compared with nothing: that is no trial. If
+    it failed there, that counts.
+    """
     rows = session.connection().execute(_VERDICTS, {"of": device, "there": environment})
     newest: dict[str, str] = {}
-    for candidate, verdict in rows:
-        newest.setdefault(candidate, verdict)
+    for candidate, verdict, how in rows:
+        if verdict != "commit" or how in _COMPARED:
+            newest.setdefault(candidate, verdict)
     return [Digest(candidate) for candidate, verdict in newest.items() if verdict == "commit"]
 
 

@@ -40,6 +40,7 @@ class Verdict(str, Enum):
     NO_GAIN = "no_gain"
     REFUSED = "refused"  # it never began: the candidate was not tried
     ABANDONED = "abandoned"  # no fault of the candidate's, which may be tried again
+    IDLE = "idle"  # no load to compare under: it runs guarded, and is not proven by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,11 @@ def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str
         f"both plans need {needed_bytes} bytes, more than the {memory_bytes} there are; "
         "`stageloom plan push --now` takes it without a trial"
     )
+
+
+def lasting(seconds: float) -> str:
+    """A duration in words, rounded up."""
+    return f"{math.ceil(seconds)} s" if seconds <= 90.0 else f"{math.ceil(seconds / 60.0)} min"
 
 
 def found_at_boot(record: TrialRecord) -> TrialResult:
@@ -347,6 +353,11 @@ class TrialCore:
     def ends_s(self) -> float:
         """When there is no gain, if nothing was sure until then."""
         return self._began_s + self.limit_s
+
+    @property
+    def announcement(self) -> str:
+        """How long it takes, said before the first window."""
+        return f"the trial takes up to {lasting(self.limit_s)}"
 
     @property
     def pairs(self) -> int:

@@ -172,7 +172,7 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
         assert until_verdict(agent) == "committed"
     state, _ = load_state(home / STATE_NAME)
     assert state.way == "proven"
-    assert {one.structure for one in state.proven} == {structure_of(fast(chain)), structure_of(slow(chain))}
+    assert [one.structure for one in state.proven] == [structure_of(fast(chain))], "an order proves nothing"
 
 
 @pytest.mark.promise("plans-different-executors-run")

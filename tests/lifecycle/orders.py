@@ -48,6 +48,7 @@ class ActivatePlan:
     attempt: AttemptId
     plan: RunnablePlan
     guarded: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,10 @@ class RecordingPlans:
     def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Any]:
         return [TrialRecorded(attempt)]
 
-    def activate(self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False) -> list[Any]:
-        return [ActivatePlan(attempt, plan, guarded)]
+    def activate(
+        self, attempt: AttemptId, plan: RunnablePlan, *, guarded: bool = False, idle: bool = False
+    ) -> list[Any]:
+        return [ActivatePlan(attempt, plan, guarded, idle)]
 
     def environment_changed(self) -> list[Any]:
         return []
@@ -102,6 +105,7 @@ class PlanFailed(NamedTuple):
 class TrialBegins(NamedTuple):
     attempt: AttemptId
     record: TrialRecord
+    lasts: str = "the trial takes up to 60 s"
 
 
 class TrialDecided(NamedTuple):
@@ -151,8 +155,8 @@ def happen(core: Lifecycle, event: Any, now_s: float) -> None:
             core.add(core.staged(event))
         case PlanFailed(attempt, reason):
             core.add(core.failed(attempt, reason))
-        case TrialBegins(attempt, record):
-            core.add(core.trial_begins(attempt, record))
+        case TrialBegins(attempt, record, lasts):
+            core.add(core.trial_begins(attempt, record, lasts))
         case TrialDecided(attempt, control, result):
             core.add(core.trial_decided(attempt, control, result))
         case ProbationPassed(attempt):

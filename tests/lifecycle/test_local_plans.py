@@ -554,7 +554,7 @@ def after(cause: TransitionCause, driver: Driver, attempt: PlanAttempt) -> LinkS
                 core.staged(staged(control=None if cause is TransitionCause.NOT_NOW else CONTROL))
                 core.next(0.0)
         case TransitionCause.TRIAL_BEGINS:
-            core.trial_begins(FIRST, attempt.record)
+            core.trial_begins(FIRST, attempt.record, "")
         case (
             TransitionCause.TRIAL_WON
             | TransitionCause.TRIAL_LOST

@@ -9,6 +9,7 @@ from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.attempts import MAX_PROVEN, proven_with
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, Proven, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import IDLE
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
@@ -143,9 +144,47 @@ def test_some_plans_need_no_trial(
     assert order.guarded is guarded
 
 
-def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
+@pytest.mark.parametrize("way", ["now", "first", "guard", "idle"])
+def test_what_was_compared_with_nothing_is_not_proven(way: str) -> None:
     driver = Driver(LinkState(last_good=GOOD)).online()
-    staged(driver, activation=Activation.NOW)
+    answer = {
+        "first": ev.PlanStaged(ATTEMPT),
+        "guard": ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True),
+    }.get(way, STAGED)
+    staged(driver, answer, activation=Activation.NOW if way == "now" else Activation.TRIAL)
+    if way == "idle":
+        driver.do(decided(Verdict.IDLE))
+    assert driver.core.state.way == way
+    actions = driver.do(orders.ProbationPassed(ATTEMPT))
+    assert driver.disk.state is DeviceState.COMMITTED
+    assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == PLAN
+    assert driver.disk.proven == ()
+    (row,) = rows(actions)
+    assert (row.how, row.verdict) == ("guard" if way == "idle" else way, "commit")
+
+
+def test_an_idle_device_takes_the_plan_under_guard_and_says_so() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver)
+    actions = driver.do(decided(Verdict.IDLE, IDLE))
+    assert driver.disk.state is DeviceState.PROBATION
+    assert driver.disk.trial is not None, "a crash from here on is found at boot"
+    assert driver.core.report().reason == "no load to compare under: runs guarded"
+    (order,) = [one for one in actions if isinstance(one, orders.ActivatePlan)]
+    assert (order.guarded, order.idle) == (True, True)
+    (row,) = rows(driver.do(orders.PlanFailed(ATTEMPT, "the oldest task's age is 2 s")))
+    assert (row.how, row.verdict) == ("guard", "reject")
+    assert driver.state is DeviceState.ROLLED_BACK
+
+
+def test_the_report_says_how_long_a_trial_takes_before_its_first_window() -> None:
+    driver = on_trial()
+    assert driver.core.report().reason == "the trial takes up to 60 s"
+
+
+def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
+    driver = on_trial()
+    driver.do(decided(Verdict.COMMIT))
     driver.do(orders.ProbationPassed(ATTEMPT))
     assert driver.disk.proven == (Proven(PLAN, "env"),)
 
@@ -251,7 +290,8 @@ def test_a_request_for_measurements_does_not_try_a_rejected_plan_again() -> None
     request = control.ProfileRequest(3, ArtifactNeed("m", digest_bytes([b"artifact"]), 8))
     actions = driver.do(ev.Received(desired(2, profiles=(request,))))
     report = driver.core.report()
-    assert (report.state, report.generation, report.reason) == (DeviceState.REJECTED, 2, "worse")
+    stands = "only measurements were asked for; of the plan: worse"
+    assert (report.state, report.generation, report.reason) == (DeviceState.REJECTED, 2, stands)
     assert "VerifyPlan" not in kinds(actions)
     assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(3, profiles=(request,))))), "pushed again"
 

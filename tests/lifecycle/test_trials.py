@@ -1,5 +1,6 @@
 """Trials by the real link core, manager and trial core on a played engine, with kills at any moment."""
 
+import re
 from random import Random
 from typing import Any
 
@@ -209,14 +210,55 @@ def test_another_environment_ends_a_guard_and_the_plan_is_judged_anew_there(seed
     assert Proven(plan("a").ref.digest, "15 W") not in world.core.state.proven
 
 
-def test_idle_device_reports_no_gain_and_says_what_to_do() -> None:
+def test_idle_device_takes_a_plan_under_guard_without_calling_it_proven() -> None:
     world = trial_world(1, BETTER, busy=False)
     push(world, "a", 1)
     world.settle()
-    assert state(world) is DeviceState.NO_GAIN
-    assert "idle device" in world.core.state.reason
-    assert "--now" in world.core.state.reason
-    assert "a" not in world.ran
+    assert state(world) is DeviceState.COMMITTED
+    assert world.ran == ["g", "a"], "no window"
+    (row,) = world.rows
+    assert (row.how, row.verdict, row.ratio) == ("guard", "commit", None)
+    assert "no load to compare under" in row.reason
+    assert world.core.state.proven == ()
+
+
+@pytest.mark.parametrize(("age_s", "ends"), [(0.0, "a"), (0.5, "a"), (1.5, "g")])
+def test_load_that_comes_to_an_idle_device_ends_a_plan_under_which_tasks_wait(
+    age_s: float, ends: str
+) -> None:
+    """1. Nothing comes: the plan runs guarded. 2. Tasks come, and wait for so long. 3. It stays, or goes."""
+    world = trial_world(1, BETTER, busy=False)
+    push(world, "a", 1)
+    while state(world) is not DeviceState.PROBATION:
+        world.settle(0.5)
+    for _ in range(40):
+        world.settle(0.5)
+        world.waiting.seen(world.now_s, age_s, {"m": 100})
+    assert world.running == ends
+    assert state(world) is (DeviceState.COMMITTED if ends == "a" else DeviceState.ROLLED_BACK)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("tasks_per_s", [0.1, 1.0, 11.0])
+def test_slow_load_ends_in_a_verdict_within_the_time_that_was_announced(
+    seed: int, tasks_per_s: float
+) -> None:
+    world = trial_world(seed, BETTER, tasks_per_s=tasks_per_s)
+    world.waiting.seen(0.0, 0.0, {"m": 0})
+    world.waiting.seen(10.0, 0.0, {"m": 2})
+    push(world, "a", 1)
+    while state(world) in (DeviceState.RECEIVED, DeviceState.VERIFIED, DeviceState.STAGED):
+        world.settle(0.5)
+    began_s, announced = world.now_s, world.core.report().reason
+    told = re.fullmatch(r"the trial takes up to (\d+) (s|min)", announced)
+    assert told is not None, announced
+    while state(world) is DeviceState.TRIAL:
+        world.settle(0.5)
+    assert world.now_s - began_s <= int(told[1]) * (60 if told[2] == "min" else 1) + 1
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert world.rows[-1].figure == "latency"
+    assert world.rows[-1].latency_ratio == pytest.approx(1.3, rel=0.1)
 
 
 def test_proven_plan_runs_at_once_and_only_where_it_is_proven() -> None:

@@ -1,5 +1,6 @@
 """One device with the real lifecycle core, and a played engine process."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.probation import ProbationConfig
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import (
@@ -102,8 +103,10 @@ class World:
     fallback: RunnablePlan | None = None
     comparable: bool = False  # all plans serve the same model, under load
     busy: bool = True  # tasks come all the time
+    tasks_per_s: float = 1000.0  # that end where the plan's speed is 1; below, the device keeps up
     environment: str = "here"
     trial: TrialConfig = field(default_factory=TrialConfig)
+    waiting: WaitingLog = field(default_factory=WaitingLog)
     rows: list[TrialEnded] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)  # every plan that was launched into, in order
 
@@ -120,6 +123,7 @@ class World:
             Supervisor(Random(self.rng.random())),
             self.fallback,
             rng=self.rng,
+            waiting=self.waiting,
             probation=ProbationConfig(length_s=5.0),
             trial=self.trial,
         )
@@ -220,13 +224,18 @@ class World:
                 return
             length_s = order.to_s - order.from_s
             noise = self.rng.gauss(1.0, 0.03)
-            tasks = round(1000 * length_s * noise * self.natures[letter].speed) if letter and self.busy else 0
-            figures = ModelFigures("m", tasks, 0.9 * length_s, tasks, tasks * 0.002)
-            busy_s = 0.9 * length_s if tasks else 0.0
+            speed = self.natures[letter].speed if letter and self.busy else 0.0
+            saturated = self.tasks_per_s == 1000.0
+            rate = self.tasks_per_s * (noise * speed if saturated else bool(speed))
+            tasks = int(rate * length_s + self.rng.random()) if not saturated else round(rate * length_s)
+            busy_s = (0.9 * length_s if saturated else 0.0009 * tasks / speed) if tasks else 0.0
+            log_latency = tasks * math.log(0.002 / (speed * noise)) if tasks else 0.0
+            figures = ModelFigures("m", tasks, busy_s, tasks, tasks * 0.002, tasks, tasks, log_latency)
             p99_s = 0.002 if tasks else 0.0
+            seen = (figures,), tasks, tasks
             self.do(
                 self.manager.measured(
-                    WindowMeasured(order.number, 1, length_s, busy_s, self.busy, 0, p99_s, 0.0, (figures,)),
+                    WindowMeasured(order.number, 1, length_s, busy_s, saturated, 0, p99_s, 0.0, *seen),
                     self.now_s,
                 )
             )

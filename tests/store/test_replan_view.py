@@ -160,6 +160,17 @@ def test_a_plan_that_lost_its_newest_trial_is_not_proven_and_an_unknown_one_is_l
     assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (two,)
 
 
+@pytest.mark.parametrize("how", ["now", "first", "guard"])
+def test_a_plan_that_was_compared_with_nothing_is_not_proven(rig: Rig, how: str) -> None:
+    ordered, won, failed = (paced(rig.runs, us) for us in (5, 6, 7))
+    rig.tried(ordered, "commit", how=how)
+    rig.tried(won, "commit")
+    rig.tried(won, "commit", how=how)
+    rig.tried(failed, "commit")
+    rig.tried(failed, "reject", how=how)
+    assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (won,)
+
+
 @pytest.mark.promise("plans-differ-launch-intervals")
 def test_plans_that_differ_in_launch_intervals_alone_crowd_no_other_out(rig: Rig) -> None:
     """Each re-plan paces anew, so one structure may fill any number of newest trials."""
