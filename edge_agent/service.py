@@ -309,7 +309,7 @@ class Agent:
             case engine.StageTimes():
                 self._profiles.stage_times(report)
             case QueueSnapshot():
-                self._load.glanced(report, alarms=not self._stopping)
+                self._load.glanced(report, alarms=not self._stopping, disturbed=self._ways.disturbs)
             case engine.RecordingEnded():
                 self._endpoint.recording_ended(report.number, report.reason)
             case engine.StepTraced():

@@ -25,6 +25,10 @@ ATTEMPTS: Final = 3  # at one measurement, on a device that is too busy
 PAUSE_S: Final = 2.0
 """After each measurement while tasks come: what is served waits for a run of a model at the most."""
 QUIET_PAUSE_S: Final = 0.1
+HELD_S: Final = 5.0
+"""So long after one was asked for, and no longer, it may be what tasks wait for: opening a session takes cores."""
+RECOVERY_S: Final = 0.5
+"""After one ended, until what waited for it has been served."""
 BUSY_PAUSE_S: Final = 60.0
 """After one that found no moment: the device may have more of them later."""
 
@@ -89,6 +93,7 @@ class PlannedWays:
     _sent: _Asked | None = None
     _seen: set[Digest] = field(default_factory=set)
     _not_before_s: float = 0.0
+    _held_until_s: float = 0.0
 
     @property
     def left(self) -> int:
@@ -107,7 +112,12 @@ class PlannedWays:
         if self._sent is not None or not self._due or now_s < self._not_before_s:
             return None
         self._sent = self._due.popleft()
+        self._held_until_s = now_s + HELD_S
         return self._sent.request
+
+    def disturbs(self, now_s: float) -> bool:
+        """A measurement that is made, or has just been, may be why tasks wait."""
+        return now_s < self._held_until_s
 
     def answered(
         self, step_us: float | None, now_s: float, *, quiet: bool, again: bool = True
@@ -119,6 +129,7 @@ class PlannedWays:
         sent = self._sent
         assert sent is not None, "nothing was asked for"
         self._sent = None
+        self._held_until_s = min(self._held_until_s, now_s + RECOVERY_S)
         if step_us is not None or not again:
             self._not_before_s = now_s + (QUIET_PAUSE_S if quiet else PAUSE_S)
             return self.requests.open.pop(sent.request.request)

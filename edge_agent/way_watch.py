@@ -42,6 +42,11 @@ class WayWatch:
         """Measurements that are still to be made."""
         return self._ways.left
 
+    @property
+    def disturbs(self) -> bool:
+        """A measurement may be why tasks wait: no reason to plan anew."""
+        return self._ways.disturbs(self._parts.loop.now())
+
     def plan_active(self, active: RunnablePlan) -> None:
         """Measure its models, where it runs them on executors that are chosen from."""
         try:

@@ -49,10 +49,10 @@ class LoadWatch:
         self._parts.profiles.drift.add(stats, digest, members, lanes=lanes)
         self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
 
-    def glanced(self, seen: QueueSnapshot, *, alarms: bool) -> None:
+    def glanced(self, seen: QueueSnapshot, *, alarms: bool, disturbed: bool) -> None:
         """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial.
 
-        Without `alarms` only what tasks wait is remembered.
+        Without `alarms` only what tasks wait is remembered. `disturbed`: by what the agent itself measures.
         """
         parts = self._parts
         oldest_age_s = max((one.oldest_age_s for one in seen.queues), default=0.0)
@@ -66,7 +66,7 @@ class LoadWatch:
         fired = self._alarms.glance(
             seen,
             {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
-            held=parts.plans.phase is not None,
+            held=disturbed or parts.plans.phase is not None,
             drift=drift,
             power_mode=parts.machine.power_mode,
             structure=facts.structure if facts else None,

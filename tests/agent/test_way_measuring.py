@@ -7,10 +7,12 @@ from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import (
     ATTEMPTS,
     BUSY_PAUSE_S,
+    HELD_S,
     LIMIT_S,
     OWN_REQUESTS,
     PAUSE_S,
     QUIET_PAUSE_S,
+    RECOVERY_S,
     ROUNDS,
     PlannedWays,
     WayRequests,
@@ -73,6 +75,17 @@ def test_one_measurement_at_a_time_with_pauses_that_are_longer_while_tasks_come(
     found.answered(1e3, 50.0, quiet=False)
     assert found.next(50.0 + PAUSE_S - 0.1) is None
     assert found.next(50.0 + PAUSE_S) is not None
+
+
+def test_a_measurement_is_no_reason_to_plan_anew_for_a_while_and_no_longer(tmp_path: Path) -> None:
+    found, _ = made(tmp_path)
+    found.add(MODELS, 5.0)
+    assert not found.disturbs(5.0)
+    found.next(5.0)
+    assert found.disturbs(5.0) and found.disturbs(4.9 + HELD_S)
+    assert not found.disturbs(5.0 + HELD_S), "what waits for longer waits for something else"
+    found.answered(1e3, 6.0, quiet=False)
+    assert found.disturbs(5.9 + RECOVERY_S) and not found.disturbs(6.0 + RECOVERY_S)
 
 
 def test_what_found_no_moment_is_made_again_later_and_given_up_in_the_end(tmp_path: Path) -> None:
