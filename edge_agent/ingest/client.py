@@ -18,10 +18,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,8 +29,10 @@ from stageloom.edge_agent.ingest import channel
 from stageloom.edge_agent.ingest.channel import default_socket
 from stageloom.edge_agent.ingest.client_memory import (
     ArenaPool,
-    Array,
+    InputSource,
     LayoutPool,
+    Outputs,
+    TaskInput,
     TaskLayout,
     kind_of,
 )
@@ -66,6 +68,8 @@ from stageloom.shared.errors import (
 )
 
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)  # enums are slow to pass
+Deliver: TypeAlias = Callable[[Outputs], Any]
+"""Makes a result of outputs in shared memory, which are another task's once it returns."""
 
 
 class TaskFuture(Future[Any]):
@@ -76,10 +80,11 @@ class TaskFuture(Future[Any]):
     done, the instants (CLOCK_MONOTONIC) when the agent read the task and when the engine queued it.
     """
 
-    def __init__(self, session: "_Session", task: int) -> None:
+    def __init__(self, session: "_Session", task: int, deliver: Deliver | None = None) -> None:
         super().__init__()
         self._session = session
         self._task = task
+        self._deliver = deliver
         self.received_at_s = 0.0
         self.queued_at_s = 0.0
 
@@ -89,6 +94,10 @@ class TaskFuture(Future[Any]):
             return False
         self._session.cancel(self._task)
         return True
+
+    def deliver(self, layout: TaskLayout) -> Any:
+        """The result of a task that completed in this layout, in the thread that reads replies."""
+        return layout.outputs() if self._deliver is None else self._deliver(layout.output_views())
 
 
 class Client:
@@ -130,17 +139,20 @@ class Client:
     def submit(
         self,
         model: str | Sequence[str],
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, TaskInput],
         *,
         deadline_s: float | None = None,
         priority: int = 0,
+        deliver: Deliver | None = None,
     ) -> TaskFuture:
         """Hand a task over; several model names share one input and make one task.
 
         Args:
-            inputs: arrays by tensor name, with exactly the model's type and shape.
+            inputs: arrays or what is read into one, by tensor name, with exactly the model's type and shape.
             deadline_s: seconds from now after which the result is worthless (`TaskExpired`).
             priority: higher runs earlier where the plan's queue rule says so.
+            deliver: of one model's outputs by name makes the result, without a copy between; it is called in
+                the thread that reads replies and must return soon. None: copies of them are the result.
 
         Raises:
             InputError: no task could have that deadline.
@@ -154,12 +166,12 @@ class Client:
                 remedy=f"give 0 to {LONGEST_S:g} seconds from now, or none",
             )
         names = (model,) if isinstance(model, str) else tuple(model)
-        return self._live().submit(names, inputs, sent_at_s, deadline_s, priority)
+        return self._live().submit(names, inputs, sent_at_s, deadline_s, priority, deliver)
 
     def run(
         self,
         model: str | Sequence[str],
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, TaskInput],
         *,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -235,20 +247,31 @@ class _Session:
     def submit(
         self,
         names: tuple[str, ...],
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, TaskInput],
         sent_at_s: float,
         deadline_s: float | None,
         priority: int,
+        deliver: Deliver | None,
     ) -> TaskFuture:
         """`sent_at_s` is when `Client.submit` was called; `deadline_s` counts from it."""
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        kind = kind_of(names, arrays)
-        layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names), arrays)
-        for view, array in zip(layout.inputs, arrays.values(), strict=True):
-            np.copyto(view, array)
+        given = {
+            name: value if isinstance(value, InputSource) else np.asarray(value)
+            for name, value in inputs.items()
+        }
+        kind = kind_of(names, given)
+        layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names))
+        try:
+            for view, value in zip(layout.inputs, given.values(), strict=True):
+                if isinstance(value, InputSource):
+                    value.read_into(view)
+                else:
+                    np.copyto(view, value)
+        except BaseException:
+            self._layouts.give_back(layout)
+            raise
         with self._send_lock:  # task numbers must reach the agent in rising order
             task = next(self._tasks)
-            future = TaskFuture(self, task)
+            future = TaskFuture(self, task, deliver)
             with self._lock:
                 self._check_alive()
                 self._pending[task] = future, layout
@@ -327,9 +350,11 @@ class _Session:
         future.received_at_s, future.queued_at_s = ended.received_at_s, ended.queued_at_s
         try:
             if ended.outcome == "completed":
-                outputs = layout.outputs()
-                self._layouts.give_back(layout)
-                future.set_result(outputs)
+                try:
+                    result = future.deliver(layout)
+                finally:
+                    self._layouts.give_back(layout)
+                future.set_result(result)
                 return
             if ended.code == "signature_changed":
                 self._infos = {}  # the plan has changed: ask again before the next task

@@ -10,9 +10,11 @@ import itertools
 import mmap
 import os
 import threading
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -151,9 +153,29 @@ Kind: TypeAlias = tuple[Any, ...]
 _MAX_LAYOUTS = 2048  # of them idle ones go first; the agent allows more
 
 
-def kind_of(names: tuple[str, ...], arrays: Mapping[str, Array]) -> Kind:
+class InputSource(ABC):
+    """An input that is no array yet, such as a part of a file: it is read into shared memory at once.
+
+    Args:
+        dtype: numpy's type of the elements.
+        shape: as the model takes it.
+    """
+
+    def __init__(self, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+
+    @abstractmethod
+    def read_into(self, place: Array) -> None:
+        """Fill `place`, which has this type and shape and lies in one piece; `submit` raises what it does."""
+
+
+TaskInput: TypeAlias = "np.ndarray[Any, np.dtype[Any]] | InputSource"
+
+
+def kind_of(names: tuple[str, ...], inputs: Mapping[str, TaskInput]) -> Kind:
     """The kind of a task."""
-    return (names, *((name, array.dtype, array.shape) for name, array in arrays.items()))
+    return (names, *((name, given.dtype, given.shape) for name, given in inputs.items()))
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +199,10 @@ class TaskLayout:
             by_model[self.names[model]][tensor] = view.copy()
         return by_model
 
+    def output_views(self) -> Outputs:
+        """The outputs of the only model where they lie; the next task in this layout overwrites them."""
+        return {tensor: view for _, tensor, view in self.results}
+
 
 class LayoutPool:
     """All layouts of one connection, and the arenas that they lie in."""
@@ -199,26 +225,26 @@ class LayoutPool:
         except IndexError:  # another thread was faster
             return None
 
-    def make(self, kind: Kind, infos: Sequence[ModelSignature], arrays: Mapping[str, Array]) -> TaskLayout:
+    def make(self, kind: Kind, infos: Sequence[ModelSignature]) -> TaskLayout:
         """A new layout, which the agent knows when this returns.
 
         Raises:
-            TaskRefused: an array of a type that no model takes, or no room (code `arena_full`).
+            TaskRefused: an input of a type that no model takes, or no room (code `arena_full`).
         """
         valid = self._valid
-        natives = {name: _native(name, array) for name, array in arrays.items()}
+        inputs = [(name, _native(name, dtype), shape) for name, dtype, shape in kind[1:]]
         outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
-        sizes = [array.nbytes for array in arrays.values()]
+        sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in inputs]
         sizes += [tensor_bytes(tensor.dtype, tensor.shape) for _, tensor in outputs]
         reservation = self._reserve(sizes)
         memory, arena = reservation.arena.memory, reservation.arena.number
         places = iter(reservation.offsets)
         refs, views = [], []
-        for name, array in arrays.items():
+        for name, dtype, shape in inputs:
             offset = next(places)
-            refs.append(InputRef(name, arena, offset, natives[name].name, tuple(array.shape)))
-            flat: Array = np.frombuffer(memory, natives[name], array.size, offset)
-            views.append(flat.reshape(array.shape))
+            refs.append(InputRef(name, arena, offset, dtype.name, tuple(shape)))
+            flat: Array = np.frombuffer(memory, dtype, prod(shape), offset)
+            views.append(flat.reshape(shape))
         targets, results = [], []
         for (index, tensor), offset in zip(outputs, places, strict=True):
             nbytes = tensor_bytes(tensor.dtype, tensor.shape)
@@ -275,14 +301,14 @@ class LayoutPool:
         self._arenas.close()
 
 
-def _native(name: str, array: Array) -> "np.dtype[Any]":
-    if array.dtype.hasobject or array.dtype.kind not in "fiub" + "V":
+def _native(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    if dtype.hasobject or dtype.kind not in "fiub" + "V":
         raise TaskRefused(
             "wrong_dtype",
-            f"input {name!r} has the type {array.dtype}, which no model takes",
+            f"input {name!r} has the type {dtype}, which no model takes",
             remedy="give numbers or booleans, of the type that `models()` names",
         )
-    return array.dtype.newbyteorder("=")
+    return dtype.newbyteorder("=")
 
 
 def _output_view(memory: Any, tensor: TensorInfo, nbytes: int, offset: int) -> Array:

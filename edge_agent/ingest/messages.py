@@ -47,11 +47,16 @@ class TensorInfo(Struct, frozen=True, array_like=True):
 
 
 class ModelSignature(Struct, frozen=True, array_like=True):
-    """What a model takes and gives."""
+    """What a model takes and gives.
+
+    `batchable`: axis 0 of every input and output counts rows that do not depend on each other, as the
+    importer tried it.
+    """
 
     name: ModelName
     inputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     outputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
+    batchable: bool = False
 
 
 class InputRef(Struct, frozen=True, array_like=True):

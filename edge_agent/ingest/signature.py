@@ -37,7 +37,7 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
     def describe(ids: Sequence[int]) -> tuple[TensorInfo, ...]:
         return tuple(TensorInfo(t.name, t.dtype, t.shape) for t in (graph.tensors[i] for i in ids))
 
-    info = ModelSignature(name, describe(graph.inputs), describe(graph.outputs))
+    info = ModelSignature(name, describe(graph.inputs), describe(graph.outputs), graph.batchable)
     if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
         raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
     return info

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from stageloom import Client, TaskFuture
 from stageloom.edge_agent.ingest import channel
 from stageloom.edge_agent.ingest.channel import close_received
+from stageloom.edge_agent.ingest.client_memory import InputSource
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.messages import (
     AttachArena,
@@ -39,6 +40,7 @@ from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import (
     AgentRestarted,
+    InputError,
     RefusedError,
     TaskCancelled,
     TaskExpired,
@@ -135,6 +137,65 @@ def test_non_contiguous_and_foreign_endian_arrays_are_converted(hosted: Hosted) 
     wide = np.arange(8, dtype=">f4").reshape(1, 8)[:, ::2]
     with Client(hosted.path) as client:
         assert np.array_equal(client.run("echo", {"input": wide}, timeout_s=20)["output"], wide)
+
+
+class _Counting(InputSource):
+    """Reads 0, 1, 2, ... into the place; or fails as a file does that is too short."""
+
+    def __init__(self, dtype: type = np.float32, *, short: bool = False) -> None:
+        super().__init__(np.dtype(dtype), (1, 4))
+        self._short = short
+
+    def read_into(self, place: Any) -> None:
+        if self._short:
+            raise InputError("the file is too short")
+        place.reshape(-1)[:] = np.arange(4)
+
+
+def test_input_that_is_no_array_is_read_into_shared_memory(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        outputs = client.run("echo", {"input": _Counting()}, timeout_s=10.0)
+        assert outputs["output"].tolist() == [[0, 1, 2, 3]]
+        with pytest.raises(TaskRefused, match="float32"):
+            client.run("echo", {"input": _Counting(np.float64)}, timeout_s=10.0)
+
+
+def test_input_that_cannot_be_read_leaves_its_place_for_the_next_task(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        for _ in range(3):
+            with pytest.raises(InputError, match="too short"):
+                client.submit("echo", {"input": _Counting(short=True)})
+        client.run("echo", {"input": _Counting()}, timeout_s=10.0)
+        assert len(hosted.backend.layouts) == 1
+    assert len(hosted.backend.accepted) == 1
+
+
+def test_outputs_are_delivered_where_they_lie(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        seen = []
+
+        def deliver(outputs: Any) -> float:
+            seen.append(outputs["output"].flags.owndata)
+            return float(outputs["output"].sum())
+
+        assert client.submit("echo", {"input": _Counting()}, deliver=deliver).result(10.0) == 6.0
+        assert seen == [False]
+
+
+def test_a_result_that_cannot_be_made_is_the_error_of_its_task_alone(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+
+        def deliver(outputs: Any) -> None:
+            raise InputError("the region is gone")
+
+        with pytest.raises(InputError, match="the region is gone"):
+            client.submit("echo", {"input": _Counting()}, deliver=deliver).result(10.0)
+        client.run("echo", {"input": _Counting()}, timeout_s=10.0)
+        assert len(hosted.backend.layouts) == 1
 
 
 def test_shared_input_makes_one_task_with_outputs_per_model(hosted: Hosted) -> None:
