@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, SOCKET_VARIABLE, default_home
+from stageloom.edge_agent.serving.settings import ServingSettings
 from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
@@ -78,6 +79,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 1 << 30  # shared memory per application
     spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 64 << 20  # telemetry kept for the planner
     spool_age_s: Annotated[float, Meta(ge=60.0, le=1e9)] = 7 * 86_400.0  # older telemetry is dropped
+    serving: ServingSettings = ServingSettings()  # over HTTP and gRPC, by the Open Inference Protocol
     log_level: Annotated[str, Meta(pattern=r"^(DEBUG|INFO|WARNING|ERROR)\Z")] = "INFO"
 
     @property
@@ -95,7 +97,11 @@ def load_config(
     """
     directory = home or default_home()
     values, _ = set_values(directory, os.environ if environment is None else environment)
-    values |= {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(values.get(name), dict):
+            values[name] = values[name] | value  # of a table: the rest of it stays
+        elif value is not None:
+            values[name] = value
     values["home"] = str(directory)
     return _converted(values, str(settings_file(directory)))
 

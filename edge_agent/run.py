@@ -20,6 +20,7 @@ from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
+from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.version import __version__
@@ -59,6 +60,7 @@ def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = Non
     Raises:
         StageloomError: it cannot start.
     """
+    check_settings(config.serving)
     lock = HomeLock(config.home_path)
     if make_lifecycle is not None:
         agent = Agent(config, make_lifecycle)

@@ -7,12 +7,13 @@ each report of the engine process to the part that needs it. No heavy package is
 import logging
 import os
 from collections.abc import Callable, Mapping
+from random import Random
 
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor_choice import ExecutorChoice, told_at_start
-from stageloom.edge_agent.ingest.channel import runtime_directory
+from stageloom.edge_agent.ingest.channel import runtime_directory, socket_of
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
@@ -30,6 +31,7 @@ from stageloom.edge_agent.reporting.status import (
     trial_status,
 )
 from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
+from stageloom.edge_agent.serving.keeper import ServingKeeper
 from stageloom.edge_agent.way_measuring import OWN_REQUESTS
 from stageloom.edge_agent.way_watch import WayWatch
 from stageloom.edge_agent.worker import messages as engine
@@ -126,6 +128,14 @@ class Agent:
         self._watchdog = Watchdog(
             manager_of(os.environ), silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s
         )
+        self._serving = ServingKeeper(
+            self.loop,
+            config.serving,
+            socket_of(config.home_path),
+            self._journal.note,
+            Random(),
+            config.log_level,
+        )
         self._last_exit = ""
         self._stopping = False
 
@@ -134,6 +144,7 @@ class Agent:
     def run(self) -> None:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._config.home_path))
+        self._serving.start()
         self._watchdog.up()
         self.loop.watch(self._lifecycle.link.fileno(), READ, lambda _: self._lifecycle.take())
         self.loop.call_every(_LINK_TICK_S, lambda: self._lifecycle.handle(TimePassed()))
@@ -153,10 +164,12 @@ class Agent:
         try:
             self.loop.run()
         finally:
+            self._serving.begin_stop()
             self._endpoint.end_all(Outcome.FAILED, "agent_restarted", "the agent was stopped")
             self._count()
             self._endpoint.close("the agent was stopped")
             self._engine.shut_down()
+            self._serving.stop()
             self._parts.background.close()
             self._lifecycle.stop()
             self.loop.close()
@@ -183,6 +196,7 @@ class Agent:
             return
         self._stopping = True
         self._watchdog.stopping()
+        self._serving.begin_stop()
         self._lifecycle.shut_down(self.loop.now())
         self._engine.send(engine.PauseLaunches(refuse=True))
         self.loop.call_at(self.loop.now() + self._config.drain_s, self.loop.stop)
@@ -270,6 +284,7 @@ class Agent:
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,
             problems=tuple(self._journal.problems),
+            serving=self._serving.status,
             measuring=self._choice.left if self._choice is not None else self._ways.left,
         )
         return msgspec.json.encode(found)

@@ -15,6 +15,7 @@ from stageloom.edge_agent.config import ModelFile, encode_config, load_config
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home, socket_of
 from stageloom.edge_agent.machine.doctor import Check
 from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
+from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from stageloom.shared.search.registry import schedulers
@@ -87,6 +88,17 @@ def run(
         int | None,
         typer.Option(metavar="N", min=1, max=64, help="Instances of each model that may overlap."),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve the Open Inference Protocol v2 over HTTP there."),
+    ] = None,
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve it over gRPC, too or alone.")
+    ] = None,
+    everybody: Annotated[
+        bool,
+        typer.Option("--open", help="Serve beyond this machine without TLS or tokens, to whoever connects."),
+    ] = False,
     home: Home = None,
 ) -> None:
     """Run the agent in the foreground until Ctrl-C or SIGTERM.
@@ -117,7 +129,12 @@ def run(
         intra_op_threads=threads,
         precision=precision,
         replicas=replicas,
+        serving={
+            name: value for name, value in (("http", http), ("grpc", grpc), ("open", everybody)) if value
+        }
+        or None,
     )
+    check_settings(config.serving)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
 
@@ -459,6 +476,14 @@ def status_text(status: AgentStatus) -> str:
     if link.desired:
         reason = f" ({link.reason})" if link.reason else ""
         lines.append(f"desired    generation {link.desired}, {link.desired_state}{reason}")
+    if serving := status.serving:
+        where = [
+            f"{kind} {address}"
+            for kind, address in (("http", serving.http), ("grpc", serving.grpc))
+            if address
+        ]
+        ended = f"; restarts {serving.restarts}, last {serving.last_exit}" if serving.restarts else ""
+        lines.append(f"serving    {', '.join(where) or 'not yet'}{ended}")
     if status.policy:
         policy = status.policy
         says = f": has no say, {policy.refused}" if policy.refused else ", plans where no planner answers"

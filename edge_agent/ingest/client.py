@@ -76,8 +76,9 @@ class TaskFuture(Future[Any]):
     """A task's result to come: outputs by tensor name, for a shared task by model and then by tensor name.
 
     `result` raises `TaskRefused`, `TaskExpired`, `TaskCancelled`, `TaskFailed`, `AgentRestarted`, or
-    `TimeoutError` if the time given to it runs out first. `received_at_s` and `queued_at_s` are, once it is
-    done, the instants (CLOCK_MONOTONIC) when the agent read the task and when the engine queued it.
+    `TimeoutError` if the time given to it runs out first. Once it is done, `received_at_s`, `queued_at_s`,
+    `started_at_s` and `ended_at_s` are the instants (CLOCK_MONOTONIC) when the agent read the task, when the
+    engine queued it, when its first step began and when it ended; 0 where it did not get that far.
     """
 
     def __init__(self, session: "_Session", task: int, deliver: Deliver | None = None) -> None:
@@ -87,6 +88,8 @@ class TaskFuture(Future[Any]):
         self._deliver = deliver
         self.received_at_s = 0.0
         self.queued_at_s = 0.0
+        self.started_at_s = 0.0
+        self.ended_at_s = 0.0
 
     def cancel(self) -> bool:
         """Ask the agent to drop the task; False if it has ended. `result` then raises `TaskCancelled`."""
@@ -348,6 +351,7 @@ class _Session:
 
     def _finish(self, future: TaskFuture, layout: TaskLayout, ended: TaskEnded) -> None:
         future.received_at_s, future.queued_at_s = ended.received_at_s, ended.queued_at_s
+        future.started_at_s, future.ended_at_s = ended.started_at_s, ended.ended_at_s
         try:
             if ended.outcome == "completed":
                 try:

@@ -167,8 +167,9 @@ class AgentWelcome(Struct, frozen=True, array_like=True, tag=1):
 class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
     """Agent to application: the task's one end. A completed one has its outputs in the arena.
 
-    `code` is a fixed word, `reason` one line: cause; remedy. The instants are when the agent read the task
-    and when the engine queued it; 0 where it did not get that far.
+    `code` is a fixed word, `reason` one line: cause; remedy. The instants are when the agent read the task,
+    when the engine queued it, when its first step began and when its last one had ended; 0 where it did not
+    get that far.
     """
 
     task: Id
@@ -177,6 +178,8 @@ class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
     reason: Line = ""
     received_at_s: Instant = 0.0
     queued_at_s: Instant = 0.0
+    started_at_s: Instant = 0.0
+    ended_at_s: Instant = 0.0
 
 
 class Models(Struct, frozen=True, array_like=True, tag=3):

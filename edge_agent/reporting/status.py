@@ -11,6 +11,7 @@ from stageloom.edge_agent.ingest.ledger import TaskLedger, TaskTotals
 from stageloom.edge_agent.ingest.messages import AskStatus, Status
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import PlanRef
+from stageloom.edge_agent.serving.keeper import ServingStatus
 from stageloom.edge_agent.worker.messages import Stats
 from stageloom.shared.errors import UnavailableError
 
@@ -90,6 +91,7 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskTotals, ...]
     applications: int
     problems: tuple[str, ...]  # newest last
+    serving: ServingStatus | None = None  # over HTTP and gRPC
     measuring: int = 0  # runs of models on executors that are still to be timed
 
 

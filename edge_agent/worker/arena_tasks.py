@@ -312,6 +312,8 @@ class _ArenaTask(EngineTask):
             done.reason[:MAX_REASON_CHARS],
             command.received_at_s,
             done.queued_s,
+            done.started_s or 0.0,
+            done.ended_s,
         )
         application = self._owner.applications.get(self._application)
         self._owner.report_end(done, application, encode_packet(ended))

@@ -106,6 +106,7 @@ class _Story:
         device = self.device
         self.say("starting planner and agent, enrolled with a one-time token; importing and measuring models")
         device.measure()
+        device.replanning(False)
         found = deadlines_s({name: device.alone_s(name) for name in MODELS})
         self.deadlines_s = [found[name] for name in MODELS]
         self.act_one()
@@ -178,10 +179,10 @@ class _Story:
     def act_two(self) -> tuple[StayingLoad, ReplanInfo | None]:
         """The load, which goes on, and the re-plan that was committed; None where none gained anything."""
         device = self.device
-        device.replanning(True)
         quiet = StayingLoad(self.application, WEIGHTS, QUIET * self.night_per_s, 1000 + self.options.seed)
         time.sleep(LEAD_S)
         quiet.end()
+        device.replanning(True)  # not before: even few tasks are served better by another plan
         rate_per_s = BUSY * self.capacity_per_s
         self.say(f"act two: {quiet.rate_per_s:.1f} tasks a second become {rate_per_s:.1f}, and stay")
         load = StayingLoad(self.application, WEIGHTS, rate_per_s, 2000 + self.options.seed)
@@ -190,13 +191,13 @@ class _Story:
         while (answer := self.committed(load.began_s)) is None and time.monotonic() < until_s:
             self.tell_of_replans(load.began_s, told)
             self.pause()
+        device.replanning(False)  # the plan that won is to be seen at work, and not on trial again
         self.tell_of_replans(load.began_s, told)
         self.say("the device was planned anew" if answer else "nothing was gained in that time")
         self.trace()
         since_s = time.monotonic()
         while time.monotonic() < since_s + self.options.afterwards_s:
             self.pause()
-        device.replanning(False)
         device.until("the last re-plan to end", device.settled)
         return load, answer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx.inliner
 import onnxruntime
-from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from stageloom.shared.errors import ModelError

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import onnx
-from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, TensorProto
 
 from stageloom.shared.errors import ModelError

@@ -10,14 +10,20 @@ from tests.architecture.sources import ROOT, below, modules
 
 CHOSEN_LATER = ("onnx", "onnxruntime", "openvino", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
-HTTP = ("starlette", "uvicorn")
+HTTP = ("starlette", "uvicorn", "httptools", "grpc")
 PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", *HTTP, "stageloom.planner", "stageloom.migrations")
 
 SHARED = [m for m in modules("shared") if not below(m, "stageloom.shared.importer")]
+SERVING = [m for m in modules("edge_agent") if below(m, "stageloom.edge_agent.serving")]
+"""A process of its own, but for what starts it there."""
+
+STARTS_SERVING = [f"stageloom.edge_agent.serving.{name}" for name in ("keeper", "settings")]
 AGENT = [
     m
     for m in modules("edge_agent")
-    if not below(m, "stageloom.edge_agent.cli") and not m.endswith("__main__")
+    if not below(m, "stageloom.edge_agent.cli")
+    and not m.endswith("__main__")
+    and (m not in SERVING or m in STARTS_SERVING)
 ]
 WITH_TORCH = [
     m for m in AGENT if m.startswith(("stageloom.edge_agent.executor.torch", "stageloom.edge_agent.lowering"))

@@ -1,0 +1,136 @@
+"""The process that speaks the protocol, as the agent starts it: `python -m stageloom.edge_agent.serving`."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stageloom.edge_agent.serving.grpc_api import GrpcServer
+from stageloom.edge_agent.serving.http_api import HttpApi
+from stageloom.edge_agent.serving.http_server import HttpServer, listen_on, tls_context
+from stageloom.edge_agent.serving.inference import InferenceService
+from stageloom.edge_agent.serving.regions import RegionTable
+from stageloom.edge_agent.serving.settings import (
+    ServingConfig,
+    ServingSettings,
+    decode_serving,
+    host_and_port,
+    read_tokens,
+)
+from stageloom.edge_agent.serving.verbs import Verbs
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
+
+_log = logging.getLogger("stageloom.edge_agent.serving")
+_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
+_SWITCH_INTERVAL_S: Final = 0.0005  # a reply must not wait for a thread that decodes JSON
+
+
+def main() -> int:
+    os.umask(0o077)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        if len(sys.argv) != 2:
+            raise SettingError("this process is started by the agent", remedy="`stageloom-agent run --http`")
+        config = decode_serving(sys.argv[1])
+        logging.basicConfig(
+            level=config.log_level,
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
+        end_with(config.agent)
+        asyncio.run(serve(config))
+    except StageloomError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    return ExitCode.OK
+
+
+def end_with(agent: int) -> None:
+    """Have the kernel end this process when the agent's does, however it does.
+
+    Raises:
+        UnavailableError: it is gone already.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != agent:
+        raise UnavailableError("the agent that started this process is gone")
+
+
+async def serve(config: ServingConfig) -> None:
+    """Until SIGTERM or SIGINT.
+
+    Raises:
+        StageloomError: an address, a certificate or the agent cannot be used.
+    """
+    settings = config.settings
+    tokens = read_tokens(settings.tokens) if settings.tokens else frozenset()
+    service = InferenceService(Path(config.socket), settings.rows)
+    verbs = Verbs(service, RegionTable())
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    async with contextlib.AsyncExitStack() as servers:
+        servers.callback(service.close)
+        bound = {}
+        if settings.http:
+            bound["http"] = await _serve_http(settings, verbs, tokens, servers)
+        if settings.grpc:
+            bound["grpc"] = await _serve_grpc(settings, verbs, tokens, servers)
+        os.write(config.report, msgspec.json.encode(bound) + b"\n")
+        os.close(config.report)
+        _log.info("serving %s", ", ".join(f"{kind} on {address}" for kind, address in bound.items()))
+        await ending.wait()
+
+
+async def _serve_http(
+    settings: ServingSettings, verbs: Verbs, tokens: frozenset[str], servers: contextlib.AsyncExitStack
+) -> str:
+    api = HttpApi(verbs, tokens, settings.message_bytes, settings.waiting_bytes)
+    try:
+        tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
+        listening = listen_on(*host_and_port(settings.http))
+    except OSError as error:
+        raise _unusable(settings.http, error) from error
+    server = HttpServer(api.application, listening, tls, settings.connections)
+    await server.start()
+    servers.push_async_callback(server.stop)
+    return _address(listening.getsockname()[0], listening.getsockname()[1])
+
+
+async def _serve_grpc(
+    settings: ServingSettings, verbs: Verbs, tokens: frozenset[str], servers: contextlib.AsyncExitStack
+) -> str:
+    try:
+        server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, _pem(settings))
+        port = await server.start()
+    except (OSError, RuntimeError) as error:
+        raise _unusable(settings.grpc, error) from error
+    servers.push_async_callback(server.stop)
+    return _address(host_and_port(settings.grpc)[0], port)
+
+
+def _pem(settings: ServingSettings) -> tuple[bytes, bytes] | None:
+    """The certificate and its key as they are in their files."""
+    if not settings.certificate:
+        return None
+    certificate = Path(settings.certificate).read_bytes()
+    return certificate, Path(settings.key).read_bytes() if settings.key else certificate
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unusable(address: str, error: Exception) -> StageloomError:
+    return UnavailableError(f"{address} cannot be served: {error}", remedy="choose another address")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

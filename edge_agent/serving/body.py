@@ -1,0 +1,126 @@
+"""Bodies of requests and answers over HTTP: bounded in size and time, decompressed, compressed."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+
+from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, unsupported
+from stageloom.shared.errors import InputError
+
+_BODY_S: Final = 60.0
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+_LEVEL: Final = 1  # tensors hardly shrink; speed counts
+
+
+class WaitingBytes:
+    """Bytes of requests that are being received or worked on."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+
+    def take(self, nbytes: int) -> None:
+        """So many more.
+
+        Raises:
+            InferenceFailure: together they are too many.
+        """
+        if self._used + nbytes > self._most:
+            raise InferenceFailure(
+                FailureKind.UNAVAILABLE, "too many bytes of requests are waiting", remedy="send more slowly"
+            )
+        self._used += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """They have been worked on."""
+        self._used -= nbytes
+
+
+class ReceivedBody:
+    """One request's body; `with` it counts as waiting."""
+
+    def __init__(self, waiting: WaitingBytes) -> None:
+        self._waiting = waiting
+        self._counted = 0
+
+    def __enter__(self) -> "ReceivedBody":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.give_back(self._counted)
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes more are held."""
+        self._waiting.take(nbytes)
+        self._counted += nbytes
+
+    async def receive(self, request: Request, most: int) -> memoryview:
+        """The body as it is meant, decompressed.
+
+        Raises:
+            InferenceFailure: it is larger than `most`, slower than a minute, or in an unknown encoding.
+            InputError: it is not what its headers say.
+        """
+        encoding = request.headers.get("content-encoding", "").lower()
+        if encoding not in ("", "identity", *_WINDOW_BITS):
+            raise unsupported(f"Content-Encoding {encoding[:32]!r} is not supported", "use gzip or deflate")
+        try:
+            body = await asyncio.wait_for(self._read(request, most), _BODY_S)
+        except asyncio.TimeoutError:
+            raise InferenceFailure(FailureKind.LATE, "the body did not come in time") from None
+        if encoding in _WINDOW_BITS:
+            return memoryview(
+                await asyncio.to_thread(_inflate, body, _WINDOW_BITS[encoding], most, self.count)
+            )
+        return memoryview(body)
+
+    async def _read(self, request: Request, most: int) -> "bytes | bytearray":
+        length = request.headers.get("content-length")
+        if length is not None and int(length) > most:  # the server has checked that it is a number
+            raise _too_large(most)
+        if length is not None:
+            self.count(int(length))
+            body, at = bytearray(int(length)), 0
+            async for chunk in request.stream():
+                body[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            return body
+        body = bytearray()
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > most:
+                raise _too_large(most)
+            self.count(len(chunk))
+            body += chunk
+        return body
+
+
+def _too_large(most: int) -> InferenceFailure:
+    return InferenceFailure(FailureKind.TOO_LARGE, f"the body is larger than {most} bytes")
+
+
+def _inflate(body: "bytes | bytearray", window_bits: int, most: int, count: Callable[[int], None]) -> bytes:
+    inflater = zlib.decompressobj(window_bits)
+    try:
+        found = inflater.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InputError(f"the body cannot be decompressed: {error}") from error
+    if len(found) > most:
+        raise _too_large(most)
+    if not inflater.eof or inflater.unused_data:
+        raise InputError("the compressed body ends too soon, or something follows it")
+    count(len(found))
+    return found
+
+
+def compressed(body: bytes, accepted: str) -> tuple[bytes, str]:
+    """The body in an encoding that the client accepts, and its name; as it is where there is none."""
+    encodings = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
+    if "gzip" in encodings:
+        return gzip.compress(body, _LEVEL), "gzip"
+    if "deflate" in encodings:
+        return zlib.compress(body, _LEVEL), "deflate"
+    return body, ""

@@ -1,0 +1,233 @@
+"""The protocol over gRPC: one handler per method of the service."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Set
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.json_format import ParseDict
+
+from stageloom.edge_agent.serving.access import check_account, check_token
+from stageloom.edge_agent.serving.failures import InferenceFailure, failure_of
+from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, plain
+from stageloom.edge_agent.serving.models import server_metadata
+from stageloom.edge_agent.serving.protocol import SERVICE, message, service
+from stageloom.edge_agent.serving.regions import MemoryRegion
+from stageloom.edge_agent.serving.settings import host_and_port
+from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
+
+_AHEAD: Final = 32  # requests of a stream that are worked on at once
+_CALLS: Final = 256  # of all clients at once
+_FINISH_S: Final = 5.0
+
+
+class GrpcServer:
+    """Serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        tokens: Set[str],
+        address: str,
+        message_bytes: int,
+        certificate: tuple[bytes, bytes] | None,
+    ) -> None:
+        """`certificate`: it and its key in PEM, for TLS."""
+        self._verbs = verbs
+        self._tokens = tokens
+        self._address = address
+        self._message_bytes = message_bytes
+        self._certificate = certificate
+        self._bound = ("", 0)
+        self._server: Any = None
+
+    async def start(self) -> int:
+        """Bind and serve; the port.
+
+        Raises:
+            RuntimeError: the address cannot be bound.
+        """
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=_CALLS,
+            options=[
+                ("grpc.max_receive_message_length", self._message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # a second server must not share the port in silence
+            ],
+        )
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        if self._certificate is None:
+            port = self._server.add_insecure_port(self._address)
+        else:
+            certificate, key = self._certificate
+            credentials = grpc.ssl_server_credentials([(key, certificate)])
+            port = self._server.add_secure_port(self._address, credentials)
+        host, _ = host_and_port(self._address)
+        self._bound = ("127.0.0.1" if host == "localhost" else host, port)
+        await self._server.start()
+        return int(port)
+
+    async def stop(self) -> None:
+        """Take no more calls; those in work get a few seconds."""
+        await self._server.stop(_FINISH_S)
+
+    def _handlers(self) -> Any:
+        handlers = {}
+        handle: Any
+        for method in service().methods:
+            asked, answer = message(method.input_type.name), message(method.output_type.name)
+            if method.client_streaming:
+                make, handle = grpc.stream_stream_rpc_method_handler, self._stream
+            else:
+                make, handle = (
+                    grpc.unary_unary_rpc_method_handler,
+                    partial(self._unary, self._verb(method.name)),
+                )
+            handlers[method.name] = make(
+                handle, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
+            )
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _verb(self, name: str) -> Any:
+        refused: dict[str, Callable[[], InferenceFailure]] = {
+            "CudaSharedMemoryStatus": no_cuda,
+            "CudaSharedMemoryRegister": no_cuda,
+            "CudaSharedMemoryUnregister": no_cuda,
+            "TraceSetting": no_trace,
+            "LogSettings": no_log_settings,
+        }
+        if name in refused:
+            return partial(self._refuse, refused[name])
+        return getattr(self, f"_{name}")
+
+    async def _unary(self, verb: Any, asked: Any, context: Any) -> Any:
+        try:
+            self._check_token(context)
+            return await verb(asked, context)
+        except Exception as error:
+            failure = failure_of(error)
+        await context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
+
+    def _check_token(self, context: Any) -> None:
+        if self._tokens:
+            metadata = dict(context.invocation_metadata() or ())
+            check_token(str(metadata.get("authorization", "")), self._tokens)
+
+    def _check_account(self, context: Any) -> None:
+        check_account(_address_of(context.peer()), self._bound)
+
+    async def _refuse(self, refusal: Callable[[], InferenceFailure], asked: Any, context: Any) -> Any:
+        raise refusal()
+
+    # Health, metadata, repository; named as the protocol names them
+
+    async def _ServerLive(self, asked: Any, context: Any) -> Any:
+        return message("ServerLiveResponse")(live=True)
+
+    async def _ServerReady(self, asked: Any, context: Any) -> Any:
+        return message("ServerReadyResponse")(ready=await self._verbs.service.ready())
+
+    async def _ModelReady(self, asked: Any, context: Any) -> Any:
+        ready = await self._verbs.model_ready(asked.name, asked.version)
+        return message("ModelReadyResponse")(ready=ready)
+
+    async def _ServerMetadata(self, asked: Any, context: Any) -> Any:
+        return message("ServerMetadataResponse")(**server_metadata())
+
+    async def _ModelMetadata(self, asked: Any, context: Any) -> Any:
+        found = await self._verbs.metadata(asked.name, asked.version)
+        return ParseDict(found, message("ModelMetadataResponse")())
+
+    async def _ModelConfig(self, asked: Any, context: Any) -> Any:
+        found = await self._verbs.config(asked.name, asked.version)
+        return ParseDict({"config": found}, message("ModelConfigResponse")())
+
+    async def _ModelStatistics(self, asked: Any, context: Any) -> Any:
+        found = await self._verbs.statistics(asked.name, asked.version)
+        return ParseDict(found, message("ModelStatisticsResponse")())
+
+    async def _RepositoryIndex(self, asked: Any, context: Any) -> Any:
+        return ParseDict({"models": await self._verbs.index()}, message("RepositoryIndexResponse")())
+
+    async def _RepositoryModelLoad(self, asked: Any, context: Any) -> Any:
+        await self._verbs.load(asked.model_name, plain(asked.parameters))
+        return message("RepositoryModelLoadResponse")()
+
+    async def _RepositoryModelUnload(self, asked: Any, context: Any) -> Any:
+        await self._verbs.unload(asked.model_name)
+        return message("RepositoryModelUnloadResponse")()
+
+    # Shared memory
+
+    async def _SystemSharedMemoryStatus(self, asked: Any, context: Any) -> Any:
+        self._check_account(context)
+        found = {"regions": self._verbs.region_status(asked.name)}
+        return ParseDict(found, message("SystemSharedMemoryStatusResponse")())
+
+    async def _SystemSharedMemoryRegister(self, asked: Any, context: Any) -> Any:
+        self._check_account(context)
+        self._verbs.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        return message("SystemSharedMemoryRegisterResponse")()
+
+    async def _SystemSharedMemoryUnregister(self, asked: Any, context: Any) -> Any:
+        self._check_account(context)
+        self._verbs.regions.unregister(asked.name)
+        return message("SystemSharedMemoryUnregisterResponse")()
+
+    # Inference
+
+    async def _ModelInfer(self, asked: Any, context: Any) -> Any:
+        began_s = time.monotonic()
+
+        def find(region: str) -> MemoryRegion:
+            self._check_account(context)
+            return self._verbs.regions.get(region)
+
+        return answer_message(await self._verbs.service.infer(parse_call(asked, find), began_s))
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Answers in the order of the requests, which are worked on side by side."""
+        await self._begin_stream(context)
+        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AHEAD)
+
+        async def read() -> None:
+            async for asked in requests:
+                await answers.put(asyncio.ensure_future(self._stream_answer(asked, context)))
+            await answers.put(None)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield await answer
+        finally:
+            reader.cancel()
+            while not answers.empty():
+                if (left := answers.get_nowait()) is not None:
+                    left.cancel()
+
+    async def _begin_stream(self, context: Any) -> None:
+        try:
+            self._check_token(context)
+        except InferenceFailure as failure:
+            await context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
+
+    async def _stream_answer(self, asked: Any, context: Any) -> Any:
+        made = message("ModelStreamInferResponse")()
+        try:
+            made.infer_response.CopyFrom(await self._ModelInfer(asked, context))
+        except Exception as error:
+            made.error_message = str(failure_of(error))
+            made.infer_response.id = asked.id
+        return made
+
+
+def _address_of(peer: str) -> tuple[str, int] | None:
+    """The address in gRPC's name of a peer, such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return host.strip("[]"), int(port)

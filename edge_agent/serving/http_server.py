@@ -1,0 +1,126 @@
+"""HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from functools import partial
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+_BACKLOG: Final = 256
+_HEAD_S: Final = 10.0
+_IDLE_S: Final = 60  # between two requests of a connection
+_FINISH_S: Final = 5.0
+
+
+class _BoundedHttp(HttpToolsProtocol):
+    """A connection that sends no whole head for ten seconds, or is one too many, is closed."""
+
+    def __init__(self, most: int, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._most = most
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+            return
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        """Have the timer run while no request is being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class HttpServer:
+    """Serves an application from `start` to `stop`."""
+
+    def __init__(
+        self, application: ASGIApp, listening: socket.socket, tls: ssl.SSLContext | None, connections: int
+    ) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else whoever connects fills the log
+        self._config = uvicorn.Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # whoever connects from this machine could name any address
+            timeout_keep_alive=_IDLE_S,
+        )
+        self._config.load()
+        self._listening, self._tls, self._connections = listening, tls, connections
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        make = partial(
+            _BoundedHttp,
+            self._connections,
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            _loop=loop,
+        )
+        self._server = await loop.create_server(make, sock=self._listening, ssl=self._tls, backlog=_BACKLOG)
+
+    async def stop(self) -> None:
+        """Take no more connections; what is being answered gets a few seconds."""
+        assert self._server is not None
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if tasks := list(self._state.tasks):
+            await asyncio.wait(tasks, timeout=_FINISH_S)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A bound socket, for `HttpServer` to listen on.
+
+    Raises:
+        OSError: the address is in use, or none of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    bound.bind(address)
+    return bound
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """For a certificate and its key in PEM files; an empty `key`: it is in the same file.
+
+    Raises:
+        OSError: they cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key or None, password="")  # one that asks for it would stand still
+    return context

@@ -1,0 +1,264 @@
+"""Carries requests out: finds the model, splits a batch into tasks, joins their outputs.
+
+It is the agent's application: everything goes through one `Client`.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stageloom.edge_agent.ingest.client import Client, TaskFuture
+from stageloom.edge_agent.ingest.client_memory import Outputs, TaskInput
+from stageloom.edge_agent.ingest.messages import ModelSignature
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, tensor_bytes
+from stageloom.edge_agent.reporting.status import ask_status
+from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
+from stageloom.edge_agent.serving.models import VERSION
+from stageloom.edge_agent.serving.regions import RegionInput
+from stageloom.edge_agent.serving.request import (
+    InferenceAnswer,
+    InferenceCall,
+    MadeOutput,
+    WantedOutput,
+)
+from stageloom.edge_agent.serving.statistics import Statistics
+from stageloom.shared.errors import InputError, NotFoundError, StageloomError, TaskRefused
+
+_TEXT_BYTES: Final = 32  # of a number in JSON, at most where nobody pads it
+_HEADER_BYTES: Final = 64 << 10
+
+
+class InferenceService:
+    """Every verb that needs the agent; on an event loop."""
+
+    def __init__(self, path: Path, most_rows: int) -> None:
+        """`path`: the agent's socket; `most_rows`: of one request.
+
+        Raises:
+            UnavailableError: no agent answers.
+        """
+        self._path = path
+        self._client = Client(path)
+        self._models: dict[str, ModelSignature] = {}
+        self.most_rows = most_rows
+        self.statistics = Statistics()
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        self._client.close()
+
+    # What is served
+
+    async def refresh(self) -> dict[str, ModelSignature]:
+        """The models of the active plan."""
+        self._models = await asyncio.to_thread(self._client.models)
+        return self._models
+
+    async def ready(self) -> bool:
+        """Whether the agent would take a task."""
+        try:
+            return (await asyncio.to_thread(ask_status, self._path)).ready
+        except StageloomError:
+            return False
+
+    async def model(self, name: str, version: str = "") -> ModelSignature:
+        """A model of the active plan.
+
+        Raises:
+            NotFoundError: it has none of this name, or not this version.
+        """
+        found = self._models.get(name) or (await self.refresh()).get(name)
+        if found is None:
+            have = ", ".join(sorted(self._models)[:8]) or "none"
+            raise NotFoundError(
+                f"Request for unknown model: '{name[:64]}' is not found",
+                remedy=f"models of the active plan: {have}",
+            )
+        if version not in ("", VERSION):
+            raise NotFoundError(f"model '{name}' has no version '{version[:16]}', only {VERSION}")
+        return found
+
+    def body_limit(self, model: ModelSignature) -> int:
+        """Bytes that a request for this model may have."""
+        rows = self.most_rows if model.batchable else 1
+        elements = sum(int(np.prod(info.shape, dtype=np.int64)) for info in model.inputs)
+        nbytes = sum(tensor_bytes(info.dtype, info.shape) for info in model.inputs)
+        return _HEADER_BYTES + rows * max(elements * _TEXT_BYTES, nbytes)
+
+    # Inference
+
+    async def infer(self, call: InferenceCall, began_s: float) -> InferenceAnswer:
+        """Run the request, which came at `began_s` (CLOCK_MONOTONIC).
+
+        Raises:
+            StageloomError: it cannot run, or one of its tasks did not complete; the others are cancelled.
+        """
+        model = await self.model(call.model, call.version)
+        try:
+            try:
+                return await self._run(model, call, began_s)
+            except TaskRefused as error:
+                if error.code not in LAYOUT_CODES:
+                    raise
+                await self.refresh()  # a plan has changed what the model takes or gives
+                newer = await self.model(call.model, call.version)
+                if newer == model:
+                    raise
+                return await self._run(newer, call, began_s)
+        except StageloomError:
+            self.statistics.failed(call.model, time.monotonic() - began_s)
+            raise
+
+    async def _run(self, model: ModelSignature, call: InferenceCall, began_s: float) -> InferenceAnswer:
+        parts = check_inputs(model, call, self.most_rows)
+        wanted = _wanted(model, call, parts)
+        futures: list[TaskFuture] = []
+        try:
+            for part in range(parts):  # one by one: those that were submitted are cancelled on an error
+                futures.append(self._submit(model, call, part, parts, wanted, began_s))  # noqa: PERF401
+            if parts == 1:
+                results = [await asyncio.wrap_future(futures[0])]
+            else:
+                results = await _all_or_error(futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        outputs = [
+            MadeOutput(
+                one,
+                PROTOCOL_NAMES[info.dtype],
+                _rows_shape(info.shape, parts),
+                None if one.region is not None else [result[index] for result in results],
+            )
+            for index, (one, info) in enumerate(wanted)
+        ]
+        rows = parts * (model.inputs[0].shape[0] if model.batchable else 1)
+        self.statistics.succeeded(call.model, rows, futures, began_s, time.monotonic())
+        return InferenceAnswer(call, outputs)
+
+    def _submit(
+        self,
+        model: ModelSignature,
+        call: InferenceCall,
+        part: int,
+        parts: int,
+        wanted: Sequence[tuple[WantedOutput, Any]],
+        began_s: float,
+    ) -> TaskFuture:
+        deadline_s = call.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(deadline_s - (time.monotonic() - began_s), 0.0)
+        inputs = {
+            given.name: given.elements if parts == 1 else _part_of(given.elements, part, parts)
+            for given in call.inputs
+        }
+        return self._client.submit(
+            model.name,
+            inputs,
+            deadline_s=deadline_s,
+            priority=call.priority,
+            deliver=partial(_deliver, wanted, part),
+        )
+
+
+def check_inputs(model: ModelSignature, call: InferenceCall, most_rows: int) -> int:
+    """In how many tasks the request is run: 1, or k of a batch that is k times as large as planned.
+
+    Raises:
+        InputError: inputs that the model does not take; the cause names what it takes.
+    """
+    given = {one.name: one for one in call.inputs}
+    names = {info.name for info in model.inputs}
+    if len(given) != len(call.inputs) or set(given) != names:
+        raise InputError(
+            f"expected inputs {', '.join(sorted(names))} for model '{model.name}', "
+            f"got {', '.join(name[:64] for name in sorted(given)[:8]) or 'none'}"
+        )
+    parts: set[int] = set()
+    for info in model.inputs:
+        one = given[info.name]
+        expected = PROTOCOL_NAMES[info.dtype]
+        if one.datatype != expected:
+            raise InputError(
+                f"input '{info.name}' of model '{model.name}' is {expected}, not {one.datatype[:16]}"
+            )
+        parts.add(_times(one.shape, info.shape) if model.batchable else int(one.shape == info.shape))
+    number = parts.pop() if len(parts) == 1 else int(not model.inputs)
+    if not 1 <= number <= most_rows:
+        shapes = ", ".join(f"'{info.name}' {list(info.shape)}" for info in model.inputs[:8])
+        got = ", ".join(f"'{one.name}' {list(one.shape)}" for one in call.inputs[:8])
+        more = f" or up to {most_rows} times as many rows" if model.batchable else ""
+        raise InputError(f"model '{model.name}' takes {shapes}{more}, not {got}")
+    return number
+
+
+def _times(shape: tuple[int, ...], planned: tuple[int, ...]) -> int:
+    """How many times the planned rows a shape has; 0 if it is something else."""
+    if shape == planned:
+        return 1
+    if not planned or len(shape) != len(planned) or shape[1:] != planned[1:] or not planned[0]:
+        return 0
+    return 0 if shape[0] % planned[0] else shape[0] // planned[0]
+
+
+def _part_of(elements: TaskInput, part: int, parts: int) -> TaskInput:
+    rows = elements.shape[0] // parts
+    if isinstance(elements, RegionInput):
+        return elements.rows(part * rows, rows)
+    assert isinstance(elements, np.ndarray)
+    return elements[part * rows : (part + 1) * rows]
+
+
+def _rows_shape(shape: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    return shape if parts == 1 else (shape[0] * parts, *shape[1:])
+
+
+def _wanted(model: ModelSignature, call: InferenceCall, parts: int) -> list[tuple[WantedOutput, Any]]:
+    """The outputs to give, each with what the model says of it.
+
+    Raises:
+        InputError: the model has no such output, or it does not fit into its region.
+    """
+    infos = {info.name: info for info in model.outputs}
+    if call.outputs is None:
+        return [(WantedOutput(name, call.binary), info) for name, info in infos.items()]
+    found = []
+    for one in call.outputs:
+        info = infos.get(one.name)
+        if info is None:
+            have = ", ".join(infos)
+            raise InputError(
+                f"unexpected inference output '{one.name[:64]}' for model '{model.name}': {have}"
+            )
+        nbytes = parts * tensor_bytes(info.dtype, info.shape)
+        if one.region is not None and one.nbytes < nbytes:
+            raise InputError(
+                f"output '{one.name}' has {nbytes} bytes, its place in shared memory region "
+                f"'{one.region.name}' {one.nbytes}"
+            )
+        found.append((one, info))
+    return found
+
+
+def _deliver(wanted: Sequence[tuple[WantedOutput, Any]], part: int, outputs: Outputs) -> list[bytes | None]:
+    """Write one task's outputs where they are wanted, or copy them; in the thread that reads replies."""
+    made: list[bytes | None] = []
+    for one, _ in wanted:
+        view = outputs[one.name]
+        if one.region is None:
+            made.append(view.tobytes())
+        else:
+            one.region.write(view, one.region.place(one.offset + part * view.nbytes, view.nbytes))
+            made.append(None)
+    return made
+
+
+async def _all_or_error(futures: Sequence[TaskFuture]) -> list[Any]:
+    """The results in order; the first error ends the wait."""
+    return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))

@@ -1,0 +1,166 @@
+"""The agent's end of the process that speaks the protocol: starts, watches, restarts and ends it."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from stageloom.edge_agent.loop import READ, Loop
+from stageloom.edge_agent.serving.settings import ServingConfig, ServingSettings, encode_serving
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.errors import ExitCode
+
+_log = logging.getLogger(__name__)
+
+_STEADY_S: Final = 60.0
+"""After a life that was as long, the next one begins without the delays of earlier ones."""
+
+_END_S: Final = 8.0
+
+
+class ServingStatus(Struct, frozen=True, kw_only=True):
+    """The process, and the addresses that it serves; they are empty while it does not."""
+
+    pid: int | None
+    http: str = ""
+    grpc: str = ""
+    restarts: int = 0
+    last_exit: str = ""
+
+
+class ServingKeeper:
+    """At most one process at a time, on the main loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: ServingSettings,
+        socket: Path,
+        note: Callable[[str, str], None],
+        rng: Random,
+        log_level: str = "INFO",
+    ) -> None:
+        """`note`: the journal's, by code and text."""
+        self._loop = loop
+        self._settings = settings
+        self._socket = socket
+        self._note = note
+        self._rng = rng
+        self._log_level = log_level
+        self._delays = self._new_delays()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid_file = self._report = -1
+        self._started_s = 0.0
+        self._bound: dict[str, str] = {}
+        self._restarts = 0
+        self._last_exit = ""
+        self._ending = False
+
+    def _new_delays(self) -> Iterator[float]:
+        return backoff_s(self._rng, first_s=0.2, cap_s=30.0)
+
+    @property
+    def status(self) -> ServingStatus | None:
+        """None where nothing is to be served."""
+        if not self._settings.wanted:
+            return None
+        return ServingStatus(
+            pid=self._process.pid if self._process else None,
+            http=self._bound.get("http", ""),
+            grpc=self._bound.get("grpc", ""),
+            restarts=self._restarts,
+            last_exit=self._last_exit,
+        )
+
+    def start(self) -> None:
+        """Start the process if one is wanted and none runs."""
+        if not self._settings.wanted or self._process is not None or self._ending:
+            return
+        self._report, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        config = ServingConfig(
+            settings=self._settings,
+            socket=str(self._socket.absolute()),
+            agent=os.getpid(),
+            report=theirs,
+            log_level=self._log_level,
+        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "stageloom.edge_agent.serving", encode_serving(config)],
+                pass_fds=(theirs,),
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            os.close(self._report)
+            self._again(f"cannot be started: {error}")
+            return
+        finally:
+            os.close(theirs)
+        self._started_s = self._loop.now()
+        self._pid_file = os.pidfd_open(self._process.pid)
+        self._loop.watch(self._report, READ, self._reported)
+        self._loop.watch(self._pid_file, READ, self._exited)
+
+    def begin_stop(self) -> None:
+        """Have the process take no more requests, and end once it has answered those that it has."""
+        self._ending = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """End the process for good, by force after a few seconds."""
+        self.begin_stop()
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        self._forget()
+
+    def _reported(self, events: int) -> None:
+        """The addresses that were bound, in one line; or its end."""
+        body = os.read(self._report, 4096)
+        with contextlib.suppress(msgspec.DecodeError):
+            self._bound = msgspec.json.decode(body, type=dict[str, str])
+        self._close_report()
+
+    def _exited(self, events: int) -> None:
+        assert self._process is not None
+        returncode = self._process.wait()
+        self._forget()
+        if self._ending:
+            return
+        if self._loop.now() - self._started_s > _STEADY_S:
+            self._delays = self._new_delays()
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        self._again(how + (" (an address is in use)" if returncode == ExitCode.UNAVAILABLE else ""))
+
+    def _again(self, how: str) -> None:
+        self._last_exit = how
+        self._restarts += 1
+        delay_s = next(self._delays)
+        self._note("serving", f"the process for HTTP and gRPC ended: {how}; again in {delay_s:.1f} s")
+        self._loop.call_at(self._loop.now() + delay_s, self.start)
+
+    def _forget(self) -> None:
+        self._close_report()
+        self._loop.watch(self._pid_file, 0, self._exited)
+        os.close(self._pid_file)
+        self._process, self._pid_file, self._bound = None, -1, {}
+
+    def _close_report(self) -> None:
+        if self._report >= 0:
+            self._loop.watch(self._report, 0, self._reported)
+            os.close(self._report)
+            self._report = -1

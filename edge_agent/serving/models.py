@@ -1,0 +1,69 @@
+"""What the protocol says of the server and of each model: metadata and configuration, in JSON's form.
+
+Over gRPC the same values are put into messages of the same fields.
+"""
+
+from typing import Any, Final
+
+from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
+from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
+from stageloom.shared.version import __version__
+
+VERSION: Final = "1"
+PLATFORM: Final = "stageloom_plan"
+_EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+    "system_shared_memory",
+)
+
+
+def server_metadata() -> dict[str, Any]:
+    """Name, version and extensions."""
+    return {"name": "stageloom", "version": __version__, "extensions": list(_EXTENSIONS)}
+
+
+def takes_batches(model: ModelSignature) -> bool:
+    """Whether requests may have any number of rows: planned for one, and rows do not depend on each other."""
+    tensors = (*model.inputs, *model.outputs)
+    return model.batchable and all(tensor.shape[:1] == (1,) for tensor in tensors)
+
+
+def model_metadata(model: ModelSignature) -> dict[str, Any]:
+    """Inputs and outputs; the first dimension of a model that takes batches is -1."""
+    batches = takes_batches(model)
+
+    def tensor(info: TensorInfo) -> dict[str, Any]:
+        shape = [-1, *info.shape[1:]] if batches else list(info.shape)
+        return {"name": info.name, "datatype": PROTOCOL_NAMES[info.dtype], "shape": shape}
+
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [tensor(info) for info in model.inputs],
+        "outputs": [tensor(info) for info in model.outputs],
+    }
+
+
+def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
+    """As Triton would have it in a config.pbtxt: dimensions without the batch's where there is one."""
+    batches = takes_batches(model)
+
+    def tensor(info: TensorInfo) -> dict[str, Any]:
+        dims = list(info.shape[1:] if batches else info.shape)
+        return {"name": info.name, "data_type": f"TYPE_{PROTOCOL_NAMES[info.dtype]}", "dims": dims}
+
+    return {
+        "name": model.name,
+        "platform": PLATFORM,
+        "backend": "stageloom",
+        "version_policy": {"specific": {"versions": [int(VERSION)]}},
+        "max_batch_size": most_rows if batches else 0,
+        "input": [tensor(info) for info in model.inputs],
+        "output": [tensor(info) for info in model.outputs],
+    }
