@@ -1,4 +1,4 @@
-"""Bodies of requests and answers over HTTP: bounded in size and time, decompressed, compressed."""
+"""Bodies of requests and answers over HTTP: bounded in size, decompressed, compressed."""
 
 import asyncio
 import gzip
@@ -11,7 +11,6 @@ from starlette.requests import Request
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, unsupported
 from stageloom.shared.errors import InputError
 
-_BODY_S: Final = 60.0
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
 _LEVEL: Final = 1  # tensors hardly shrink; speed counts
 
@@ -62,16 +61,13 @@ class ReceivedBody:
         """The body as it is meant, decompressed.
 
         Raises:
-            InferenceFailure: it is larger than `most`, slower than a minute, or in an unknown encoding.
+            InferenceFailure: it is larger than `most`, or in an unknown encoding.
             InputError: it is not what its headers say.
         """
         encoding = request.headers.get("content-encoding", "").lower()
         if encoding not in ("", "identity", *_WINDOW_BITS):
             raise unsupported(f"Content-Encoding {encoding[:32]!r} is not supported", "use gzip or deflate")
-        try:
-            body = await asyncio.wait_for(self._read(request, most), _BODY_S)
-        except asyncio.TimeoutError:
-            raise InferenceFailure(FailureKind.LATE, "the body did not come in time") from None
+        body = await self._read(request, most)
         if encoding in _WINDOW_BITS:
             return memoryview(
                 await asyncio.to_thread(_inflate, body, _WINDOW_BITS[encoding], most, self.count)

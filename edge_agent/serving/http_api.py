@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from stageloom.edge_agent.serving.access import check_account, check_token
 from stageloom.edge_agent.serving.body import ReceivedBody, WaitingBytes, compressed
@@ -37,7 +36,7 @@ class HttpApi:
         self._tokens = tokens
         self._message_bytes = message_bytes
         self._waiting = WaitingBytes(waiting_bytes)
-        self.application = Starlette(routes=list(self._routes()))
+        self.application = Router(routes=self._routes())
 
     def _routes(self) -> "list[Route]":
         table: list[tuple[str, str, Answer]] = [
@@ -55,12 +54,12 @@ class HttpApi:
             ("POST", "/v2/systemsharedmemory/unregister", self._unregister),
         ]
         for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            table.insert(0, ("POST", f"{base}/infer", self._infer))  # routes are tried in order
             table += [
                 ("GET", base, self._metadata),
                 ("GET", f"{base}/ready", self._model_ready),
                 ("GET", f"{base}/config", self._config),
                 ("GET", f"{base}/stats", self._statistics),
-                ("POST", f"{base}/infer", self._infer),
             ]
         for path, refusal in (
             ("/v2/cudasharedmemory/{rest:path}", no_cuda),

@@ -14,44 +14,51 @@ from uvicorn.server import ServerState
 
 _BACKLOG: Final = 256
 _HEAD_S: Final = 10.0
+_BODY_S: Final = 60.0
 _IDLE_S: Final = 60  # between two requests of a connection
 _FINISH_S: Final = 5.0
 
 
 class _BoundedHttp(HttpToolsProtocol):
-    """A connection that sends no whole head for ten seconds, or is one too many, is closed."""
+    """A connection on which a head or a body does not come in time, or which is one too many, is closed."""
 
     def __init__(self, most: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._most = most
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self._most:
             transport.abort()
             return
-        self._await_head()
+        self._allow(_HEAD_S)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._await_head()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._allow(_HEAD_S)
+
+    def on_headers_complete(self) -> None:
+        self._allow(_BODY_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        """Have the timer run while no request is being answered."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_timer()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
+    def _allow(self, seconds: float) -> None:
+        """So long may the next part take."""
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class HttpServer:

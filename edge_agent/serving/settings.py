@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,8 +13,8 @@ from msgspec import Meta, Struct
 from stageloom.shared.errors import SettingError
 from stageloom.shared.private_file import read_private
 
-_ADDRESS: Final = r"^(|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}|[^:\[\]\s]+:[0-9]{1,5})\Z"
-Address = Annotated[str, Meta(max_length=256, pattern=_ADDRESS)]
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:]+\]|[^:\[\]\s]+):([0-9]{1,5})")
+Address = Annotated[str, Meta(max_length=256)]
 _LEAST_TOKEN_CHARS: Final = 16
 _TOKEN_FILE_CHARS: Final = 64 << 10
 _NEEDED: Final = ("starlette", "uvicorn", "httptools", "grpc", "google.protobuf")
@@ -70,12 +71,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     """`127.0.0.1:8000` or `[::1]:8000` in two parts.
 
     Raises:
-        SettingError: the port is above 65535.
+        SettingError: it is something else.
     """
-    host, _, port = address.rpartition(":")
-    if int(port) > 65535:
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None or int(parts[2]) > 65535:
         raise SettingError(f"{address!r} is no address", remedy="write it like 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
+    return parts[1].strip("[]"), int(parts[2])
 
 
 def is_loopback(host: str) -> bool:
