@@ -25,6 +25,9 @@ _STEADY_S: Final = 60.0
 
 _END_S: Final = 8.0
 
+_KEEP_PAGES: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""For mallopt(3): bodies of requests reuse pages. Taken anew for each, they cost more than copying does."""
+
 
 class ServingStatus(Struct, frozen=True, kw_only=True):
     """The process, and the addresses that it serves; they are empty while it does not."""
@@ -97,6 +100,7 @@ class ServingKeeper:
                 [sys.executable, "-m", "stageloom.edge_agent.serving", encode_serving(config)],
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
+                env=os.environ | _KEEP_PAGES,
             )
         except OSError as error:
             os.close(self._report)

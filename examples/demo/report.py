@@ -64,7 +64,9 @@ class Served:
     @property
     def sentence(self) -> str:
         """For the terminal."""
-        return f"{self.in_time_per_s[0]:.1f} of {self.rate_per_s:.1f}/s in time, median {self.p50_ms[0]:.0f} ms"
+        return (
+            f"{self.in_time_per_s[0]:.1f} of {self.rate_per_s:.1f}/s in time, median {self.p50_ms[0]:.0f} ms"
+        )
 
     def entry(self) -> dict[str, Any]:
         """As the report has it."""
