@@ -26,7 +26,7 @@ PAUSE_S: Final = 2.0
 """After each measurement while tasks come: what is served waits for a run of a model at the most."""
 QUIET_PAUSE_S: Final = 0.1
 HELD_S: Final = 5.0
-"""So long after one was asked for, no longer, it may be what tasks wait for: sessions take time to open."""
+"""So long after one was asked for, and no longer, tasks may wait for it: sessions take time to open."""
 RECOVERY_S: Final = 0.5
 """After one ended, until what waited for it has been served."""
 BUSY_PAUSE_S: Final = 60.0

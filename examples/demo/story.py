@@ -58,7 +58,7 @@ class Options:
     seed: int
     windows: int = 6  # of either in act one
     replan_s: float = 100.0  # until a re-plan has gained something
-    afterwards_s: float = 24.0  # that the load goes on then
+    afterwards_s: float = 16.0  # that the load goes on then
 
 
 def tell(options: Options) -> dict[str, Any]:
