@@ -174,17 +174,17 @@ def test_a_crash_at_any_moment_of_a_trial_rejects_the_plan_for_good(seed: int) -
 def test_a_local_plan_gives_way_to_a_newer_desired_one(seed: int) -> None:
     """Planned on the device while the planner was away, and overtaken.
 
-    1. The device commits `a`, then `b`; it may re-plan by itself.
+    1. `a` wins a trial, then the device commits `b` by order; it may re-plan by itself.
     2. The network is gone. A trigger asks for `a`, which is proven: it runs, of origin local.
     3. The planner, which knows nothing of that, desires `c`.
     4. The network is back: the device reports what it ran, and commits `c`.
     """
     with world.world(seed, Faults(delay_s=0.2, repeat=0.2)) as made:
-        a, b, c = sound(made, 3)
-        made.begin()
-        for plan in (a, b):
-            made.push(plan, autonomy=Autonomy.PROVEN)
-            made.converge()
+        _, a = in_a_trial(made)
+        made.converge()
+        b, c = [plan for plan in sound(made, 4) if plan.digest != a.digest][:2]
+        made.push(b, autonomy=Autonomy.PROVEN)
+        made.converge()
         made.network.cut((UP, DOWN), 40.0)
         made.until(made.now_s + 8.0)
         made.agent.alarm(a)

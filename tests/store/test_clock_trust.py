@@ -165,6 +165,11 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             session.execute(text(f"DROP TABLE {table}"))
         for column in ("executor", "intra_op_threads"):
             session.execute(text(f"ALTER TABLE profiles DROP COLUMN {column}"))
+        for table, column in (
+            *(("trials", name) for name in ("figure", "latency_ratio", "busy_ratio")),
+            ("replans", "figure"),
+        ):
+            session.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         columns = ", ".join(one.name for one in OperatorCostRow.__table__.columns if one.name != "executor")
         session.execute(text(f"CREATE TABLE costs AS SELECT {columns} FROM operator_costs"))
         session.execute(text("DROP TABLE operator_costs"))
