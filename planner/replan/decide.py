@@ -35,6 +35,9 @@ PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial
 SAME: Final = 1e-6
 KEPT_BY_REGIME: Final = "this load is known here, and the plan that runs won under it"
+NOTHING_TO_TRY: Final = "no plan to try: "
+"""So begins the reason of a re-plan whose proposals were all looked at in vain."""
+
 FEW_TASKS: Final = 200
 """Of each stream, where the answer must come at once."""
 
@@ -249,4 +252,4 @@ def _ms(seconds: float) -> str:
 def _why_none(found: Iterable[PlanEvaluation]) -> str:
     counts = Counter(one.verdict for one in found)
     parts = [f"{counts[one]} {one.sentence}" for one in EvaluationVerdict if counts[one]]
-    return "no plan to try: " + (", ".join(parts) if parts else "nothing was proposed")
+    return NOTHING_TO_TRY + (", ".join(parts) if parts else "nothing was proposed")

@@ -25,7 +25,8 @@ NEAR: Final = 1.5
 _LEAST_PER_S: Final = 0.01
 """Rates below count as this one: a task in minutes is as good as none."""
 
-_OF_LOAD: Final = (Cause.REGIME.value, Cause.VARIANCE.value, Cause.OLDEST_AGE.value)
+OF_LOAD: Final = (Cause.REGIME.value, Cause.VARIANCE.value, Cause.OLDEST_AGE.value)
+"""Causes of which the loads say all: costs are what they were."""
 
 
 class RegimeRate(Struct, frozen=True, array_like=True):
@@ -90,7 +91,7 @@ def known_winner(seen: Observation, library: Sequence[KnownRegime]) -> Proposal 
     The incumbent itself where arrivals moved to those that it won under: nothing else need be looked for. If
     queues ask although it runs, another one may be looked for.
     """
-    if seen.cause not in _OF_LOAD:
+    if seen.cause not in OF_LOAD:
         return None
     best = winner(library, rates_of(seen.cause, seen.loads))
     if best is None:

@@ -10,19 +10,22 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from typing import Final
 
 from stageloom.planner.api.context import FleetLink, desiring
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
+from stageloom.planner.replan.backoff import not_again_yet
 from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, rearranged, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import library, observe, recalibration, without_costs
-from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal
+from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal, ReplanSettings
 from stageloom.planner.replan.regimes import known_winner
 from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.costs import keep_schedules, renew_costs
+from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
 from stageloom.planner.store.replans import end_replan, push_replan, unfinished_replans
@@ -75,6 +78,7 @@ class Replanner:
         self._schedules = ScheduleSearches(pool, self._keep_schedule)
         self.pool = self._schedules.foreground
         """For searches that a caller waits for; background searches pause meanwhile."""
+        self._searched_with: dict[DeviceId, ReplanSettings] = {}
         self._slow = ThreadPoolExecutor(_SLOW, thread_name_prefix="replan-search")
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
 
@@ -131,7 +135,7 @@ class Replanner:
             self._slow.submit(self._guarded, device, replan, self._search)
 
     def _search(self, device: DeviceId, replan: int) -> None:
-        if self._rearrange(device, replan):
+        if self._rearrange(device, replan) or self._ends_without_search(device, replan):
             return
         self._profile_first(device, replan)
         drifted = self._recalibrate(device, replan)
@@ -159,6 +163,27 @@ class Replanner:
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         return decision is not None
+
+    def _ends_without_search(self, device: DeviceId, replan: int) -> bool:
+        """Leave a search out that found nothing to try a while ago: its device may need the cores."""
+        now_us = self._clock.wall_us()
+        seen = observe(self._store, device, replan, now_us)
+        if self._searched_with.setdefault(device, seen.settings) != seen.settings:  # an operator asks anew
+            self._searched_with[device] = seen.settings
+            return False
+        earlier = self._store.read(
+            fruitless_searches,
+            *(device, seen.environment, seen.incumbent.structure, seen.costs_key),
+            seen.costs_since_us,
+        )
+        reason = not_again_yet(seen, earlier, now_us)
+        if not reason:
+            return False
+        decision = decide(seen, self._policy.at_once(seen))
+        if decision.proposal is None:
+            decision = replace(decision, reason=reason)
+        self._carry_out(seen, replan, decision, self._policy.remark(seen))
+        return True
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""

@@ -28,7 +28,7 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
     """Note who won a re-plan's trial; nothing where nothing was compared, or a plan is not known here."""
     if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES or ended.control is None:
         return
-    candidate, control = _plan(session, ended.candidate), _plan(session, ended.control)
+    candidate, control = known_plan(session, ended.candidate), known_plan(session, ended.control)
     alarm = session.get(AlarmRow, (replan.device, replan.boot, replan.number))
     if candidate is None or control is None or alarm is None or candidate.structure == control.structure:
         return
@@ -49,7 +49,8 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
     )
 
 
-def _plan(session: Session, digest: str) -> Plan | None:
+def known_plan(session: Session, digest: str) -> Plan | None:
+    """The plan with a digest; None where it is not known here."""
     wire = session.scalar(select(PlanRow.wire).where(PlanRow.digest == digest).limit(1))
     return None if wire is None else _decoded(wire, Digest(digest))
 
@@ -79,7 +80,7 @@ def known_regimes(
         .order_by(RegimeRow.at_us.desc(), RegimeRow.boot, RegimeRow.sequence.desc())
         .limit(_MOST)
     ).all()
-    plans = {digest: _plan(session, digest) for digest in {row.won for row in rows}}
+    plans = {digest: known_plan(session, digest) for digest in {row.won for row in rows}}
     return [
         KnownRegime(
             rates=msgspec.msgpack.decode(row.loads, type=tuple[RegimeRate, ...]),

@@ -28,7 +28,7 @@ from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
-from stageloom.shared.clock import SystemClock
+from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
@@ -49,15 +49,17 @@ SLOW = f"{CLASS}, 15 W"
 class World:
     """One device, its planner's store and re-planner; the device runs the best plan for its full clock."""
 
-    def __init__(self, folder: Path, *, idle: bool = True) -> None:
-        self.store = Store(folder)
+    def __init__(
+        self, folder: Path, *, idle: bool = True, clock: Clock | None = None, pool: InlinePool | None = None
+    ) -> None:
+        self.store = Store(folder, clock=clock)
         self.device = DriftingDevice(self.store, folder, idle=idle)
         self.due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
         self.replanner = Replanner(
             self.store,
             self.device,  # type: ignore[arg-type]
-            InlinePool(),
-            SystemClock(),
+            pool or InlinePool(),
+            clock or SystemClock(),
             self.due,
             profile_wait_s=0.2,
         )
