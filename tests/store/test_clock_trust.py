@@ -161,13 +161,22 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
         session.execute(text("DROP INDEX events_by_device"))
-        for table in ("clock_trust", "access_tokens", "audit", "api_answers", "machines", "executor_times"):
+        for table in (
+            "clock_trust",
+            "access_tokens",
+            "audit",
+            "api_answers",
+            "machines",
+            "executor_times",
+            "regimes",
+        ):
             session.execute(text(f"DROP TABLE {table}"))
         for column in ("executor", "intra_op_threads"):
             session.execute(text(f"ALTER TABLE profiles DROP COLUMN {column}"))
         for table, column in (
             *(("trials", name) for name in ("figure", "latency_ratio", "busy_ratio")),
             ("replans", "figure"),
+            *(("considered_plans", name) for name in ("p50_s", "share_in_time", "chance")),
         ):
             session.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         columns = ", ".join(one.name for one in OperatorCostRow.__table__.columns if one.name != "executor")
