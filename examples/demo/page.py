@@ -79,7 +79,10 @@ def _ratio(tried: Mapping[str, Any]) -> str:
 
 def _estimate(value: Sequence[float]) -> Markup:
     """A figure and below it its interval, in three digits."""
-    return Markup("{}<br><small>{} to {}</small>").format(*(f"{one:.3g}" for one in value))
+    middle, low, high = (f"{one:.3g}" for one in value)
+    if low == high:  # of a single window, or of tasks that all count alike
+        return Markup("{}").format(middle)
+    return Markup("{}<br><small>{} to {}</small>").format(middle, low, high)
 
 
 def _of_the_busy_load(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
