@@ -1,4 +1,4 @@
-"""The rig of these tests, on both databases."""
+"""The rig of these tests: on SQLite in every run, on Postgres, too, with the marker `full`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.rig import Rig
-from tests.store.conftest import clock, database_url, migrated_file, migration, postgres, store
+from tests.store.conftest import clock, emptied, migrated_file, migration, postgres, store
 
-__all__ = ["clock", "database_url", "migrated_file", "migration", "postgres", "store"]
+__all__ = ["clock", "migrated_file", "migration", "postgres", "store"]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """As the store's tests have it. `test_extremes` asks both in every run what they do not take."""
+    return "" if request.param == "sqlite" else emptied(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture

@@ -27,6 +27,9 @@ from stageloom.shared.messages.telemetry import MAX_ROW_BYTES, Ledger, RowRange
 from tests.adversary.extremes import extremes
 from tests.adversary.rig import BOOT, CODECS, Device, Rig
 from tests.planner.api.http import LocalHttp, asked
+from tests.store.conftest import database_url
+
+__all__ = ["database_url"]  # both databases in every run: their limits differ
 
 SENT_LONG_AGO_US = 1_700_000_000_000_000
 EXTREME_ROWS = tuple(extremes(shapes.type_info(telemetry.RowData)))

@@ -73,6 +73,9 @@ QUICK: dict[str, tuple[str, ...]] = {
 }
 """Which schedules of which models run in every test run; the rest is `full`."""
 
+ELSEWHERE = {"googlenet": ("ios", "merged", "random_streams")}
+"""The same for executors other than `onnx`, whose sessions take far longer to make."""
+
 FEW, MANY = 10, pytest.param(100, marks=SLOW)
 
 
@@ -103,7 +106,7 @@ def agrees(executor: Executor, case: Case, repeats: int) -> Outcome:
 def alone() -> Iterator[object]:
     """Every model under every schedule, on every executor."""
     for computing, name, schedule in itertools.product(COMPUTING, (*ZOO, *LIGHT_MODELS), SCHEDULES):
-        quick = schedule in QUICK.get(name, ()) and (computing == "onnx" or name == "googlenet")
+        quick = schedule in (QUICK if computing == "onnx" else ELSEWHERE).get(name, ())
         values, label = (computing, name, schedule), f"{computing}-{name}-{schedule}"
         yield pytest.param(*values, FEW, id=label, marks=[] if quick else SLOW)
         yield pytest.param(*values, 100, id=f"{label}-100", marks=SLOW)
@@ -149,14 +152,18 @@ def test_every_schedule_of_the_contract_runs_and_merges_are_among_them() -> None
 
 
 TRIO = ("squeezenet_bypass", "googlenet", "squeezenet")
+TOGETHER = [("ios", Barrier.DATA), ("random_streams", Barrier.FULL)]
+"""Schedules and barriers of several models in every test run."""
 
 
 @pytest.mark.promise("contract-suite-block-border")
 @pytest.mark.parametrize("repeats", [FEW, MANY])
-@pytest.mark.parametrize("barrier", Barrier)
 @pytest.mark.parametrize(
-    "schedule",
-    [name if name in ("ios", "random_streams") else pytest.param(name, marks=SLOW) for name in SCHEDULES],
+    ("schedule", "barrier"),
+    [
+        pytest.param(*one, marks=[] if one in TOGETHER else SLOW)
+        for one in itertools.product(SCHEDULES, Barrier)
+    ],
 )
 def test_combined_blocks_of_several_models_equal_the_whole_models(
     schedule: str, barrier: Barrier, repeats: int, executor: Executor

@@ -138,7 +138,7 @@ def answers(engine: InProcessEngine, tasks: int = 6) -> dict[tuple[str, int, str
 
 
 @pytest.mark.promise("executors-side-by-side")
-@pytest.mark.parametrize("names", [*PAIRS, ALL], ids="+".join)
+@pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(one, marks=pytest.mark.full) for one in (1, 2))])
 def test_blocks_on_any_of_several_executors_compute_the_whole_models_bit_by_bit_alike(
     engine: InProcessEngine, names: tuple[str, ...], seed: int

@@ -72,11 +72,12 @@ def test_a_training_leaves_a_policy_and_a_plan(
             MODELS,
             "counted no task of these models in its last 600 s of telemetry; say what arrives with --rate",
         ),
-        (
+        pytest.param(
             [*MODELS, "--rate", "relu=3"],
             "nothing says how often tasks of wide arrive; give --rate wide=PER_S",
+            marks=pytest.mark.full,  # a process that imports torch for each, as above
         ),
-        ([*MODELS, "--rate", "other=3"], "the plan has no model 'other'"),
+        pytest.param([*MODELS, "--rate", "other=3"], "the plan has no model 'other'", marks=pytest.mark.full),
         ([*MODELS, *RATES, "--budget", "soon"], "--budget 'soon' is no duration; write it like --budget 10m"),
         ([*MODELS, *RATES, "--twin", "none"], "there is no device file 'none'"),
         (
