@@ -26,6 +26,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
+from stageloom.shared.policy.arrivals import late_s
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.arrangements import STEP_S, with_borders
@@ -46,7 +47,6 @@ TIMES_ERROR: Final = 0.05  # of a way to run models that is not the running plan
 SAME_TIMES_ERROR: Final = 0.01  # of the same way: what cuts and batches add
 _SLOW: Final = (0.5, 4.0)  # what the running plan may take of the times alone
 _TOLD: Final = 0.2  # busy other lanes, at least, where what steps take tells of them
-_SHORT_S: Final = 2.0  # over which a load's arrivals are counted
 _BURST: Final = 3.0  # standard deviations above the usual count that chance does not explain
 
 
@@ -63,8 +63,9 @@ def rate_per_s(load: Load) -> float:
     """Arrivals to judge by: the usual ones, unless more came of late than chance explains."""
     if load.usual_per_s <= 0.0:
         return load.arrivals_per_s
-    usual = load.usual_per_s * _SHORT_S
-    burst = load.arrivals_per_s * _SHORT_S > usual + _BURST * math.sqrt(usual) + 1.0
+    counted_s = late_s(load.arrivals_per_s)
+    usual = load.usual_per_s * counted_s
+    burst = load.arrivals_per_s * counted_s > usual + _BURST * math.sqrt(usual) + 1.0
     return load.arrivals_per_s if burst else load.usual_per_s
 
 

@@ -33,6 +33,12 @@ class Arrived:
 NOTHING: Final = Arrived(0, 0.0)
 
 
+def late_s(per_s: float) -> float:
+    """Seconds over which a rate of late was counted."""
+    at_least, at_most = _LATE_S
+    return min(max(_LATE_TASKS / per_s, at_least), at_most) if per_s > 0.0 else at_most
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """How many tasks of each model had come by then."""

@@ -183,6 +183,7 @@ def test_the_usual_rate_counts_unless_more_comes_than_chance_explains() -> None:
     assert rate_per_s(load) == 2.5, "a lull of two seconds is chance"
     assert rate_per_s(replace(load, arrivals_per_s=4.0)) == 2.5
     assert rate_per_s(replace(load, arrivals_per_s=20.0)) == 20.0
+    assert rate_per_s(replace(load, arrivals_per_s=5.0)) == 5.0, "25 in 5 s where 12.5 were expected"
     assert rate_per_s(replace(load, usual_per_s=0.0)) == 0.5
 
 

@@ -1,11 +1,13 @@
 """What becomes of tasks that arrive at lanes, beside closed forms and a step-by-step search."""
 
 import math
+from dataclasses import replace
 from itertools import accumulate, count, permutations
 from random import Random
 
 import pytest
 
+from stageloom.shared.engine.patience import PATIENCE_S
 from stageloom.shared.search.lane_load import ServedModel, serve
 
 
@@ -100,10 +102,45 @@ def test_a_full_queue_refuses_the_newest_and_what_waited_before_goes_first() -> 
     assert served.oldest_age_s == pytest.approx(2.0)
 
 
-def test_a_task_without_a_deadline_goes_after_those_with_one() -> None:
-    models = [ServedModel(blocks_s=(1.0,)), ServedModel(blocks_s=(1.0,), deadline_s=100.0)]
-    ends = serve(models, 1, [(0.0, 0), (0.1, 0), (0.2, 1)]).ends_s
-    assert ends == pytest.approx([1.0, 3.0, 2.0])
+def test_a_task_without_a_deadline_is_due_after_its_patience_as_in_the_engine() -> None:
+    """One lane, four tasks at once: the first runs, then 2 (due at 0.9), 1 (at 0 + 1) and 3 (at 1.1)."""
+    step = (0.1,)
+    models = [
+        ServedModel(blocks_s=step),
+        *(ServedModel(blocks_s=step, deadline_s=s) for s in (0.5, 0.9, 1.1)),
+    ]
+    assert PATIENCE_S == 1.0
+    ends = serve(models, 1, [(0.0, 1), (0.0, 0), (0.0, 2), (0.0, 3)], begin_s=0.0).ends_s
+    assert ends == pytest.approx([0.1, 0.3, 0.2, 0.4])
+
+
+def test_a_task_that_began_keeps_the_rank_that_it_was_launched_with() -> None:
+    """Of two blocks: between them goes what is due sooner than its patience, and not what is due later."""
+    models = [ServedModel(blocks_s=(0.25, 0.25)), ServedModel(blocks_s=(0.25,), deadline_s=0.75)]
+    assert serve(models, 1, [(0.0, 0), (0.125, 1)]).ends_s == pytest.approx([0.75, 0.5])
+    later = [models[0], replace(models[1], deadline_s=0.9)]
+    assert serve(later, 1, [(0.0, 0), (0.125, 1)]).ends_s == pytest.approx([0.5, 0.75])
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_backlog_without_deadlines_takes_its_share_and_no_more(lanes: int) -> None:
+    """Its tasks are all older than their patience, and would go before any urgent one."""
+    models = [ServedModel(blocks_s=(0.020,)), ServedModel(blocks_s=(0.010,), deadline_s=0.05)]
+    arrivals = [
+        *((0.010 / lanes * at, 0) for at in range(2000 * lanes)),
+        *((0.007 / lanes * at, 1) for at in range(2857 * lanes)),
+    ]
+    arrivals.sort()
+    ends = serve(models, lanes, arrivals).ends_s
+    done = [
+        sum(end <= 20.0 for end, (_, one) in zip(ends, arrivals, strict=True) if one == m) for m in (0, 1)
+    ]
+    assert 0.45 < 0.020 * done[0] / (20.0 * lanes) < 0.55
+    assert 0.45 < 0.010 * done[1] / (20.0 * lanes) < 0.55
+    alone = [one for one in arrivals if one[1] == 0]
+    assert serve(models, lanes, alone).ends_s[-1] == pytest.approx(0.020 * 2000, rel=0.01), (
+        "unused lanes are its"
+    )
 
 
 def test_every_task_has_one_end_and_lanes_do_no_more_than_they_can() -> None:
