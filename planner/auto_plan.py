@@ -14,19 +14,16 @@ import msgspec
 from stageloom.planner.plan_search import model_choices
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import desired
-from stageloom.planner.store.machines import CHOSEN, TRIED, Machine, executor_times, machine_of
+from stageloom.planner.store.machines import CHOSEN, TRIED, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
-from stageloom.shared.search.arrangements import fastest
+from stageloom.shared.search.arrangements import Times
 from stageloom.shared.search.auto import AUTO, auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
-
-Times = Mapping[str, float]
-"""Seconds of one run of a whole model by executor; infinity where it cannot run there."""
 
 _OWN: Final = (
     *("combination", "members_max", "lanes", "executor", "intra_op_threads", "precision"),
@@ -41,6 +38,13 @@ class AutoPlan(NamedTuple):
 
     plan: Plan
     known: str
+
+
+class KnownModel(NamedTuple):
+    """What was measured of a model, and how the plan runs it."""
+
+    times: Times
+    way: ExecutorOptions
 
 
 def chosen_rules(request: PlanCreateRequest) -> list[str]:
@@ -121,42 +125,46 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
     machine = store.read(machine_of, device)
     assert machine is not None, "is_auto has seen it"
     choices = model_choices(store, request.models)
-    times = {one.name: _times(store, device, one, machine.executors) for one in choices}
-    usual = machine.executors[0]
-    known = {one.artifact: _by_options(times[one.name]) for one in choices}
-    plan = auto_plan(choices, known, ExecutorOptions(name=usual), machine.cores)
-    return AutoPlan(plan, sentence(device, machine, times, usual))
+    times = _times(store, device, choices, machine.executors)
+    usual = ExecutorOptions(name=machine.executors[0])
+    plan = auto_plan(choices, times, usual, machine.cores)
+    ways = {block.members[0].model: plan.executors[block.executor] for block in plan.combined}
+    models = {one.name: KnownModel(times[one.artifact], ways[index]) for index, one in enumerate(choices)}
+    return AutoPlan(plan, sentence(device, machine, models))
 
 
-def _by_options(times_s: Times) -> dict[ExecutorOptions, float]:
-    """Of sessions of one thread."""
-    return {ExecutorOptions(name=name): taken for name, taken in times_s.items()}
-
-
-def _times(store: ReadStore, device: DeviceId, choice: ModelChoice, usable: Sequence[str]) -> Times:
-    rows = store.read(executor_times, device, [choice.artifact], batch=choice.batch)
+def _times(
+    store: ReadStore, device: DeviceId, choices: Sequence[ModelChoice], usable: Sequence[str]
+) -> dict[Digest, Times]:
+    """By artifact what was measured of whole models in the batches that they are to have."""
+    rows = store.read(whole_times, device, [one.artifact for one in choices])
     return {
-        name: math.inf if row.time_us is None else row.time_us / 1e6
-        for name, row in rows.get(Digest(choice.artifact), {}).items()
-        if name in usable and name in CHOSEN
+        one.artifact: {
+            way: seconds
+            for (way, batch), seconds in rows.get(one.artifact, {}).items()
+            if batch == one.batch and way.name in usable and way.name in CHOSEN
+        }
+        for one in choices
     }
 
 
 _NAMED: Final = 8  # models that a sentence names
 
 
-def sentence(device: str, machine: Machine, models: Mapping[str, Times], usual: str) -> str:
-    """What is known of a device and its models, and what is not; `models`: by name what was measured."""
+def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) -> str:
+    """What is known of a device and its models, and what is not."""
+    usual = machine.executors[0]
     cores = counted(len(machine.cores), "core")
     lanes = f", {MAX_LANES} of them used" if len(machine.cores) > MAX_LANES else ""
     executors = [name for name in machine.executors if name == usual or name in CHOSEN[:-1]]
     said = [f"{device} has {cores}{lanes} and {' and '.join(executors)}"]
-    runs = [_runs(name, times_s, usual) for name, times_s in models.items() if times_s]
+    runs = [_runs(name, one) for name, one in models.items() if one.times]
     if runs:
         said.append(_listed(runs))
     tried = [name for name in machine.executors if name == usual or name in TRIED]
     for executor in tried:
-        missing = [name for name, times_s in models.items() if executor not in times_s]
+        single = ExecutorOptions(name=executor)
+        missing = [name for name, one in models.items() if single not in one.times]
         if missing and len(tried) > 1:
             command = f"`stageloom device profile {device} --executor {executor}`"
             said.append(f"{_listed(missing)} not measured on {executor} yet, {command} does it")
@@ -165,16 +173,22 @@ def sentence(device: str, machine: Machine, models: Mapping[str, Times], usual: 
     return "; ".join(said)
 
 
-def _runs(name: str, times_s: Times, usual: str) -> str:
-    """Where a model runs fastest, and what the others take."""
-    best = fastest(_by_options(times_s), ExecutorOptions(name=usual)).name
-    if not times_s.get(best, math.inf) < math.inf:
-        best = usual
-    others = sorted((other, took_s) for other, took_s in times_s.items() if other != best)
-    beside = ", ".join(f"{_ms(took_s)} on {other}" for other, took_s in others)
-    if best not in times_s:
-        return f"{name} on {best} ({beside})"
-    return f"{name} on {best} in {_ms(times_s[best])}" + (f" ({beside})" if beside else "")
+def _runs(name: str, model: KnownModel) -> str:
+    """How the plan runs a model, and what it takes otherwise, on each executor at the least."""
+    least: dict[str, tuple[float, int]] = {}
+    for way, taken in model.times.items():
+        found = taken, way.intra_op_threads
+        if way != model.way and found < least.get(way.name, (math.inf, math.inf)):
+            least[way.name] = found
+    others = sorted((taken, executor, threads) for executor, (taken, threads) in least.items())
+    beside = ", ".join(f"{_ms(taken)} {_on(executor, threads)}" for taken, executor, threads in others)
+    took_s = model.times.get(model.way)
+    said = f"{name} {_on(model.way.name, model.way.intra_op_threads)}"
+    return said + ("" if took_s is None else f" in {_ms(took_s)}") + (f" ({beside})" if beside else "")
+
+
+def _on(executor: str, threads: int) -> str:
+    return f"on {executor}" if threads == 1 else f"on {executor} with {threads} threads"
 
 
 def _ms(seconds: float) -> str:

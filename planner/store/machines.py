@@ -127,38 +127,12 @@ def store_executor_time(session: Session, device: DeviceId, told: ExecutorTime) 
     return ""
 
 
-def executor_times(
-    session: Session, device: DeviceId, artifacts: Collection[Digest], *, threads: int = 1, batch: int = 1
-) -> dict[Digest, dict[str, ExecutorTimeRow]]:
-    """Per artifact and executor what one run takes in sessions of so many threads.
-
-    Only what the device measured as what it is now: another power mode or runtime makes it void.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    environment = known_device(session, device).device_class
-    rows = session.scalars(
-        select(ExecutorTimeRow).where(
-            ExecutorTimeRow.device == device,
-            ExecutorTimeRow.artifact.in_(artifacts),
-            ExecutorTimeRow.intra_op_threads == threads,
-            ExecutorTimeRow.batch == batch,
-            ExecutorTimeRow.environment == environment,
-        )
-    )
-    found: dict[Digest, dict[str, ExecutorTimeRow]] = {}
-    for row in rows:
-        found.setdefault(Digest(row.artifact), {})[row.executor] = row
-    return found
-
-
 def whole_times(
     session: Session, device: DeviceId, artifacts: Collection[Digest]
 ) -> dict[Digest, dict[tuple[ExecutorOptions, int], float]]:
     """Per artifact, executor with its threads, and batch: seconds of one run, infinity where it cannot run.
 
-    Only what the device measured as what it is now, as `executor_times`.
+    Only what the device measured as what it is now: another power mode or runtime makes it void.
 
     Raises:
         InputError: there is no such device.

@@ -1,14 +1,14 @@
 """The plan of a device on which nothing was searched yet: good without a choice, known without a search.
 
 Of all ways to share the cores (`stageloom.shared.search.arrangements`) it is the one that carries most. That
-is worked out from the times that were measured (`deadline_load`), for the rates and deadlines that were seen,
-else for tasks that are wanted within a few times their own time.
+is worked out from the times that were measured (`deadline_load`), for tasks that are wanted within a few
+times their own time. What really arrives, re-plans go by.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
@@ -32,13 +32,6 @@ BETTER: Final = 1.02
 """Wider lanes, and cuts, must carry so many times the load of whole models on a lane per core."""
 
 
-class SeenLoad(NamedTuple):
-    """How often tasks of a model arrive, and within what they are wanted; 0 where that is not known."""
-
-    arrivals_per_s: float = 0.0
-    deadline_s: float = 0.0
-
-
 def auto_plan(
     models: Sequence[ModelChoice],
     times: Mapping[Digest, Times],
@@ -46,19 +39,17 @@ def auto_plan(
     cores: Sequence[int],
     *,
     whole: bool = False,
-    seen: Sequence[SeenLoad] = (),
 ) -> Plan:
     """The plan that carries most of those that are tried. `times`: by artifact, as far as they are known.
 
-    `default` runs what was not measured. `whole`: no model is cut, whatever it holds up. `seen`: by model;
-    without arrivals of any, mixes are taken to be equal.
+    `default` runs what was not measured. `whole`: no model is cut, whatever it holds up.
 
     Raises:
         PlanError: the plan would not be legal.
     """
     known = [times.get(one.artifact, {}) for one in models]
     most = [1 if whole else len(one.graph.base_cuts) + 1 for one in models]
-    return arranged_plan(models, best_arrangement(known, most, default, len(cores), seen), cores)
+    return arranged_plan(models, best_arrangement(known, most, default, len(cores)), cores)
 
 
 def best_arrangement(
@@ -66,47 +57,32 @@ def best_arrangement(
     most_blocks: Sequence[int],
     default: ExecutorOptions,
     cores: int,
-    seen: Sequence[SeenLoad] = (),
 ) -> Arrangement:
-    """Of all arrangements the one that carries most. `known`, `most_blocks` and `seen`: by model.
+    """Of all arrangements the one that carries most. `known` and `most_blocks`: by model.
 
     A lane per core and whole models unless another is clearly better, or while some model is unknown.
     """
-    seen = seen or [SeenLoad()] * len(known)
-    patience_s = [
-        None if (usual := patience_of(one)) is None else load.deadline_s or usual
-        for one, load in zip(known, seen, strict=True)
-    ]
+    patience_s = [patience_of(one) for one in known]
     simple, *others = arrangements(known, most_blocks, default, cores, patience_s)
     if not others or any(one is None for one in patience_s):
         return simple
-    rates_per_s = [load.arrivals_per_s for load in seen]
-    best, most = simple, BETTER * _carried(simple, known, patience_s, rates_per_s)
+    best, most = simple, BETTER * _carried(simple, known, patience_s)
     for other in others:
-        if (carried := _carried(other, known, patience_s, rates_per_s)) > most:
+        if (carried := _carried(other, known, patience_s)) > most:
             best, most = other, carried
     return best
 
 
-def _carried(
-    one: Arrangement,
-    known: Sequence[Times],
-    patience_s: Sequence[float | None],
-    rates_per_s: Sequence[float],
-) -> float:
-    """The load that an arrangement carries of the mix that arrives.
+def _carried(one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None]) -> float:
+    """The load that an arrangement carries: the geometric mean over two mixes of models.
 
-    Without arrivals it is the geometric mean over two mixes of models: equally many tasks of each model, and
-    equal shares of the processor.
+    One has equally many tasks of each model, the other equal shares of the processor.
     """
     served = []
     for times, options, blocks, most_s in zip(known, one.run_by, one.blocks, patience_s, strict=True):
         assert most_s is not None
         block_s = with_borders(options, times[options], blocks) / blocks + STEP_S
         served.append(ServedModel(blocks_s=(block_s,) * blocks, deadline_s=most_s))
-    if any(rate > 0.0 for rate in rates_per_s):
-        seen = [replace(model, weight=rate) for model, rate in zip(served, rates_per_s, strict=True) if rate]
-        return load_within_deadlines(seen, one.lanes)
     alone_s = [min(times.values()) for times in known]
     by_work = [replace(model, weight=1.0 / taken) for model, taken in zip(served, alone_s, strict=True)]
     return math.sqrt(load_within_deadlines(served, one.lanes) * load_within_deadlines(by_work, one.lanes))

@@ -1,5 +1,6 @@
 """A device that joins gets a plan without anybody choosing a scheduler, and a better one once it measured."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,9 @@ def test_a_plan_for_a_device_needs_no_scheduler_and_uses_what_it_measured(
         }
         assert all(one["whole_us"] > 0.0 and one["measured"] for one in measured["measured"])
     known = fleet.ask("plan", "create", device.name)["known"]
-    assert "not measured" not in known and known.count(" ms on ") == 2
+    assert "not measured" not in known
+    for name in files:  # agents measure further ways by themselves, with two threads
+        assert re.search(rf"{name} on (onnx|openvino)( with \d threads)? in [\d.]+ ms \([\d.]+ ms on ", known)
     by_hand = fleet.ask("plan", "create", device.name, *BOTH, "--scheduler", "auto", "--push")
     serves(by_hand["plan"])
     said = fleet.ask("plan", "explain", device.name)["blocks"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stageloom.planner.auto_plan import chosen_rules, is_auto, make, named, sentence
+from stageloom.planner.auto_plan import KnownModel, chosen_rules, is_auto, make, named, sentence
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import search_job
@@ -60,10 +60,10 @@ class Rig:
             self._rows += 1
             LinkStore(self.store).append_telemetry([write])
 
-    def took(self, model: str, executor: str, ms: float | None) -> None:
+    def took(self, model: str, executor: str, ms: float | None, threads: int = 1) -> None:
         """The device measured a model."""
         us = None if ms is None else 1e3 * ms
-        self.tells(ExecutorTime(self.artifacts[model], executor, 1, 1, CLASS, us, 9))
+        self.tells(ExecutorTime(self.artifacts[model], executor, threads, 1, CLASS, us, 9))
 
     def made(self, request: PlanCreateRequest = AUTO) -> tuple[Plan, str]:
         asked = named(self.store, request)
@@ -106,6 +106,16 @@ def test_a_device_that_told_what_it_has_gets_a_lane_per_core_and_the_fastest_exe
         "nano has 2 cores and onnx and openvino; "
         "long on openvino in 4 ms (8 ms on onnx), short on onnx in 1 ms (2 ms on openvino)"
     )
+
+
+def test_lanes_are_wider_where_the_device_measured_that_two_threads_carry_more(rig: Rig) -> None:
+    rig.tells(FACTS)
+    for threads, long_ms, short_ms in ((1, 42.0, 5.0), (2, 19.0, 2.4)):
+        rig.took("long", "onnx", long_ms, threads)
+        rig.took("short", "onnx", short_ms, threads)
+    plan, known = rig.made()
+    assert (plan.lanes, plan.cores_of(0)) == (1, (0, 1))
+    assert "long on onnx with 2 threads in 19 ms (42 ms on onnx)" in known
 
 
 def test_what_was_not_measured_is_said_with_the_command_that_measures_it(rig: Rig) -> None:
@@ -212,12 +222,13 @@ def test_every_rule_of_a_plan_counts_as_a_rule_of_ones_own() -> None:
 
 def test_the_sentence_names_a_few_models_and_counts_the_rest() -> None:
     machine = Machine((0,), {"onnx": "", "openvino": ""}, 1)
-    models = {f"m{at}": {"onnx": 1e-3} for at in range(20)}
-    said = sentence("nano", machine, models, "onnx")
+    onnx = ExecutorOptions(name="onnx")
+    models = {f"m{at}": KnownModel({onnx: 1e-3}, onnx) for at in range(20)}
+    said = sentence("nano", machine, models)
     assert (
         "nano has 1 core" in said and "m7, 12 more not measured on openvino" in said and "m8 not" not in said
     )
-    alone = sentence("nano", Machine((0,), {"onnx": ""}, 1), {"m": {}}, "onnx")
+    alone = sentence("nano", Machine((0,), {"onnx": ""}, 1), {"m": KnownModel({}, onnx)})
     assert "nothing to choose between" in alone
 
 

@@ -12,7 +12,7 @@ from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Member, Plan, QueueRule, StepChoice, decode_plan
 from stageloom.shared.search.arrangements import Times, block_counts, even_cuts, fastest, widths
-from stageloom.shared.search.auto import SeenLoad, auto_plan, best_arrangement
+from stageloom.shared.search.auto import auto_plan, best_arrangement
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -151,20 +151,3 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
 def test_another_executor_must_be_clearly_faster(times_s: dict[str, float], chosen: str) -> None:
     by_options = {ExecutorOptions(name=name): taken for name, taken in times_s.items()}
     assert fastest(by_options, ONNX).name == chosen
-
-
-def test_lanes_follow_the_mix_that_was_seen() -> None:
-    """The heavy model alone gains from two threads: how many of its tasks come decides."""
-    known: list[Times] = [{ONNX: 0.0050, wide(ONNX): 0.0050}, {ONNX: 0.042, wide(ONNX): 0.0195}]
-    heavy = [SeenLoad(0.1, 0.025), SeenLoad(10.0, 0.080)]
-    light = [SeenLoad(100.0, 0.025), SeenLoad(0.1, 0.080)]
-    assert best_arrangement(known, [1, 1], ONNX, 2, heavy).lanes == 1
-    assert best_arrangement(known, [1, 1], ONNX, 2, light).lanes == 2
-
-
-def test_a_deadline_that_was_seen_decides_where_a_model_is_cut() -> None:
-    known: list[Times] = [{ONNX: 0.001}, {ONNX: 0.030}]
-    patient = [SeenLoad(10.0, 1.0), SeenLoad(10.0, 1.0)]
-    urgent = [SeenLoad(10.0, 0.005), SeenLoad(10.0, 1.0)]
-    assert best_arrangement(known, [1, 8], ONNX, 1, patient).blocks == (1, 1)
-    assert best_arrangement(known, [1, 8], ONNX, 1, urgent).blocks[1] > 1

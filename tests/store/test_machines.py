@@ -1,5 +1,7 @@
 """What devices tell of their cores and executors, and what models take there."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ from stageloom.planner.store.costs import operator_costs
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.events import newest_events
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.machines import Machine, executor_times, machine_of
+from stageloom.planner.store.machines import Machine, machine_of, whole_times
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import asked_executors, request_profile
 from stageloom.planner.store.store import Store
@@ -35,7 +37,7 @@ FACTS = MachineFacts(
     (ExecutorFact("onnx"), ExecutorFact("openvino"), ExecutorFact("torch_cuda", "there is no GPU")),
     1,
 )
-OPENVINO = ExecutorOptions(name="openvino")
+ONNX, OPENVINO = ExecutorOptions(name="onnx"), ExecutorOptions(name="openvino")
 
 
 class Sender:
@@ -85,10 +87,13 @@ def test_the_newest_time_of_a_model_on_an_executor_counts_while_the_machine_is_t
         ExecutorTime(digest, "onnx", 2, 1, CLASS, 500.0, 9),
         ExecutorTime(digest, "openvino", 1, 1, CLASS, None, 0, "an operator is unknown to it"),
     )
-    times = store.read(executor_times, NANO, [digest])
-    assert {name: one.time_us for name, one in times[digest].items()} == {"onnx": 800.0, "openvino": None}
-    send(ExecutorTime(digest, "onnx", 1, 1, "another power mode", 100.0, 9))
-    assert set(store.read(executor_times, NANO, [digest])[digest]) == {"openvino"}
+    on_openvino = {(OPENVINO, 1): math.inf}
+    assert store.read(whole_times, NANO, [digest]) == {
+        digest: {(ONNX, 1): 0.0008, (replace(ONNX, intra_op_threads=2), 1): 0.0005, **on_openvino}
+    }
+    for threads in (1, 2):
+        send(ExecutorTime(digest, "onnx", threads, 1, "another power mode", 100.0, 9))
+    assert store.read(whole_times, NANO, [digest]) == {digest: on_openvino}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_a_time_that_cannot_be_is_refused_and_an_event_says_so(
     usual = ExecutorTime(digest, "onnx", 1, 1, CLASS, 5.0, 9)
     told = msgspec.structs.replace(usual, **changes)
     Sender(store)(FACTS, told)
-    assert store.read(executor_times, NANO, [digest]) == {}
+    assert store.read(whole_times, NANO, [digest]) == {}
     assert why in refusals(store)[0]
 
 

@@ -1,5 +1,6 @@
 """Devices: join tokens, the list, revocation, quarantine, how they are re-planned, what they measure."""
 
+import math
 import secrets
 import time
 from typing import Final
@@ -23,7 +24,7 @@ from stageloom.planner.store.devices import (
     revoke_device,
 )
 from stageloom.planner.store.generations import generation_history
-from stageloom.planner.store.machines import executor_times, machine_of
+from stageloom.planner.store.machines import machine_of, whole_times
 from stageloom.planner.store.models import model_infos, named_models
 from stageloom.planner.store.policies import attach_policy
 from stageloom.planner.store.profiles import (
@@ -288,12 +289,7 @@ def _costs(
 def _whole_us(
     api: ApiContext, request: schema.DeviceProfileRequest, artifact: Digest, executor: ExecutorOptions
 ) -> float | None:
-    times = api.store.read(
-        executor_times,
-        request.device,
-        [artifact],
-        threads=executor.intra_op_threads,
-        batch=request.batch,
-    )
-    found = times.get(artifact, {}).get(executor.name)
-    return None if found is None else found.time_us
+    times = api.store.read(whole_times, request.device, [artifact]).get(artifact, {})
+    way = ExecutorOptions(name=executor.name, intra_op_threads=executor.intra_op_threads)
+    seconds = times.get((way, request.batch), math.inf)
+    return 1e6 * seconds if seconds < math.inf else None
