@@ -168,7 +168,8 @@ def waits_for(info: DeviceInfo, *, live: bool = True) -> str:
         return ""
     if (report.epoch, report.generation) != (info.desired_epoch, info.desired_generation):
         return "the device to be told" if info.online or not live else "the device to come online"
-    return _WAITS.get(report.state, "") if report.state is not None else ""
+    waits = _WAITS.get(report.state, "") if report.state is not None else ""
+    return f"{waits}, {report.reason}" if report.state is DeviceState.TRIAL and report.reason else waits
 
 
 def tell_troubles(infos: Iterable[DeviceInfo]) -> None:

@@ -1,5 +1,6 @@
 """`stageloom plan ...`: read plans, push them, see who decided what."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
@@ -9,13 +10,14 @@ import typer
 from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
-from stageloom.planner.cli import explain, plan_create, trial
+from stageloom.planner.cli import explain, plan_create, push_wait, trial
 from stageloom.planner.cli.connection import call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, pushed_text, when
 from stageloom.planner.cli.output import show as show_result
 from stageloom.planner.schema import plan as schema
-from stageloom.shared.errors import InputError
+from stageloom.planner.schema.device import DeviceShowRequest
+from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Activation, Autonomy
 from stageloom.shared.text import counted
@@ -136,15 +138,22 @@ def push(
             "--now", help="No trial: run it at once and go back only if tasks fail or the engine crashes."
         ),
     ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Until each device has decided: tells its steps, and fails unless all keep the plan.",
+        ),
+    ] = False,
 ) -> None:
     """Make a plan what devices should run, as their next generation. An absent one gets it when it returns.
 
     A device compares it with the plan that it runs, for up to a minute under its own load, and keeps it
     only if it is better: see `stageloom plan history DEVICE`. There is no trial where nothing comparable
-    runs, or where the plan was committed on the device before.
+    runs, or where the plan was committed on the device before. A device that is offline is not waited for.
 
     \b
-    stageloom plan push shop-7 inception
+    stageloom plan push shop-7 inception --wait
     stageloom plan push shop-7 inception --now
     stageloom plan push shop-7 shop-8 shop-9 inception
     stageloom plan push --all inception
@@ -167,8 +176,9 @@ def push(
     refused = [entry for entry in pushed if entry.cause]
     if len(devices) == 1 and refused:
         raise InputError(refused[0].cause)
-    document = pushed[0] if len(devices) == 1 else pushed
-    show_result(document, lambda: _tell_pushed(pushed))
+    found = _outcomes(pushed) if wait else ()
+    rows = found or pushed
+    show_result(rows[0] if len(devices) == 1 else rows, lambda: None if wait else _tell_pushed(pushed))
     for entry in refused[:_SHOWN]:
         progress(f"{entry.device}: {entry.cause}")
     if refused:
@@ -176,6 +186,8 @@ def push(
             f"{len(refused)} of {len(pushed)} devices were refused",
             remedy="the others have it; push to these again once the cause is gone",
         )
+    if not all(map(push_wait.kept, found)):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _replies(request: schema.PlanPushRequest, devices: Sequence[str]) -> Iterator[schema.PlanPushReply]:
@@ -188,6 +200,18 @@ def _replies(request: schema.PlanPushRequest, devices: Sequence[str]) -> Iterato
             reply = caller.call(routes.PLAN_PUSH, msgspec.structs.replace(request, after=after))
             after, more = reply.next, bool(reply.next)
             yield reply
+
+
+def _outcomes(pushed: Sequence[schema.Pushed]) -> list[schema.HistoryEntry]:
+    _tell_pushed(pushed)
+    with connected() as caller:
+        return push_wait.outcomes(
+            [entry for entry in pushed if not entry.cause],
+            lambda device: caller.call(routes.DEVICE_SHOW, DeviceShowRequest(device=DeviceId(device))),
+            progress,
+            time.monotonic,
+            time.sleep,
+        )
 
 
 def _tell_pushed(pushed: Sequence[schema.Pushed]) -> None:

@@ -44,6 +44,11 @@ def test_a_device_on_its_way_waits_for_the_next_step(state: DeviceState, what: s
     assert waits_for(replace(_INFO, report=replace(_INFO.report, state=state))) == what
 
 
+def test_how_long_a_trial_takes_is_told_as_the_device_announced_it() -> None:
+    report = replace(_INFO.report, state=DeviceState.TRIAL, reason="the trial takes up to 40 s")
+    assert waits_for(replace(_INFO, report=report)) == "the trial's verdict, the trial takes up to 40 s"
+
+
 def test_a_device_that_was_not_told_yet_waits_to_come_online_or_to_be_told() -> None:
     behind = replace(_INFO, desired_generation=3)
     assert waits_for(replace(behind, online=False)) == "the device to come online"
