@@ -1,9 +1,11 @@
 """What the arrivals of an alarm meet under any plan of its device: demand, times of models, how lanes share.
 
 Times of whole models, by executor and threads, are what the device measured of them alone. The plan that runs
-says how far they hold: what its steps take beyond that is put down to lanes that run beside each other, up to
-`BESIDE_MOST`, and what is left slows every plan alike, a foreign load or a lower clock. A way to run a model
-that was never measured has no time, but for the plan's own, so plans that use it cannot be judged here. Pure.
+says how far they hold. What its steps take beyond that is the doing of lanes that run beside each other, up
+to `BESIDE_MOST`, or of somebody else who uses the cores (the device's own clients, too), which slows every
+plan alike, wide lanes no less. Nothing tells the two apart, so half of it is put down to lanes, and what a
+plan gains is as uncertain as that. A way to run a model that was never measured has no time, but for the
+plan's own, so plans that use it cannot be judged here. Pure.
 """
 
 import math
@@ -52,11 +54,15 @@ _BURST: Final = 3.0  # standard deviations above the usual count that chance doe
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """Over times alone. `told`: the running plan says what lanes cost each other."""
+    """Over times alone. `told`: the running plan says what lanes cost each other.
+
+    `doubt`: `slow` is so many times as much if lanes cost each other nothing.
+    """
 
     slow: float
     beside: float
     told: bool
+    doubt: float = 1.0
 
 
 def rate_per_s(load: Load) -> float:
@@ -166,7 +172,12 @@ class LoadScene:
             0.0 if self.speed.told or plan.lanes == self.incumbent.lanes else BESIDE_ERROR,
         )
         less, _ = log_gain(self.base, judge(off, self.demand, self.streams))
-        return Weighed(judged=judged, log_gain=gained, error=math.hypot(spread, gained - less))
+        error = math.hypot(spread, gained - less)
+        if self.speed.doubt > 1.0 and plan.lanes != self.incumbent.lanes:
+            others = served.slower(self.speed.doubt - 1.0, -self.speed.beside)
+            less, _ = log_gain(self.base, judge(others, self.demand, self.streams))
+            error = math.hypot(error, gained - less)
+        return Weighed(judged=judged, log_gain=gained, error=error)
 
 
 def _speed(
@@ -185,8 +196,9 @@ def _speed(
     ratio = min(max(took / alone, _SLOW[0]), _SLOW[1])
     others = (plan.lanes - 1) * min(took / plan.lanes, 1.0)
     told = others >= _TOLD
-    beside = min(max((ratio - 1.0) / others, 0.0), BESIDE_MOST) if told else BESIDE
-    return DeviceSpeed(ratio / (1.0 + beside * others), beside, told)
+    beside = 0.5 * min(max((ratio - 1.0) / others, 0.0), BESIDE_MOST) if told else BESIDE
+    by_lanes = 1.0 + beside * others
+    return DeviceSpeed(ratio / by_lanes, beside, told, by_lanes if told else 1.0)
 
 
 def _way(bound: BoundPlan, model: int) -> ExecutorOptions | None:
