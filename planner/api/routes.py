@@ -329,6 +329,16 @@ REPLAN_LIST: Final = Route(
     "Re-plans with their triggers, trials and outcomes; newest first.",
     offline=True,
 )
+REGIME_LIST: Final = Route(
+    "replan.regimes",
+    "GET",
+    "/v1/devices/{device}/regimes",
+    replan.RegimeListRequest,
+    Page[replan.RegimeInfo],
+    Role.VIEWER,
+    "Under which arrivals which plan of a device won its trial; newest first.",
+    offline=True,
+)
 
 # -- schedulers -------------------------------------------------------------------------------------------
 

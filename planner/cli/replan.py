@@ -1,15 +1,15 @@
-"""`stageloom replan ...`: what was re-planned for devices, and how it ended."""
+"""`stageloom replan ...`: what was re-planned for devices, how it ended, and what is known since."""
 
 from typing import Annotated
 
 import typer
 
 from stageloom.planner.api import routes
-from stageloom.planner.cli.connection import first
+from stageloom.planner.cli.connection import every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import compared, emit_table, pair, show, when
 from stageloom.planner.schema.base import PAGE_MAX
-from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest
+from stageloom.planner.schema.replan import RegimeListRequest, ReplanInfo, ReplanListRequest
 from stageloom.shared.ids import DeviceId
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at re-plans of devices.")
@@ -39,6 +39,31 @@ def list_replans(
         *("ratio", "decided ms", "active ms", "reason", "remark"),
     )
     show(infos, lambda: emit_table(columns, list(map(_row, infos)), empty="nothing was re-planned"))
+
+
+@app.command()
+def regimes(device: Annotated[str, typer.Argument(metavar="DEVICE")]) -> None:
+    """List what a device is known to be best with. Of each regime the arrivals, and the plan that won then.
+
+    A re-plan for arrivals within a factor of 1.5 of these pushes that plan at once, without a search.
+
+    \b
+    stageloom replan regimes shop-7
+    """
+    infos = every(routes.REGIME_LIST, checked(RegimeListRequest(device=DeviceId(device))))
+    rows = [
+        (
+            ", ".join(f"{load.model} {load.arrivals_per_s:.3g}" for load in info.loads),
+            info.plan,
+            info.digest[:12],
+            info.active,
+            when(info.proven_at_us),
+        )
+        for info in infos
+    ]
+    columns = ("arrivals per s", "plan", "digest", "runs", "proven at (UTC)")
+    empty = "no re-plan of it has led to a trial that compared, under its costs of today"
+    show(infos, lambda: emit_table(columns, rows, empty=empty))
 
 
 def _row(info: ReplanInfo) -> tuple[object, ...]:

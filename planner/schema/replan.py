@@ -101,6 +101,33 @@ class ReplanListRequest(Request, frozen=True, kw_only=True):
     limit: PageSize = 64
 
 
+class RegimeLoad(Reply, frozen=True, kw_only=True):
+    """Arrivals of one model in a regime, and what a task of it took when the plans were compared."""
+
+    model: Name
+    arrivals_per_s: Real
+    service_s: Real
+
+
+class RegimeInfo(Reply, frozen=True, kw_only=True):
+    """The plan that won a trial under such arrivals, at a moment of the device's clock.
+
+    `plan`: a name of it; empty where it has none any more. `active`: it is what the device runs.
+    """
+
+    loads: Annotated[tuple[RegimeLoad, ...], Meta(max_length=64)]
+    plan: Annotated[str, Meta(max_length=64, pattern=NO_NUL)]
+    digest: DigestText
+    active: bool
+    proven_at_us: MicroSeconds
+
+
+class RegimeListRequest(Request, frozen=True, kw_only=True):
+    """What a device's re-plans know without a search, newest first."""
+
+    device: DeviceName
+
+
 class ReplanningShowRequest(Request, frozen=True, kw_only=True):
     device: DeviceName
 

@@ -12,17 +12,17 @@ from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
-from stageloom.planner.schema.replan import Proposer
+from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
-from stageloom.planner.store.regimes import known_regimes
+from stageloom.planner.store.regimes import known_regimes, regime_infos
 from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import ReplanRow
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from stageloom.shared.plan import Plan
@@ -242,6 +242,16 @@ def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: R
     assert newest.rates == (RegimeRate("relu", 10.0, 1e-3),)
     assert rig.store.read(known_regimes, NANO, "another class") == []
     assert rig.store.read(known_regimes, NANO, CLASS, newest.at_us) == [newest]
+    shown = rig.store.read(regime_infos, NANO)
+    assert [(one.digest, one.proven_at_us) for one in shown] == [
+        (third.digest, newest.at_us),
+        (rig.runs.digest, older.at_us),
+    ]
+    assert shown[0].loads == (RegimeLoad(model="relu", arrivals_per_s=10.0, service_s=1e-3),)
+    names = [rig.store.read(plan_info, one.plan).digest for one in shown]
+    assert names == [one.digest for one in shown], "named so that other commands find them"
+    with pytest.raises(InputError, match="there is no device"):
+        rig.store.read(regime_infos, DeviceId("nobody"))
 
 
 def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> None:

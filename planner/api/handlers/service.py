@@ -19,7 +19,7 @@ from stageloom.planner.config import SETTINGS, PlannerConfig
 from stageloom.planner.schema import access, job, service
 from stageloom.planner.schema.base import PAGE_MAX, Done, Page
 from stageloom.planner.schema.job import JobInfo, JobState
-from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest
+from stageloom.planner.schema.replan import RegimeInfo, RegimeListRequest, ReplanInfo, ReplanListRequest
 from stageloom.planner.store.access import (
     access_infos,
     add_access,
@@ -31,6 +31,7 @@ from stageloom.planner.store.backup import backup
 from stageloom.planner.store.devices import device_info, device_infos, planner_epoch
 from stageloom.planner.store.events import unreadable_records
 from stageloom.planner.store.link import fleet_members
+from stageloom.planner.store.regimes import regime_infos
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.telemetry import newest_telemetry, telemetry_balance
 from stageloom.planner.store.trusted_time import notices, trust_clock
@@ -165,6 +166,11 @@ def replan_list(api: ApiContext, request: ReplanListRequest, call: ApiCall) -> P
     infos = api.reader.read(replan_infos, request.device, before=before, limit=request.limit + 1)
     shown = tuple(infos[: request.limit])
     return Page(items=shown, next=str(shown[-1].replan) if len(infos) > request.limit else "")
+
+
+@handles(routes.REGIME_LIST)
+def regime_list(api: ApiContext, request: RegimeListRequest, call: ApiCall) -> Page[RegimeInfo]:
+    return Page(items=tuple(api.reader.read(regime_infos, request.device)))
 
 
 # -- who may use the API ----------------------------------------------------------------------------------

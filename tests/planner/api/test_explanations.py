@@ -6,7 +6,7 @@ import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.schema.explanation import CostSource, PlanExplainRequest
-from stageloom.planner.schema.replan import ReplanListRequest
+from stageloom.planner.schema.replan import RegimeListRequest, ReplanListRequest
 from stageloom.planner.schema.trial import TrialCompareRequest
 from stageloom.planner.service import Planner
 from stageloom.planner.store.desired import Push, push
@@ -125,3 +125,11 @@ def test_replans_are_listed_in_pages_newest_first(callers: Callers, world: World
     assert [info["device"] for info in found] == [second, first]
     found = json.loads(ok(world.home, "replan", "list", first, "--json"))
     assert [(info["device"], info["cause"]) for info in found] == [(first, "variance")]
+
+
+def test_what_a_device_is_known_to_be_best_with_is_listed(callers: Callers, world: World) -> None:
+    """Of a device that was never tried anything on: nothing. What is known, the store's tests say."""
+    assert callers.call(routes.REGIME_LIST, RegimeListRequest(device=NANO)).items == ()
+    assert json.loads(ok(world.home, "replan", "regimes", NANO, "--json")) == []
+    with pytest.raises(StageloomError, match="there is no device 'nobody'"):
+        callers.call(routes.REGIME_LIST, RegimeListRequest(device=DeviceId("nobody")))
