@@ -39,6 +39,7 @@ class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
     shapes: dict[str, tuple[int, ...]] = {}  # of inputs whose dimensions the file leaves open
+    smallest: dict[str, tuple[int, ...]] = {}  # of those that stay open, up to `shapes`
 
 
 AUTO: Final = "auto"

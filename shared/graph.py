@@ -16,6 +16,7 @@ from stageloom.shared.convolution import Convolution
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.shape_ranges import ShapeRanges, middle_shape, within
 
 GRAPH_VERSION = 2
 MAX_OPERATORS = 1 << 16
@@ -69,6 +70,8 @@ class Operator:
 class Graph:
     """The operators of one model; see the module's text for their order.
 
+    With `ranges` dimensions of the inputs are open: the model is one operator, which no cut divides.
+
     `base_cuts` are ascending positions p with 0 < p < len(operators). `partitions` names choices among them:
     `whole` (no cut), `base` (all of them) and, where the file carries borders, `paper`.
     """
@@ -81,6 +84,25 @@ class Graph:
     base_cuts: tuple[int, ...] = ()
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
     batchable: bool = False  # re-pinning to a batch b > 1 was tried and b rows equal b single runs
+    ranges: ShapeRanges | None = None
+
+    def takes(self, tensor: TensorId, shape: Sequence[int]) -> bool:
+        """Whether an input may have this shape."""
+        return within(shape, self.smallest(tensor), self.tensors[tensor].shape)
+
+    def smallest(self, tensor: TensorId) -> tuple[int, ...]:
+        """The smallest shape of a tensor: its only one where no dimension is open."""
+        return self.tensors[tensor].shape if self.ranges is None else self.ranges.smallest[tensor]
+
+    def middle(self, tensor: TensorId) -> tuple[int, ...]:
+        """The shape that plans take a task's tensor to have; see `middle_shape`."""
+        return middle_shape(self.smallest(tensor), self.tensors[tensor].shape)
+
+    @property
+    def largest_tensor_bytes(self) -> int:
+        """Bytes of the largest value that a run of batch 1 makes or reads."""
+        largest = max(tensor.nbytes for tensor in self.tensors)
+        return largest if self.ranges is None else max(largest, self.ranges.largest_tensor_bytes)
 
     @cached_property
     def producer(self) -> tuple[int, ...]:
@@ -192,6 +214,7 @@ def graph_to_wire(graph: Graph) -> list[Any]:
         list(graph.base_cuts),
         [[name, list(cuts)] for name, cuts in graph.partitions],
         graph.batchable,
+        *([] if graph.ranges is None else [graph.ranges.to_wire()]),
     ]  # fmt: skip
 
 
@@ -210,7 +233,7 @@ def graph_from_wire(wire: Any) -> Graph:
         DecodeError: the value has another version or shape, or the graph breaks an invariant.
     """
     try:
-        version, name, tensors, operators, inputs, outputs, base_cuts, partitions, batchable = wire
+        version, name, tensors, operators, inputs, outputs, base_cuts, partitions, batchable, *further = wire
         if type(version) is not int or version != GRAPH_VERSION:
             raise ValueError(f"its format is not {GRAPH_VERSION}")
         if type(batchable) is not bool:
@@ -224,6 +247,7 @@ def graph_from_wire(wire: Any) -> Graph:
             base_cuts=_numbers(base_cuts),
             partitions=tuple((_text(n), _numbers(cuts)) for n, cuts in partitions),
             batchable=batchable,
+            ranges=ShapeRanges.from_wire(*further) if further else None,
         )
     except (TypeError, ValueError) as error:
         raise DecodeError(f"not a graph: {str(error)[:200]}", remedy="import the model again") from error
@@ -284,7 +308,11 @@ def graph_problem(graph: Graph) -> str:
     if not 0 < len(graph.operators) <= MAX_OPERATORS:
         return f"it has {len(graph.operators)} operators, not 1..{MAX_OPERATORS}"
     return (
-        _tensor_problem(graph) or _order_problem(graph) or _convolution_problem(graph) or _cut_problem(graph)
+        _tensor_problem(graph)
+        or _order_problem(graph)
+        or _convolution_problem(graph)
+        or _cut_problem(graph)
+        or _range_problem(graph)
     )
 
 
@@ -338,3 +366,14 @@ def _cut_problem(graph: Graph) -> str:
     if len(dict(graph.partitions)) != len(graph.partitions):
         return "two partitions share a name"
     return ""
+
+
+def _range_problem(graph: Graph) -> str:
+    ranges = graph.ranges
+    if ranges is None:
+        return ""
+    if len(graph.operators) != 1 or graph.batchable:
+        return "a model with open dimensions is one operator and takes no batch"
+    if ranges.largest_tensor_bytes > MAX_TENSOR_BYTES:
+        return f"a value inside has {ranges.largest_tensor_bytes} bytes"
+    return ranges.problem([tensor.shape for tensor in graph.tensors])

@@ -147,7 +147,7 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
         for name, one in zip(names, arguments, strict=True):
             progress(f"importing {one.path}")
             try:
-                models.append(prepare(name, Path(one.path), dict(one.shapes), Path(folder)))
+                models.append(prepare(name, Path(one.path), one.pinned("a comparison"), Path(folder)))
             except UnpinnedShape as error:
                 raise unpinned_in_option(error, replace(one, name=name), "") from error
         return _Bench(models, load, progress).run()

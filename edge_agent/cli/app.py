@@ -111,12 +111,15 @@ def run(
     stageloom-agent run --model detector=yolo.onnx:images=1x3x640x640 \\
                         --model bert.onnx:input_ids=1x128,attention_mask=1x128
 
-    DIMS are numbers joined by x, or `scalar`. Without NAME a model is called like its file.
+    DIMS are numbers joined by x, or `scalar`; LOW..HIGH leaves a dimension open. Without NAME a model is
+    called like its file.
     """
     models = None
     if model:
         models = tuple(
-            msgspec.to_builtins(ModelFile(path=one.path, name=one.called, shapes=dict(one.shapes)))
+            msgspec.to_builtins(
+                ModelFile(path=one.path, name=one.called, shapes=one.largest, smallest=one.smallest)
+            )
             for one in parse_models(model, shape or ())
         )
     elif shape:
@@ -248,7 +251,7 @@ def verify(
     report = verify(
         Path(chosen.path),
         schedule,
-        shapes=dict(chosen.shapes),
+        shapes=chosen.pinned("verify"),
         ranges=parse_ranges(value_range or ()),
         partition=partition,
         executor=executor,

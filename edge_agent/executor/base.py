@@ -23,6 +23,7 @@ from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import Member
+from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
     import numpy
@@ -62,13 +63,15 @@ def check_feeds(bound: BoundPlan, step: Step, feeds: StepFeeds) -> None:
 
 def input_problem(graph: Graph, row: "Mapping[str, numpy.ndarray]") -> str:
     """What is wrong with one task's inputs of a model; empty where they are as its graph says."""
-    for tensor in (graph.tensors[t] for t in graph.inputs):
+    for number in graph.inputs:
+        tensor = graph.tensors[number]
         array = row.get(tensor.name)
         if array is None:
             return f"model {graph.name!r} needs the input {tensor.name!r}"
-        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
-            wanted = f"{tensor.dtype} {list(tensor.shape)}"
-            return f"input {tensor.name!r} is {array.dtype} {list(array.shape)}, not {wanted}"
+        if not graph.takes(number, array.shape) or array.dtype.name != tensor.dtype:
+            wanted = f"{tensor.dtype} {range_text(graph.smallest(number), tensor.shape)}"
+            given = shape_text(array.shape)
+            return f"input {tensor.name!r} is {array.dtype} {given}, not {wanted}"
     return ""
 
 
@@ -106,6 +109,20 @@ def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], rem
                 f"the {executor} executor does not know the precision {precision!r}",
                 remedy=remedy or f"use one of {', '.join(known)}",
             )
+
+
+def require_pinned(bound: BoundPlan, executor: str) -> None:
+    """Raises:
+    ExecutorError: a model that the executor is to run has open dimensions.
+    """
+    for index, _ in bound.run_by(executor):
+        for member in bound.combined[index].members:
+            if bound.models[member.model].graph.ranges is not None:
+                raise ExecutorError(
+                    f"model {bound.models[member.model].plan.name!r} has open dimensions, which the "
+                    f"{executor} executor does not run",
+                    remedy="use onnx, or pin its shapes",
+                )
 
 
 def one_line(error: BaseException) -> str:

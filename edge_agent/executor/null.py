@@ -17,6 +17,7 @@ from stageloom.edge_agent.executor.base import (
     Rows,
     StepResult,
     TimingRequest,
+    require_pinned,
 )
 from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
@@ -64,6 +65,7 @@ class NullExecutor:
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Lower every full mask, so that a broken schedule fails here."""
+        require_pinned(bound, self.name)
         self._plans[key] = bound
         for index, combined in enumerate(bound.combined):
             self._program(key, index, combined.full_mask)

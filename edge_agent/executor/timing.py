@@ -139,14 +139,17 @@ def read_for_the_last_time(graph: Graph, op: int, live: Iterable[TensorId]) -> l
 
 
 def seeded_values(graph: Graph, tensors: Iterable[TensorId], batch: int) -> "dict[TensorId, numpy.ndarray]":
-    """Seeded contents for tensors of the graph, of their types. [batch, ...]"""
+    """Seeded contents for tensors of the graph, of their types. [batch, ...]
+
+    Where dimensions are open it is the middle of their ranges that plans reckon with.
+    """
     import numpy as np
 
     rng = np.random.default_rng(_SEED)
     values: dict[TensorId, np.ndarray] = {}
     for tensor in tensors:
         described = graph.tensors[tensor]
-        shape = described.batched(batch)
+        shape = described.batched(batch) if graph.ranges is None else graph.middle(tensor)
         # numpy has no bfloat16 of its own: whoever takes one converts.
         dtype = np.dtype("float32" if described.dtype == "bfloat16" else described.dtype)
         if dtype.kind == "f":

@@ -32,6 +32,7 @@ from stageloom.edge_agent.ingest.client_memory import (
     InputSource,
     LayoutPool,
     Outputs,
+    Shapes,
     TaskInput,
     TaskLayout,
     kind_of,
@@ -98,9 +99,11 @@ class TaskFuture(Future[Any]):
         self._session.cancel(self._task)
         return True
 
-    def deliver(self, layout: TaskLayout) -> Any:
+    def deliver(self, layout: TaskLayout, shapes: Shapes) -> Any:
         """The result of a task that completed in this layout, in the thread that reads replies."""
-        return layout.outputs() if self._deliver is None else self._deliver(layout.output_views())
+        if self._deliver is None:
+            return layout.outputs(shapes)
+        return self._deliver(layout.output_views(shapes))
 
 
 class Client:
@@ -151,7 +154,8 @@ class Client:
         """Hand a task over; several model names share one input and make one task.
 
         Args:
-            inputs: arrays or what is read into one, by tensor name, with exactly the model's type and shape.
+            inputs: arrays or what is read into one, by tensor name, with the model's type and a shape that
+                it takes.
             deadline_s: seconds from now after which the result is worthless (`TaskExpired`).
             priority: higher runs earlier where the plan's queue rule says so.
             deliver: of one model's outputs by name makes the result, without a copy between; it is called in
@@ -355,7 +359,7 @@ class _Session:
         try:
             if ended.outcome == "completed":
                 try:
-                    result = future.deliver(layout)
+                    result = future.deliver(layout, ended.shapes)
                 finally:
                     self._layouts.give_back(layout)
                 future.set_result(result)

@@ -31,7 +31,7 @@ from stageloom.edge_agent.ingest.messages import (
     ToAgent,
 )
 from stageloom.edge_agent.ingest.signature import tensor_bytes
-from stageloom.shared.errors import TaskRefused, UnavailableError
+from stageloom.shared.errors import DecodeError, TaskRefused, UnavailableError
 
 _ARENA_BYTES = 64 << 20  # address space only: pages cost memory once they are touched
 
@@ -147,6 +147,7 @@ def _aligned(nbytes: int) -> int:
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Outputs: TypeAlias = dict[str, Array]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
 Kind: TypeAlias = tuple[Any, ...]
 """Models, and each input's name, type and shape: what tasks must share to take turns in one layout."""
 
@@ -189,19 +190,30 @@ class TaskLayout:
     names: tuple[str, ...]  # of the models
     results: tuple[tuple[int, str, Array], ...]  # model, tensor, view
     made_for: object
+    is_open: bool = False  # each task says what shapes its outputs have
 
-    def outputs(self) -> Outputs | dict[str, Outputs]:
-        """Copies of the outputs, so that the places can be used again."""
+    def outputs(self, shapes: Shapes = ()) -> Outputs | dict[str, Outputs]:
+        """Copies of the outputs, so that the places can be used again; `shapes` as `TaskEnded` has them."""
         if len(self.names) == 1:
-            return {tensor: view.copy() for _, tensor, view in self.results}
+            return {tensor: view.copy() for tensor, view in self.output_views(shapes).items()}
         by_model: dict[str, Outputs] = {name: {} for name in self.names}
-        for model, tensor, view in self.results:
+        for model, tensor, view in self._made(shapes):
             by_model[self.names[model]][tensor] = view.copy()
         return by_model
 
-    def output_views(self) -> Outputs:
+    def output_views(self, shapes: Shapes = ()) -> Outputs:
         """The outputs of the only model where they lie; the next task in this layout overwrites them."""
-        return {tensor: view for _, tensor, view in self.results}
+        return {tensor: view for _, tensor, view in self._made(shapes)}
+
+    def _made(self, shapes: Shapes) -> Sequence[tuple[int, str, Array]]:
+        if not self.is_open:
+            return self.results
+        if len(shapes) != len(self.results):
+            raise DecodeError("the agent has not said what shapes the outputs have")
+        return [
+            (model, tensor, view.reshape(-1)[: prod(shape)].reshape(shape))
+            for (model, tensor, view), shape in zip(self.results, shapes, strict=True)
+        ]
 
 
 class LayoutPool:
@@ -234,7 +246,11 @@ class LayoutPool:
         valid = self._valid
         inputs = [(name, _native(name, dtype), shape) for name, dtype, shape in kind[1:]]
         outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
-        sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in inputs]
+        # Tasks of other shapes want places of the same size: what one has left must do for the next.
+        largest = {tensor.name: tensor.shape for info in infos if info.is_open for tensor in info.inputs}
+        sizes = [
+            dtype.itemsize * max(prod(shape), prod(largest.get(name, ()))) for name, dtype, shape in inputs
+        ]
         sizes += [tensor_bytes(tensor.dtype, tensor.shape) for _, tensor in outputs]
         reservation = self._reserve(sizes)
         memory, arena = reservation.arena.memory, reservation.arena.number
@@ -252,7 +268,14 @@ class LayoutPool:
             results.append((index, tensor.name, _output_view(memory, tensor, nbytes, offset)))
         names = tuple(info.name for info in infos)
         layout = TaskLayout(
-            next(self._numbers), kind, reservation, tuple(views), names, tuple(results), valid
+            next(self._numbers),
+            kind,
+            reservation,
+            tuple(views),
+            names,
+            tuple(results),
+            valid,
+            any(info.is_open for info in infos),
         )
         self._send(DeclareLayout(layout.number, names, tuple(refs), tuple(targets)), None)
         with self._lock:

@@ -79,6 +79,7 @@ class DeclaredLayout:
                 for ref in self.declared.outputs
             ),
             self.application,
+            tuple(ref.shape for ref in self.declared.inputs),
         )
 
 

@@ -176,7 +176,7 @@ class Endpoint:
         if done.told:
             self._last = ended, done
         else:
-            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s)
+            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s, done.shapes)
 
     def pass_on(self, application: int, packet: bytes) -> None:
         """Send what an application did not take from the engine process."""
@@ -201,7 +201,13 @@ class Endpoint:
             connection.tasks.pop(ended.owner_task, None)
 
     def _tell(
-        self, ended: OpenTask, outcome: Outcome, code: str, reason: str, queued_at_s: float = 0.0
+        self,
+        ended: OpenTask,
+        outcome: Outcome,
+        code: str,
+        reason: str,
+        queued_at_s: float = 0.0,
+        shapes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         connection = self._connections.get(ended.owner)
         if connection is None:
@@ -215,6 +221,7 @@ class Endpoint:
                 reason[:MAX_REASON_CHARS],
                 ended.received_at_s,
                 queued_at_s,
+                shapes=shapes,
             ),
         )
 
@@ -232,7 +239,7 @@ class Endpoint:
         if self._last is not None:
             ended, done = self._last
             self._last = None
-            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s)
+            self._tell(ended, done.outcome, done.code, done.reason, done.queued_s, done.shapes)
         for task in self._ledger.open_tasks():
             self.task_ended(task.id, outcome, code, reason)
         for number in list(self._recordings):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.shape_ranges import range_text, within
 
 PROTOCOL_VERSION: Final = 1
 MAX_PACKET_BYTES: Final = 64 << 10
@@ -39,11 +40,21 @@ Instant = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class TensorInfo(Struct, frozen=True, array_like=True):
-    """One tensor of a model: numpy's type name and the pinned shape of one task."""
+    """One tensor of a model: numpy's type name and the shape of one task, the largest where that is open."""
 
     name: TensorName
     dtype: Dtype
     shape: Shape
+    smallest: Shape | None = None  # None: the shape is pinned
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a task's tensor may have this shape."""
+        return shape == self.shape or (self.smallest is not None and within(shape, self.smallest, self.shape))
+
+    @property
+    def shapes_text(self) -> str:
+        """`1x3x224x224`, `1..6x3x48x16..2400` or `scalar`."""
+        return range_text(self.shape if self.smallest is None else self.smallest, self.shape)
 
 
 class ModelSignature(Struct, frozen=True, array_like=True):
@@ -57,6 +68,11 @@ class ModelSignature(Struct, frozen=True, array_like=True):
     inputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     outputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     batchable: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tasks have shapes of their own within the model's ranges."""
+        return any(info.smallest is not None for info in self.inputs)
 
 
 class InputRef(Struct, frozen=True, array_like=True):
@@ -169,7 +185,8 @@ class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
 
     `code` is a fixed word, `reason` one line: cause; remedy. The instants are when the agent read the task,
     when the engine queued it, when its first step began and when its last one had ended; 0 where it did not
-    get that far.
+    get that far. `shapes` are those of the layout's outputs where a model's are open: each lies at the
+    beginning of its place.
     """
 
     task: Id
@@ -180,6 +197,7 @@ class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
     queued_at_s: Instant = 0.0
     started_at_s: Instant = 0.0
     ended_at_s: Instant = 0.0
+    shapes: Annotated[tuple[Shape, ...], Meta(max_length=MAX_TENSORS)] = ()
 
 
 class Models(Struct, frozen=True, array_like=True, tag=3):

@@ -18,6 +18,8 @@ from stageloom.edge_agent.ingest.messages import (
 )
 from stageloom.shared.errors import TaskRefused
 from stageloom.shared.graph import ITEM_BYTES, Graph
+from stageloom.shared.ids import TensorId
+from stageloom.shared.shape_ranges import shape_text
 
 LAYOUT_CODES: Final = frozenset(
     {"unknown_model", "wrong_input", "wrong_dtype", "wrong_shape", "signature_changed", "bad_reference"}
@@ -34,8 +36,12 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
     if max(len(graph.inputs), len(graph.outputs)) > MAX_TENSORS:
         raise TaskRefused("too_many_tensors", f"model {name!r} has more than {MAX_TENSORS} inputs or outputs")
 
-    def describe(ids: Sequence[int]) -> tuple[TensorInfo, ...]:
-        return tuple(TensorInfo(t.name, t.dtype, t.shape) for t in (graph.tensors[i] for i in ids))
+    def describe(ids: Sequence[TensorId]) -> tuple[TensorInfo, ...]:
+        smallest = {t: graph.smallest(t) if graph.ranges is not None else None for t in ids}
+        return tuple(
+            TensorInfo(graph.tensors[t].name, graph.tensors[t].dtype, graph.tensors[t].shape, low)
+            for t, low in smallest.items()
+        )
 
     info = ModelSignature(name, describe(graph.inputs), describe(graph.outputs), graph.batchable)
     if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
@@ -91,17 +97,17 @@ def _check_inputs(info: ModelSignature, inputs: Sequence[InputRef]) -> None:
                 f"input {tensor.name!r} of {info.name!r} is {tensor.dtype}, not {ref.dtype}",
                 remedy=_takes(info),
             )
-        if ref.shape != tensor.shape:
+        if not tensor.takes(ref.shape):
             raise TaskRefused(
                 "wrong_shape",
-                f"input {tensor.name!r} of {info.name!r} is {shape_text(tensor.shape)}, "
+                f"input {tensor.name!r} of {info.name!r} is {tensor.shapes_text}, "
                 f"not {shape_text(ref.shape)}",
                 remedy=_takes(info),
             )
 
 
 def _takes(info: ModelSignature) -> str:
-    return "it takes " + ", ".join(f"{t.name}: {t.dtype} {shape_text(t.shape)}" for t in info.inputs[:8])
+    return "it takes " + ", ".join(f"{t.name}: {t.dtype} {t.shapes_text}" for t in info.inputs[:8])
 
 
 def _check_outputs(wanted: Sequence[ModelSignature], outputs: Sequence[OutputRef]) -> None:
@@ -124,8 +130,3 @@ def _check_place(ref: InputRef | OutputRef, nbytes: int, arenas: Mapping[int, in
         raise TaskRefused(
             "bad_reference", f"tensor {ref.tensor[:64]!r} lies outside arena {ref.arena} or is not aligned"
         )
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """`1x3x224x224`; a scalar is `scalar`."""
-    return "x".join(map(str, shape)) or "scalar"

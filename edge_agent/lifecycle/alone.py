@@ -12,7 +12,7 @@ from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import SettingError, UnpinnedShape
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
+from stageloom.shared.importer.model_argument import ModelArgument, dims_between, unpinned_in_option
 from stageloom.shared.messages.control import ArtifactNeed
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -58,9 +58,12 @@ def own_models(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         progress(f"importing {model.path}")
         scratch = store.directory.parent / "import"
         try:
-            report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
+            report = import_model(
+                Path(model.path), shapes=model.shapes, out_dir=scratch, smallest=model.smallest
+            )
         except UnpinnedShape as error:
-            argument = ModelArgument(model.path, model.name, tuple(model.shapes.items()))
+            dims = {name: dims_between(model.smallest.get(name, s), s) for name, s in model.shapes.items()}
+            argument = ModelArgument(model.path, model.name, tuple(dims.items()))
             raise unpinned_in_option(error, argument) from error
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
         choices.append(ModelChoice(name=model.name, artifact=artifact.digest, graph=artifact.graph))

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from stageloom.edge_agent.ingest.client import Client, TaskFuture
 from stageloom.edge_agent.ingest.client_memory import Outputs, TaskInput
-from stageloom.edge_agent.ingest.messages import ModelSignature
+from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, tensor_bytes
 from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
@@ -133,8 +133,8 @@ class InferenceService:
             MadeOutput(
                 one,
                 PROTOCOL_NAMES[info.dtype],
-                _rows_shape(info.shape, parts),
-                None if one.region is not None else [result[index] for result in results],
+                _rows_shape(results[0][index].shape, parts),
+                None if one.region is not None else [result[index].elements for result in results],
             )
             for index, (one, info) in enumerate(wanted)
         ]
@@ -188,14 +188,18 @@ def check_inputs(model: ModelSignature, call: InferenceCall, most_rows: int) -> 
             raise InputError(
                 f"input '{info.name}' of model '{model.name}' is {expected}, not {one.datatype[:16]}"
             )
-        parts.add(_times(one.shape, info.shape) if model.batchable else int(one.shape == info.shape))
+        parts.add(_times(one.shape, info.shape) if model.batchable else int(info.takes(one.shape)))
     number = parts.pop() if len(parts) == 1 else int(not model.inputs)
     if not 1 <= number <= most_rows:
-        shapes = ", ".join(f"'{info.name}' {list(info.shape)}" for info in model.inputs[:8])
+        shapes = ", ".join(f"'{info.name}' {_taken(info)}" for info in model.inputs[:8])
         got = ", ".join(f"'{one.name}' {list(one.shape)}" for one in call.inputs[:8])
         more = f" or up to {most_rows} times as many rows" if model.batchable else ""
         raise InputError(f"model '{model.name}' takes {shapes}{more}, not {got}")
     return number
+
+
+def _taken(info: TensorInfo) -> str:
+    return str(list(info.shape)) if info.smallest is None else info.shapes_text
 
 
 def _times(shape: tuple[int, ...], planned: tuple[int, ...]) -> int:
@@ -236,27 +240,45 @@ def _wanted(model: ModelSignature, call: InferenceCall, parts: int) -> list[tupl
             raise InputError(
                 f"unexpected inference output '{one.name[:64]}' for model '{model.name}': {have}"
             )
-        nbytes = parts * tensor_bytes(info.dtype, info.shape)
+        nbytes = parts * tensor_bytes(info.dtype, info.smallest or info.shape)
         if one.region is not None and one.nbytes < nbytes:
-            raise InputError(
-                f"output '{one.name}' has {nbytes} bytes, its place in shared memory region "
-                f"'{one.region.name}' {one.nbytes}"
-            )
+            raise _too_small(one, nbytes)
         found.append((one, info))
     return found
 
 
-def _deliver(wanted: Sequence[tuple[WantedOutput, Any]], part: int, outputs: Outputs) -> list[bytes | None]:
-    """Write one task's outputs where they are wanted, or copy them; in the thread that reads replies."""
-    made: list[bytes | None] = []
+class _Delivered(NamedTuple):
+    """One output of one task; `elements` are empty where they were written to a region."""
+
+    shape: tuple[int, ...]
+    elements: bytes
+
+
+def _deliver(wanted: Sequence[tuple[WantedOutput, Any]], part: int, outputs: Outputs) -> list[_Delivered]:
+    """Write one task's outputs where they are wanted, or copy them; in the thread that reads replies.
+
+    Raises:
+        InputError: an output of open dimensions does not fit into its region.
+    """
+    made: list[_Delivered] = []
     for one, _ in wanted:
         view = outputs[one.name]
         if one.region is None:
-            made.append(view.tobytes())
-        else:
-            one.region.write(view, one.region.place(one.offset + part * view.nbytes, view.nbytes))
-            made.append(None)
+            made.append(_Delivered(view.shape, view.tobytes()))
+            continue
+        if one.nbytes < view.nbytes:
+            raise _too_small(one, view.nbytes)
+        one.region.write(view, one.region.place(one.offset + part * view.nbytes, view.nbytes))
+        made.append(_Delivered(view.shape, b""))
     return made
+
+
+def _too_small(one: WantedOutput, nbytes: int) -> InputError:
+    assert one.region is not None
+    return InputError(
+        f"output '{one.name}' has {nbytes} bytes, its place in shared memory region "
+        f"'{one.region.name}' {one.nbytes}"
+    )
 
 
 async def _all_or_error(futures: Sequence[TaskFuture]) -> list[Any]:

@@ -34,11 +34,11 @@ def takes_batches(model: ModelSignature) -> bool:
 
 
 def model_metadata(model: ModelSignature) -> dict[str, Any]:
-    """Inputs and outputs; the first dimension of a model that takes batches is -1."""
+    """Inputs and outputs; -1 is an open dimension, as the first one of a model that takes batches."""
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        shape = [-1, *info.shape[1:]] if batches else list(info.shape)
+        shape = [-1, *info.shape[1:]] if batches else _open_as_minus_1(info)
         return {"name": info.name, "datatype": PROTOCOL_NAMES[info.dtype], "shape": shape}
 
     return {
@@ -55,7 +55,7 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        dims = list(info.shape[1:] if batches else info.shape)
+        dims = list(info.shape[1:]) if batches else _open_as_minus_1(info)
         return {"name": info.name, "data_type": f"TYPE_{PROTOCOL_NAMES[info.dtype]}", "dims": dims}
 
     return {
@@ -67,3 +67,8 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
         "input": [tensor(info) for info in model.inputs],
         "output": [tensor(info) for info in model.outputs],
     }
+
+
+def _open_as_minus_1(info: TensorInfo) -> list[int]:
+    bounds = zip(info.shape if info.smallest is None else info.smallest, info.shape, strict=True)
+    return [high if low == high else -1 for low, high in bounds]

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from stageloom.edge_agent.ingest.messages import MAX_REASON_CHARS, TaskEnded
 from stageloom.edge_agent.ingest.messages import encode as encode_packet
 from stageloom.edge_agent.worker.messages import (
@@ -33,8 +35,9 @@ from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import Code, Outcome
 from stageloom.shared.errors import RefusedError, TaskRefused
-from stageloom.shared.graph import ITEM_BYTES, Tensor
-from stageloom.shared.ids import TaskId
+from stageloom.shared.graph import ITEM_BYTES, Graph, Tensor
+from stageloom.shared.ids import TaskId, TensorId
+from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
     import numpy
@@ -147,6 +150,7 @@ class ArenaTasks:
         several = len(declared.models) > 1
         sources = {name: (arena, offset) for name, arena, offset in declared.inputs}
         targets = {name: (arena, offset) for name, arena, offset in declared.outputs}
+        shapes = dict(zip(sources, declared.shapes, strict=bool(declared.shapes)))
         models = [bound.models[bound.model_index[m]] for m in declared.models if m in bound.model_index]
         # New dictionaries: tasks in flight go on with what they have.
         layout.inputs, layout.outputs = {}, {}
@@ -156,13 +160,16 @@ class ArenaTasks:
                 tensor.name: self._view(
                     tensor, sources.get(f"{name}/{tensor.name}") or sources.get(tensor.name), name
                 )
-                for tensor in (graph.tensors[t] for t in graph.inputs)
+                for tensor in (
+                    _as_declared(graph, t, shapes.get(graph.tensors[t].name)) for t in graph.inputs
+                )
             }
             layout.outputs[name] = {
                 tensor.name: self._view(tensor, place, name)
                 for tensor in (graph.tensors[t] for t in graph.outputs)
                 if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
             }
+        layout.open_models = frozenset(model.plan.name for model in models if model.graph.ranges is not None)
         layout.addressing = {
             name: tuple(key for key, view in views.items() if view.dtype.name in ADDRESSING)
             for name, views in layout.inputs.items()
@@ -182,6 +189,35 @@ class ArenaTasks:
         if arena is None:
             raise TaskRefused(UNKNOWN_ARENA, f"arena {place[0]} is not known", remedy="add it first")
         return arena.view(tensor, place[1])
+
+
+def _as_declared(graph: Graph, number: TensorId, shape: "tuple[int, ...] | None") -> Tensor:
+    """An input with the shape that tasks of a layout have: the graph's, or one within its ranges.
+
+    Raises:
+        RefusedError: it lies outside them.
+    """
+    tensor = graph.tensors[number]
+    if graph.ranges is None or shape is None:
+        return tensor
+    if not graph.takes(number, shape):
+        wanted = range_text(graph.smallest(number), tensor.shape)
+        raise RefusedError(f"input {tensor.name!r} is {wanted}, not {shape_text(shape)}")
+    return Tensor(tensor.name, tensor.dtype, shape)
+
+
+def _write_smaller(place: "numpy.ndarray", made: "numpy.ndarray", name: str) -> None:
+    """Write an output at the beginning of a place that holds the largest.
+
+    Raises:
+        RefusedError: it is larger.
+    """
+    if made.dtype.itemsize != place.dtype.itemsize or made.size > place.size:
+        raise RefusedError(
+            f"output {name!r} is {shape_text(made.shape)}, more than {shape_text(place.shape)} elements",
+            remedy="import the model with the range in which its outputs are largest",
+        )
+    place.reshape(-1)[: made.size].reshape(made.shape)[...] = made
 
 
 class Application:
@@ -249,7 +285,16 @@ class _MappedArena:
 class _Layout:
     """A layout, and what it comes to under the plan that it was last used with."""
 
-    __slots__ = ("addressing", "arenas", "bound", "declared", "input_bytes", "inputs", "outputs")
+    __slots__ = (
+        "addressing",
+        "arenas",
+        "bound",
+        "declared",
+        "input_bytes",
+        "inputs",
+        "open_models",
+        "outputs",
+    )
 
     def __init__(self, declared: AddLayout) -> None:
         self.declared = declared
@@ -257,6 +302,7 @@ class _Layout:
         self.inputs: dict[str, dict[str, numpy.ndarray]] = {}  # by model and tensor
         self.outputs: dict[str, dict[str, numpy.ndarray]] = {}
         self.addressing: dict[str, tuple[str, ...]] = {}  # inputs that are copied, by model
+        self.open_models: frozenset[str] = frozenset()  # whose tensors have shapes of their own in each task
         self.arenas: tuple[int, ...] = ()
         self.input_bytes = 0
 
@@ -271,7 +317,7 @@ class _Layout:
 class _ArenaTask(EngineTask):
     """One task in place."""
 
-    __slots__ = ("_application", "_arenas", "_command", "_inputs", "_outputs", "_owner")
+    __slots__ = ("_application", "_arenas", "_command", "_inputs", "_layout", "_made", "_outputs", "_owner")
 
     def __init__(self, owner: ArenaTasks, layout: _Layout, command: RunTask) -> None:
         super().__init__(
@@ -286,6 +332,8 @@ class _ArenaTask(EngineTask):
         self._command = command
         self._inputs = layout.inputs if not layout.addressing else layout.settled_inputs()
         self._outputs = layout.outputs
+        self._layout = layout
+        self._made: dict[str, tuple[int, ...]] = {}  # shapes of what models with open dimensions made
         self._arenas = layout.arenas
         for arena in layout.arenas:
             owner.tasks_in[arena].add(self.id)
@@ -296,14 +344,21 @@ class _ArenaTask(EngineTask):
 
     def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
         """Write the outputs that the client has named a place for."""
+        if model not in self._layout.open_models:
+            for name, place in self._outputs[model].items():
+                place[...] = outputs[name]
+            return
         for name, place in self._outputs[model].items():
-            place[...] = outputs[name]
+            _write_smaller(place, outputs[name], name)
+            self._made[f"{model}/{name}" if self.shared else name] = outputs[name].shape
 
     def answer(self, done: TaskDone) -> None:
         """Report the end, with what the application is told."""
         for arena in self._arenas:
             if (tasks := self._owner.tasks_in.get(arena)) is not None:
                 tasks.discard(self.id)
+        if self._made and done.outcome is Outcome.COMPLETED:
+            done = structs.replace(done, shapes=self._shapes())
         command = self._command
         ended = TaskEnded(
             command.owner_task,
@@ -314,6 +369,17 @@ class _ArenaTask(EngineTask):
             done.queued_s,
             done.started_s or 0.0,
             done.ended_s,
+            done.shapes,
         )
         application = self._owner.applications.get(self._application)
         self._owner.report_end(done, application, encode_packet(ended))
+
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every output, in the layout's order."""
+        pinned = {
+            (f"{model}/{name}" if self.shared else name): view.shape
+            for model, views in self._outputs.items()
+            for name, view in views.items()
+        }
+        known = pinned | self._made
+        return tuple(known[name] for name, _, _ in self._layout.declared.outputs)

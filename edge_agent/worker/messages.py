@@ -91,6 +91,7 @@ class AddLayout(_Message, frozen=True, tag=20):
     inputs: tuple[Place, ...]
     outputs: tuple[Place, ...]
     application: int = 0  # whose tasks they are; 0: the agent tells their ends
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the inputs, for models with open dimensions; [] or [inputs]
 
 
 class DropLayout(_Message, frozen=True, tag=21):
@@ -254,6 +255,7 @@ class TaskDone(_Message, frozen=True, tag=6):
     parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
     plan: PlanKey | None = None  # whose step ended it; None: no step did
     told: bool = False  # the engine process tells the application itself
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the layout's outputs, where a model has open dimensions
 
 
 class PassOn(_Message, frozen=True, tag=23):

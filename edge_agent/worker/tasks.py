@@ -139,5 +139,7 @@ def _zero_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
     """Inputs for an instance whose tasks have all ended and that travels on."""
     import numpy
 
-    tensors = [model.graph.tensors[t] for t in model.graph.inputs]
-    return {tensor.name: numpy.zeros(tensor.shape, tensor.dtype) for tensor in tensors}
+    graph = model.graph
+    return {
+        graph.tensors[t].name: numpy.zeros(graph.smallest(t), graph.tensors[t].dtype) for t in graph.inputs
+    }

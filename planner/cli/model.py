@@ -36,7 +36,7 @@ def inspect(file: File, shape: Shapes = None) -> None:
     from stageloom.shared.importer.report import report_rows
 
     model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
-    report = inspect_model(Path(model.path), dict(model.shapes), progress=_progress())
+    report = inspect_model(Path(model.path), model.largest, smallest=model.smallest, progress=_progress())
     rows = report_rows(report)
     width = max(len(label) for label, _ in rows)
     told = "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
@@ -71,7 +71,11 @@ def add(
     call(routes.STATUS, StatusRequest())  # known before minutes go into an import
     with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
         report = import_model(
-            Path(model.path), shapes=dict(model.shapes), out_dir=Path(scratch), progress=_progress()
+            Path(model.path),
+            shapes=model.largest,
+            out_dir=Path(scratch),
+            smallest=model.smallest,
+            progress=_progress(),
         )
         request = checked(schema.ModelAddRequest(model=model.called, digest=report.digest))
         with connected() as caller:

@@ -37,13 +37,15 @@ def import_model(
     *,
     shapes: Mapping[str, Sequence[int]],
     out_dir: Path,
+    smallest: Mapping[str, Sequence[int]] | None = None,
     limits: ImportLimits | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
     """Import an ONNX file into `out_dir` as `<digest>.artifact`.
 
     Equal content gives the same digest and the same file, so importing twice changes nothing. `shapes` pins
-    inputs whose dimensions the file leaves open. `progress` receives one short line per phase. A failed
+    inputs whose dimensions the file leaves open. Those of `smallest` stay open: they take every shape from
+    that one to the one of `shapes`. `progress` receives one short line per phase. A failed
     import leaves nothing behind.
 
     Raises:
@@ -62,7 +64,7 @@ def import_model(
         raise _storage(out_dir, error) from error
     try:
         report = ImportReport.from_json(
-            run_child(path, shapes, scratch, limits, progress or (lambda line: None))
+            run_child(path, shapes, scratch, limits, progress or (lambda line: None), smallest=smallest)
         )
         # The child read a hostile file, so its artifact is checked before it is kept.
         open_artifact(scratch / ARTIFACT_NAME, report.digest)
@@ -101,6 +103,7 @@ def inspect_model(
     path: Path,
     shapes: Mapping[str, Sequence[int]],
     *,
+    smallest: Mapping[str, Sequence[int]] | None = None,
     limits: ImportLimits | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
@@ -110,7 +113,9 @@ def inspect_model(
         ModelError, UnpinnedShape, StorageError: as `import_model`.
     """
     with tempfile.TemporaryDirectory(prefix="stageloom-inspect-") as folder:
-        return import_model(path, shapes=shapes, out_dir=Path(folder), limits=limits, progress=progress)
+        return import_model(
+            path, shapes=shapes, out_dir=Path(folder), smallest=smallest, limits=limits, progress=progress
+        )
 
 
 def list_inputs(path: Path, limits: ImportLimits | None = None) -> str:

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         if request["inputs_only"]:
             outcome = {"report": {"inputs": inputs_here(path, limits)}}
         else:
-            report = import_here(path, request["shapes"], scratch, limits, _progress)
+            report = import_here(path, request["shapes"], scratch, limits, _progress, request["smallest"])
             outcome = {"report": report.to_json()}
     except UnpinnedShape as error:
         outcome = {

@@ -45,7 +45,7 @@ def pin_inputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> d
         raise UnpinnedShape(left_open)
     symbols: dict[str, set[int]] = {}
     for name, wanted in shapes.items():
-        _require_fitting(inputs[name], wanted)
+        require_fitting(inputs[name], wanted)
         for dim, size in zip(inputs[name].type.tensor_type.shape.dim, wanted, strict=False):
             if dim.dim_param:
                 symbols.setdefault(dim.dim_param, set()).add(size)
@@ -107,7 +107,10 @@ def _example(sizes: Sequence[int]) -> list[int]:
     return [size or guess(axis) for axis, size in enumerate(sizes)]
 
 
-def _require_fitting(value: onnx.ValueInfoProto, wanted: Sequence[int]) -> None:
+def require_fitting(value: onnx.ValueInfoProto, wanted: Sequence[int]) -> None:
+    """Raises:
+    ModelError: the file does not allow the input this shape.
+    """
     tensor = value.type.tensor_type
     name = value.name[:_NAME_CHARS]
     if any(size < 0 for size in wanted):

@@ -3,8 +3,10 @@
     detector=yolo.onnx:images=1x3x640x640
     bert.onnx:input_ids=1x128,attention_mask=1x128
     'saved model.onnx:serving_default_args_0:0=1x16,temperature=scalar'
+    rec=rec.onnx:x=1..6x3x48x16..2400
 
-DIMS are whole numbers joined by `x`; `scalar` is a tensor without dimensions. 0 is read, since states may be
+DIMS are whole numbers joined by `x`; `scalar` is a tensor without dimensions. `LOW..HIGH` leaves a dimension
+open: tasks may have any size from LOW to HIGH there. 0 is read, since states may be
 empty at first; whether the model takes it is the importer's to say. Empty DIMS are an error and no scalar: a
 shell's unset variable leaves them. Without NAME the model is called like its file.
 
@@ -25,16 +27,20 @@ from typing import Final
 from stageloom.shared.errors import InputError, ModelError, UnpinnedShape
 
 Shape = tuple[int, ...]
+Span = tuple[int, int]
+"""The smallest and the largest size of an open dimension."""
+Dims = tuple[int | Span, ...]
 
 MODEL_METAVAR: Final = "[NAME=]FILE[:INPUT=DIMS,...]"
 _MAX_RANK: Final = 16
 _SCALAR: Final = "scalar"
-_DIM: Final = r"(?:0|[1-9][0-9]{0,8})"
+_SIZE: Final = r"(?:0|[1-9][0-9]{0,8})"
+_DIM: Final = rf"{_SIZE}(?:\.\.{_SIZE})?"
 _DIMS: Final = rf"{_SCALAR}|{_DIM}(?:x{_DIM}){{0,{_MAX_RANK - 1}}}"
 _PIN: Final = re.compile(rf"(.+?)=({_DIMS})(?:,|\Z)", re.DOTALL)
 _INEXPRESSIBLE: Final = re.compile(rf"=(?:{_DIMS}),", re.DOTALL)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DIMS_REMEDY: Final = f"write whole numbers like 1x3x640x640, or {_SCALAR}"
+_DIMS_REMEDY: Final = f"write whole numbers like 1x3x640x640, LOW..HIGH for a range of them, or {_SCALAR}"
 _SHOWN: Final = 200  # characters of what was typed
 
 
@@ -44,7 +50,34 @@ class ModelArgument:
 
     path: str
     name: str | None = None  # None: the file's
-    shapes: tuple[tuple[str, Shape], ...] = ()  # input and dimensions, each input once
+    shapes: tuple[tuple[str, Dims], ...] = ()  # input and dimensions, each input once
+
+    @property
+    def largest(self) -> dict[str, Shape]:
+        """Per input its shape, open dimensions at their largest."""
+        return {name: tuple(_span(dim)[1] for dim in dims) for name, dims in self.shapes}
+
+    @property
+    def smallest(self) -> dict[str, Shape]:
+        """Per input with open dimensions its smallest shape."""
+        return {
+            name: tuple(_span(dim)[0] for dim in dims)
+            for name, dims in self.shapes
+            if any(isinstance(dim, tuple) for dim in dims)
+        }
+
+    def pinned(self, purpose: str) -> dict[str, Shape]:
+        """Per input its shape, for a purpose that takes one shape.
+
+        Raises:
+            InputError: a dimension is open.
+        """
+        if self.smallest:
+            raise InputError(
+                f"{purpose} takes one shape per input, and {format_model(self)!r} has a range",
+                remedy="write one number for each dimension",
+            )
+        return self.largest
 
     @property
     def called(self) -> str:
@@ -61,19 +94,25 @@ class ModelArgument:
             )
         return name
 
-    def with_shapes(self, shapes: Iterable[tuple[str, Shape]]) -> "ModelArgument":
+    def with_shapes(self, shapes: Iterable[tuple[str, Dims]]) -> "ModelArgument":
         """The same with further inputs pinned.
 
         Raises:
-            InputError: an input is pinned already; the error lists the model's inputs.
+            InputError: an input is pinned already, and the error lists the model's inputs; or a range holds
+                no size.
             ModelError: as that, where the file cannot be read.
         """
         argument = replace(self, shapes=(*self.shapes, *shapes))
         seen: set[str] = set()
-        for name, _ in argument.shapes:
+        for name, dims in argument.shapes:
             if name in seen:
                 raise _repeated(self.path, name)
             seen.add(name)
+            if wrong := [dim for dim in dims if isinstance(dim, tuple) and not 1 <= dim[0] <= dim[1]]:
+                raise InputError(
+                    f"{format_dims((wrong[0],))} of input {name[:_SHOWN]!r} is no range of sizes",
+                    remedy="write the smallest size, at least 1, then the largest, like 16..2400",
+                )
         return argument
 
 
@@ -157,7 +196,7 @@ def named(argument: ModelArgument, name: str | None) -> ModelArgument:
     return replace(argument, name=name)
 
 
-def parse_shape(text: str) -> tuple[str, Shape]:
+def parse_shape(text: str) -> tuple[str, Dims]:
     """One `--shape INPUT=DIMS`; the input's name may hold any character.
 
     Raises:
@@ -173,9 +212,14 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     return name, _shape(dims)
 
 
-def format_dims(shape: Shape) -> str:
-    """`1x3x640x640`, or `scalar`."""
-    return "x".join(map(str, shape)) or _SCALAR
+def format_dims(dims: Dims) -> str:
+    """`1x3x640x640`, `1..6x3x48x16..2400`, or `scalar`."""
+    return "x".join(f"{d[0]}..{d[1]}" if isinstance(d, tuple) else str(d) for d in dims) or _SCALAR
+
+
+def dims_between(smallest: Shape, largest: Shape) -> Dims:
+    """The dimensions of shapes between these two, the ends included."""
+    return tuple(high if low == high else (low, high) for low, high in zip(smallest, largest, strict=True))
 
 
 def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument, option: str = "--model ") -> ModelError:
@@ -194,7 +238,7 @@ def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument, option: st
     )
 
 
-def _readings(text: str) -> Iterator[tuple[ModelArgument, tuple[tuple[str, Shape], ...]]]:
+def _readings(text: str) -> Iterator[tuple[ModelArgument, tuple[tuple[str, Dims], ...]]]:
     """Every way to read the text, as file and name and the list after them; the shortest FILE last."""
     for name, body in _bodies(text):
         yield ModelArgument(body, name), ()
@@ -215,9 +259,9 @@ def _colons(text: str) -> list[int]:
     return [at for at in range(len(text) - 1, 0, -1) if text[at] == ":"]
 
 
-def _pins(text: str) -> tuple[tuple[str, Shape], ...] | None:
+def _pins(text: str) -> tuple[tuple[str, Dims], ...] | None:
     """A list of `INPUT=DIMS`, or None where it is none."""
-    pins: list[tuple[str, Shape]] = []
+    pins: list[tuple[str, Dims]] = []
     at = 0
     while match := _PIN.match(text, at):
         pins.append((match[1], _shape(match[2])))
@@ -261,8 +305,17 @@ def _exists(path: str, is_file: Callable[[str], bool]) -> bool:
         return False
 
 
-def _shape(dims: str) -> Shape:
-    return () if dims == _SCALAR else tuple(map(int, dims.split("x")))
+def _shape(dims: str) -> Dims:
+    return () if dims == _SCALAR else tuple(map(_dim, dims.split("x")))
+
+
+def _dim(text: str) -> int | Span:
+    low, spanned, high = text.partition("..")
+    return (int(low), int(high)) if spanned and low != high else int(low)
+
+
+def _span(dim: int | Span) -> Span:
+    return dim if isinstance(dim, tuple) else (dim, dim)
 
 
 def _expressible(name: str) -> str:

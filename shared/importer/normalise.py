@@ -48,11 +48,27 @@ def prepare(
 ) -> tuple[dict[str, Value], list[onnx.ValueInfoProto]]:
     """Check the model and pin its input shapes, in place; return the pinned inputs, and those of the file.
 
-    The initializers are removed from the inputs and the IR version becomes >= 8 first: in older files a
-    folded constant would otherwise stay as a required input. Dead nodes are removed before any costly step.
+    Dead nodes are removed before any costly step.
 
     Raises:
         ModelError: invalid, unsupported or too large. UnpinnedShape: a dimension has no number.
+    """
+    tidy(model, limits)
+    claimed = [copy_of(value) for value in model.graph.input]
+    pinned = pin_inputs(model, shapes)
+    _check(model)
+    require_affordable(infer_values(model, pinned), constant_names(model), limits)
+    return pinned, claimed
+
+
+def tidy(model: onnx.ModelProto, limits: ImportLimits) -> None:
+    """Remove what is no input, no output and not needed, in place, and bound what is left.
+
+    The initializers are removed from the inputs and the IR version becomes >= 8: in older files a folded
+    constant would otherwise stay as a required input.
+
+    Raises:
+        ModelError: unsupported or too large.
     """
     weights = {weight.name for weight in model.graph.initializer}
     kept = [value for value in model.graph.input if value.name not in weights]
@@ -68,11 +84,6 @@ def prepare(
             f"the model has more than {limits.nodes} nodes",
             remedy="raise the limit nodes if you trust the file",
         )
-    claimed = [copy_of(value) for value in model.graph.input]
-    pinned = pin_inputs(model, shapes)
-    _check(model)
-    require_affordable(infer_values(model, pinned), constant_names(model), limits)
-    return pinned, claimed
 
 
 def _check(model: onnx.ModelProto) -> None:
@@ -171,12 +182,17 @@ def canonicalise(
         _store_raw(weight)
     pin_outputs(graph, values)
     del graph.value_info[:]
-    graph.ClearField("doc_string")
-    graph.name = graph_name(folded)
-    _keep_used_domains(folded)
+    forget_origin(folded)
+
+
+def forget_origin(model: onnx.ModelProto) -> None:
+    """Remove what says who exported the model and how, in place, and make its name a safe one."""
+    model.graph.ClearField("doc_string")
+    model.graph.name = graph_name(model)
+    _keep_used_domains(model)
     for field in ("producer_name", "producer_version", "domain", "doc_string", "model_version"):
-        folded.ClearField(field)
-    del folded.metadata_props[:]
+        model.ClearField(field)
+    del model.metadata_props[:]
 
 
 def pin_outputs(graph: onnx.GraphProto, values: Mapping[str, Value]) -> None:

@@ -9,12 +9,14 @@ import onnx
 
 from stageloom.shared.artifact import write_artifact
 from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.importer import normalise
 from stageloom.shared.importer.build import Built, build_graph, unit_views
 from stageloom.shared.importer.cuts import METADATA_KEY, Borders, crossing_bytes, parse_borders
 from stageloom.shared.importer.inputs import declared_inputs
 from stageloom.shared.importer.normalise import optimise
+from stageloom.shared.importer.open_dimensions import OPEN, build_open, require_ranges
 from stageloom.shared.importer.operators import critical_path
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress
 from stageloom.shared.importer.report import ImportReport, PartitionReport, WholeReport
@@ -30,8 +32,11 @@ def import_here(
     scratch: Path,
     limits: ImportLimits,
     progress: Progress,
+    smallest: Mapping[str, Sequence[int]] | None = None,
 ) -> ImportReport:
     """Write the artifact to `scratch` as `ARTIFACT_NAME` and return the report.
+
+    Inputs in `smallest` have open dimensions, up to those of `shapes`.
 
     Raises:
         ModelError, UnpinnedShape: as `stageloom.shared.importer.api.import_model`, which should be called
@@ -39,12 +44,20 @@ def import_here(
     """
     progress("reading")
     model = read_model(path, limits)
+    if smallest:
+        require_ranges(model, smallest, shapes)
     normalised = normalise_and_build(model, shapes, scratch, limits, progress)
     weights = [weight_value(weight) for weight in normalised.model.graph.initializer]
     opset = next((o.version for o in normalised.model.opset_import if not o.domain), 0)
     file = scratch / "normalised.onnx"
     progress("trying it")
-    built, problem = _try(normalised, file, scratch)
+    at_largest = normalised.built
+    if smallest:
+        normalised.model.Clear()
+        model = read_model(path, limits)
+        built, problem = build_open(model, at_largest.graph, smallest, file, limits), OPEN
+    else:
+        built, problem = _try(normalised, file, scratch)
     progress("writing")
     artifact = scratch / ARTIFACT_NAME
     digest = write_artifact(artifact, built.graph, file.read_bytes())
@@ -57,6 +70,7 @@ def import_here(
         weight_bytes=sum(value.nbytes for value in weights),
         opset=opset,
         batch_reason=problem,
+        at_largest=at_largest.graph if smallest else None,
     )
 
 
@@ -142,14 +156,12 @@ def report_of(
     weight_bytes: int,
     opset: int,
     batch_reason: str,
+    at_largest: Graph | None = None,
 ) -> ImportReport:
-    """Report on a built graph and its artifact."""
+    """Report on a built graph and its artifact; `at_largest`: its graph at the largest shapes it takes."""
     graph = built.graph
     live = crossing_bytes(graph)
-    peak = max(
-        live[op] + sum(graph.tensors[t].nbytes for t in operator.outputs)
-        for op, operator in enumerate(graph.operators)
-    )
+    peak = _peak_bytes(at_largest or graph)
     units = [operator.fused_unit for operator in graph.operators]
 
     def whole(op: int, why: str) -> WholeReport:
@@ -181,6 +193,15 @@ def report_of(
         batch_reason=batch_reason,
         size=size,
         opset=opset,
+    )
+
+
+def _peak_bytes(graph: Graph) -> int:
+    """The most that is live at once, in sequence."""
+    live = crossing_bytes(graph)
+    return max(
+        live[op] + sum(graph.tensors[t].nbytes for t in operator.outputs)
+        for op, operator in enumerate(graph.operators)
     )
 
 

@@ -78,6 +78,7 @@ def run_child(
     limits: ImportLimits,
     progress: Progress,
     *,
+    smallest: Mapping[str, Sequence[int]] | None = None,
     inputs_only: bool = False,
 ) -> dict[str, Any]:
     """Import `path` in a child process that writes to `scratch`; return the report as JSON.
@@ -99,6 +100,7 @@ def run_child(
             {
                 "path": str(path.absolute()),
                 "shapes": {name: [int(d) for d in dims] for name, dims in shapes.items()},
+                "smallest": {name: [int(d) for d in dims] for name, dims in (smallest or {}).items()},
                 "scratch": str(scratch.absolute()),
                 "limits": asdict(limits),
                 "inputs_only": inputs_only,

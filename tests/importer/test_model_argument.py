@@ -1,6 +1,7 @@
 """`[NAME=]FILE[:INPUT=DIMS,...]`: one reading per text, names that exporters produce, one-line errors."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stageloom.shared.errors import InputError, ModelError, OpenInput, UnpinnedS
 from stageloom.shared.importer.api import list_inputs
 from stageloom.shared.importer.model_argument import (
     ModelArgument,
+    dims_between,
     format_model,
     named,
     parse_model,
@@ -57,7 +59,9 @@ def test_any_text_is_read_or_refused_in_one_line(text: str, files: set[str]) -> 
         assert error.remedy and "\n" not in str(error)
     else:
         assert found.path in text
-        assert all(0 <= size < 1_000_000_000 for _, shape in found.shapes for size in shape)
+        assert all(0 <= size < 1_000_000_000 for shape in found.largest.values() for size in shape)
+        for name, low in found.smallest.items():
+            assert all(1 <= a <= b or a == b for a, b in zip(low, found.largest[name], strict=True))
 
 
 X: tuple[tuple[str, tuple[int, ...]], ...] = (("x", (1, 4)),)
@@ -74,6 +78,8 @@ X: tuple[tuple[str, tuple[int, ...]], ...] = (("x", (1, 4)),)
         ("m.onnx:x=scalar", (), ModelArgument("m.onnx", None, (("x", ()),))),
         ("m.onnx:x=1x4,y=7", (), ModelArgument("m.onnx", None, (*X, ("y", (7,))))),
         ("my model.onnx:x=1x4", (), ModelArgument("my model.onnx", None, X)),
+        ("m.onnx:x=1..4x3", (), ModelArgument("m.onnx", None, (("x", ((1, 4), 3)),))),
+        ("m.onnx:x=2..2", (), ModelArgument("m.onnx", None, (("x", (2,)),))),
         # names that real exporters produce
         ("m.onnx:serving_default_x:0=7", (), ModelArgument("m.onnx", None, (("serving_default_x:0", (7,)),))),
         ("m.onnx:x.1=2,/in/ids=3", (), ModelArgument("m.onnx", None, (("x.1", (2,)), ("/in/ids", (3,))))),
@@ -101,6 +107,10 @@ def test_a_text_has_one_reading(text: str, files: tuple[str, ...], found: ModelA
         ("m.onnx:x=axb", "'axb' is no shape of input 'x'"),
         ("m.onnx:x=1,y=01x3", "'01x3' is no shape of input 'y'"),
         ("m.onnx:x=1x4,", "'' behind m.onnx .* is not INPUT=DIMS"),
+        ("m.onnx:x=1x6..2", "6..2 of input 'x' is no range of sizes; write the smallest size, at least 1"),
+        ("m.onnx:x=0..2", "0..2 of input 'x' is no range of sizes"),
+        ("m.onnx:x=1..", "'1..' is no shape of input 'x'"),
+        ("m.onnx:x=1..2..3", "'1..2..3' is no shape of input 'x'"),
         ("m.onnx:x", "'x' behind m.onnx .* is not INPUT=DIMS"),
         ("m.onnx:=1", "'=1' behind m.onnx .* is not INPUT=DIMS"),
         ("m.onnx:x=" + "x".join(["1"] * 17), "is no shape of input 'x'"),
@@ -111,6 +121,18 @@ def test_a_text_has_one_reading(text: str, files: tuple[str, ...], found: ModelA
 def test_what_cannot_be_read_is_refused_with_the_part_that_is_wrong(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         parse_model(text, is_file=only("m.onnx"))
+
+
+@pytest.mark.promise("open-dimensions")
+def test_a_range_gives_the_smallest_and_the_largest_shape() -> None:
+    found = parse_model("m.onnx:x=1..6x3x48x16..2400,y=7", is_file=only("m.onnx"))
+    assert found.largest == {"x": (6, 3, 48, 2400), "y": (7,)}
+    assert found.smallest == {"x": (1, 3, 48, 16)}
+    assert dims_between(found.smallest["x"], found.largest["x"]) == found.shapes[0][1]
+    assert format_model(found) == "m.onnx:x=1..6x3x48x16..2400,y=7"
+    with pytest.raises(InputError, match=r"verify takes one shape per input, and 'm.onnx:x=1..6x3"):
+        found.pinned("verify")
+    assert replace(found, shapes=(("y", (7,)),)).pinned("verify") == {"y": (7,)}
 
 
 def test_a_missing_file_with_broken_dimensions_is_told_about_the_dimensions() -> None:

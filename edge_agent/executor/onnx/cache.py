@@ -66,7 +66,7 @@ def weight_bytes(key: SessionKey, graph: Graph) -> int:
 
 def activation_bytes(graph: Graph, batch: int) -> int:
     """What one run needs at most; runs one after another share it, as all sessions draw on one arena."""
-    return _LARGEST_TENSORS * batch * max(tensor.nbytes for tensor in graph.tensors)
+    return _LARGEST_TENSORS * batch * graph.largest_tensor_bytes
 
 
 class SessionCache(SharedTable[SessionKey, SessionT]):

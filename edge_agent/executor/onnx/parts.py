@@ -61,7 +61,13 @@ class ModelParts:
             model = merged_model(self._parsed.model, self.artifact.graph, chosen, batch, self._weights)
             _write(fd, memoryview(model))
             return
-        if batch == 1 and len(ops) == len(self.artifact.graph.operators) and self._reads_and_makes_all:
+        # A model with open dimensions is one operator: there is nothing to cut out.
+        open_whole = self.artifact.graph.ranges is not None
+        if (
+            batch == 1
+            and len(ops) == len(self.artifact.graph.operators)
+            and (open_whole or self._reads_and_makes_all)
+        ):
             _write(fd, self._model)
             return
         part = self._parsed.extract(chosen, batch=batch).onnx_bytes

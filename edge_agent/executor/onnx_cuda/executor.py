@@ -16,6 +16,7 @@ from stageloom.edge_agent.executor.base import (
     TimingRequest,
     bucket_of,
     require_artifacts,
+    require_pinned,
     require_precision,
 )
 from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Stream, streams_from
@@ -118,6 +119,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
                 a session cannot be made.
         """
         self._check_options(bound)
+        require_pinned(bound, self.name)
         require_artifacts(bound, artifacts)
         self._check_room(bound)
         recipes = recipes_of(bound)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import one_line
+from stageloom.edge_agent.executor.base import one_line, require_pinned
 from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders, weight_bytes
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
@@ -64,6 +64,7 @@ class OpenvinoExecutor(SessionExecutor):
         """
         if any(bound.executor_of(*pair).precision == "bf16" for pair in bound.run_by(self.name)):
             require_bf16()
+        require_pinned(bound, self.name)
         super().load(key, bound, artifacts)
 
     def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:

@@ -15,6 +15,7 @@ from stageloom.edge_agent.executor.base import (
     bucket_of,
     one_line,
     require_artifacts,
+    require_pinned,
     require_precision,
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
@@ -170,6 +171,7 @@ class TorchPlans:
         """
         precision = self._precision(bound)
         self._check_options(bound)
+        require_pinned(bound, self.name)
         require_artifacts(bound, artifacts)
         blocks = tuple(index for index, _ in bound.run_by(self.name))
         try:

@@ -1,0 +1,100 @@
+"""A model with open dimensions through every client of a running agent."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
+
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.serving.settings import ServingSettings
+from stageloom.shared.errors import TaskRefused
+from tests.agent.process import AgentProcess
+from tests.importer.open_models import LARGEST, SMALLEST, spans_inputs, write_spans
+from tests.serving.served import Triton
+
+NAMES = ("maps", "means", "rows")
+SHAPES = [((1, 3, 8, 8), 1), ((4, 3, 64, 64), 16), ((2, 3, 17, 40), 5), ((1, 3, 8, 64), 9)]
+RANGES = "1..4x3x8..64x8..64"
+
+
+def _asked(triton: Triton, inputs: dict[str, Any]) -> list[Any]:
+    return [triton.input("x", inputs["x"]), triton.input("ids", inputs["ids"], "INT64")]
+
+
+def _equal(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(np.array_equal(found[name], wanted[name]) for name in NAMES)
+
+
+@pytest.mark.promise("open-dimensions")
+def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, shm_file: Path) -> None:
+    """1. Shapes in range, natively, over HTTP and gRPC. 2. Into shared memory. 3. Others. 4. Metadata."""
+    file = write_spans(tmp_path / "spans.onnx")
+    plain = onnxruntime.InferenceSession(file)
+    model = ModelFile(path=str(file), name="spans", shapes=LARGEST, smallest=SMALLEST)
+    serving = ServingSettings(http="127.0.0.1:0", grpc="127.0.0.1:0")
+    with AgentProcess(tmp_path / "home", models=(model,), executor="onnx", serving=serving) as agent:
+        agent.until(
+            lambda status: status.ready and status.serving and status.serving.http and status.serving.grpc,
+            "HTTP and gRPC are served",
+        )
+        addresses = agent.now().serving
+        assert addresses is not None
+        tritons = [Triton("http", addresses.http), Triton("grpc", addresses.grpc)]
+        cases = [spans_inputs(shape, ids, seed) for seed, (shape, ids) in enumerate(SHAPES)]
+        wanted = [dict(zip(NAMES, plain.run(None, inputs), strict=True)) for inputs in cases]
+        with Client(agent.socket) as native:
+            # Twice, and all at once: layouts of other shapes take turns in the same places.
+            futures = [native.submit("spans", inputs) for inputs in cases * 2]
+            assert all(_equal(f.result(60), w) for f, w in zip(futures, wanted * 2, strict=True))
+            for triton in tritons:
+                for inputs, made in zip(cases, wanted, strict=True):
+                    answer = triton.client.infer("spans", _asked(triton, inputs))
+                    assert _equal({name: answer.as_numpy(name) for name in NAMES}, made)
+            _into_shared_memory(tritons[1], shm_file.name, cases[2], wanted[2]["maps"])
+            for triton in tritons:
+                _refuses_other_shapes(triton)
+                _says_what_is_open(triton)
+            with pytest.raises(TaskRefused, match=f"input 'x' of 'spans' is {RANGES}, not 5x3x8x8"):
+                native.run("spans", spans_inputs((5, 3, 8, 8), 1), timeout_s=60)
+        for triton in tritons:
+            triton.close()
+
+
+def _into_shared_memory(triton: Triton, name: str, inputs: dict[str, Any], wanted: Any) -> None:
+    region = shm.create_shared_memory_region("made", f"/{name}", wanted.nbytes)
+    triton.client.register_system_shared_memory("made", f"/{name}", wanted.nbytes)
+    output = triton.module.InferRequestedOutput("maps")
+    output.set_shared_memory("made", wanted.nbytes)
+    triton.client.infer("spans", _asked(triton, inputs), outputs=[output])
+    assert np.array_equal(shm.get_contents_as_numpy(region, np.float32, wanted.shape), wanted)
+    larger = spans_inputs((4, 3, 64, 64), 1)
+    with pytest.raises(InferenceServerException, match="output 'maps' has 65536 bytes, its place"):
+        triton.client.infer("spans", _asked(triton, larger), outputs=[output])
+    triton.client.unregister_system_shared_memory("made")
+    shm.destroy_shared_memory_region(region)
+
+
+def _refuses_other_shapes(triton: Triton) -> None:
+    for shape, ids in [((5, 3, 8, 8), 1), ((1, 3, 7, 8), 1), ((1, 4, 8, 8), 1), ((1, 3, 8, 8), 17)]:
+        with pytest.raises(InferenceServerException, match=f"takes 'x' {RANGES}, 'ids' 1..16, not"):
+            triton.client.infer("spans", _asked(triton, spans_inputs(shape, ids)))
+
+
+def _says_what_is_open(triton: Triton) -> None:
+    found = triton.json(triton.client.get_model_metadata("spans"))
+    shapes = {one["name"]: [int(dim) for dim in one["shape"]] for one in found["inputs"] + found["outputs"]}
+    assert shapes == {
+        "x": [-1, 3, -1, -1],
+        "ids": [-1],
+        "maps": [-1, 4, -1, -1],
+        "means": [-1, 4, 1, 1],
+        "rows": [-1, 5],
+    }
+    config = triton.json(triton.client.get_model_config("spans"))
+    dims = [[int(dim) for dim in one["dims"]] for one in config.get("config", config)["input"]]
+    assert dims == [[-1, 3, -1, -1], [-1]]
