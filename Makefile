@@ -41,7 +41,11 @@ test-docs: setup docs ## The site, the tutorial command by command, the examples
 test-api: setup ## The API before a stranger's judge, schemathesis, with a token of each role
 	$(BIN)/python -m pytest -m full tests/planner/api/test_schemathesis.py
 
-test-full: setup ## Everything: full-size models and long scenarios
+$(VENV)/.full: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev-full]'
+	@touch $@
+
+test-full: $(VENV)/.full ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
 
 test-gpu: ## What needs a CUDA device; PYTHON has torch, onnx, onnxruntime, msgspec, msgpack and pytest

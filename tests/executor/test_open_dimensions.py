@@ -1,6 +1,5 @@
 """Models with open dimensions on executors: exact on onnx in every shape, refused where shapes are pinned."""
 
-
 import numpy as np
 import onnxruntime
 import pytest
