@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, SOCKET_VARIABLE, default_home
+from stageloom.edge_agent.metrics.settings import MetricsSettings
 from stageloom.edge_agent.serving.settings import ServingSettings
 from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
@@ -81,6 +82,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 64 << 20  # telemetry kept for the planner
     spool_age_s: Annotated[float, Meta(ge=60.0, le=1e9)] = 7 * 86_400.0  # older telemetry is dropped
     serving: ServingSettings = ServingSettings()  # over HTTP and gRPC, by the Open Inference Protocol
+    metrics: MetricsSettings = MetricsSettings()  # for Prometheus
     log_level: Annotated[str, Meta(pattern=r"^(DEBUG|INFO|WARNING|ERROR)\Z")] = "INFO"
 
     @property

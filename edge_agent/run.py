@@ -18,6 +18,7 @@ from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.shell import LifecycleShell, alone
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.metrics.settings import check_metrics
 from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.serving.settings import check_settings
@@ -61,6 +62,7 @@ def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = Non
         StageloomError: it cannot start.
     """
     check_settings(config.serving)
+    check_metrics(config.metrics)
     lock = HomeLock(config.home_path)
     if make_lifecycle is not None:
         agent = Agent(config, make_lifecycle)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +21,8 @@ from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.events import TimePassed
 from stageloom.edge_agent.loop import READ, Loop
-from stageloom.edge_agent.parts import LifecycleFactory, make_parts
+from stageloom.edge_agent.metrics.settings import metrics_keeper
+from stageloom.edge_agent.parts import LifecycleFactory, Parts, make_parts
 from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.reporting.status import (
     AgentStatus,
@@ -31,7 +33,7 @@ from stageloom.edge_agent.reporting.status import (
     trial_status,
 )
 from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
-from stageloom.edge_agent.serving.keeper import ServingKeeper
+from stageloom.edge_agent.serving.keeper import serving_keeper
 from stageloom.edge_agent.way_measuring import OWN_REQUESTS
 from stageloom.edge_agent.way_watch import WayWatch
 from stageloom.edge_agent.worker import messages as engine
@@ -40,6 +42,9 @@ from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.systemd.notify import Notifier, manager_of
 from stageloom.shared.version import __version__
+
+if TYPE_CHECKING:
+    from stageloom.edge_agent.metrics.counting import AgentCounters
 
 _GRACE_S = 15.0
 _BEATS = 4  # per watchdog interval; systemd asks for at least two
@@ -117,7 +122,8 @@ class Agent:
         self._load = LoadWatch(parts)
         self._choice = choice
         self._ways = WayWatch(parts)
-        self._ledger = TaskLedger()
+        self._counters = _counted(parts) if config.metrics.listen else None
+        self._ledger = TaskLedger(self._counters)
         self._endpoint = Endpoint(
             self.loop,
             self,
@@ -128,14 +134,9 @@ class Agent:
         self._watchdog = Watchdog(
             manager_of(os.environ), silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s
         )
-        self._serving = ServingKeeper(
-            self.loop,
-            config.serving,
-            socket_of(config.home_path),
-            self._journal.note,
-            Random(),
-            config.log_level,
-        )
+        socket, note = socket_of(config.home_path), self._journal.note
+        self._serving = serving_keeper(self.loop, config.serving, socket, note, Random(), config.log_level)
+        self._metrics = metrics_keeper(self.loop, config.metrics, socket, note, Random(), config.log_level)
         self._last_exit = ""
         self._stopping = False
 
@@ -145,6 +146,7 @@ class Agent:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._config.home_path))
         self._serving.start()
+        self._metrics.start()
         self._watchdog.up()
         self.loop.watch(self._lifecycle.link.fileno(), READ, lambda _: self._lifecycle.take())
         self.loop.call_every(_LINK_TICK_S, lambda: self._lifecycle.handle(TimePassed()))
@@ -165,11 +167,13 @@ class Agent:
             self.loop.run()
         finally:
             self._serving.begin_stop()
+            self._metrics.begin_stop()
             self._endpoint.end_all(Outcome.FAILED, "agent_restarted", "the agent was stopped")
             self._count()
             self._endpoint.close("the agent was stopped")
             self._engine.shut_down()
             self._serving.stop()
+            self._metrics.stop()
             self._parts.background.close()
             self._lifecycle.stop()
             self.loop.close()
@@ -285,9 +289,18 @@ class Agent:
             applications=self._endpoint.num_connections,
             problems=tuple(self._journal.problems),
             serving=self._serving.status,
+            metrics=self._metrics.status,
             measuring=self._choice.left if self._choice is not None else self._ways.left,
         )
         return msgspec.json.encode(found)
+
+    def metrics(self, start: int) -> tuple[bytes, bool]:
+        """As `AgentCounters.page`; an empty object where nothing is counted."""
+        if self._counters is None:
+            return b"{}", False
+        self._engine.take_ends()
+        stats = self._load.stats
+        return self._counters.page(start, stats.busy_s if stats is not None else 0.0)
 
     # -- the engine process ---------------------------------------------------------------------------------
 
@@ -374,3 +387,12 @@ class Agent:
         self._profiles.engine_exited(ordered=self._plans.engine_stopping)
         self._lifecycle.do(self._plans.exited(how, self.loop.now()))
         self._lifecycle.collect()
+
+
+def _counted(parts: Parts) -> "AgentCounters":
+    """Counters of what the link is given from now on."""
+    from stageloom.edge_agent.metrics.counting import AgentCounters, CountedLink
+
+    counters = AgentCounters()
+    parts.lifecycle.link = CountedLink(parts.lifecycle.link, counters)
+    return counters

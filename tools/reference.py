@@ -187,6 +187,7 @@ def _bound(value: float | None) -> str:
 
 def _settings() -> Iterator[str]:
     from stageloom.edge_agent.config import AgentConfig, ModelFile
+    from stageloom.edge_agent.metrics.settings import MetricsSettings
     from stageloom.planner.config import SETTINGS, PlannerConfig
     from stageloom.shared.engine.interval_guard import GuardConfig
     from stageloom.shared.engine.trial import TrialConfig
@@ -204,7 +205,12 @@ def _settings() -> Iterator[str]:
     yield "\n## The agent\n"
     yield "Table `[agent]` of `agent.toml` in its state directory; `STAGELOOM_AGENT_NAME`."
     yield from _fields(AgentConfig)
-    for name, part in (("models", ModelFile), ("trial", TrialConfig), ("guard", GuardConfig)):
+    for name, part in (
+        ("models", ModelFile),
+        ("trial", TrialConfig),
+        ("guard", GuardConfig),
+        ("metrics", MetricsSettings),
+    ):
         yield f"\n### {name}\n"
         yield _paragraphs(part.__doc__ or "")
         yield from _fields(part)

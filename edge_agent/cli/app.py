@@ -14,6 +14,7 @@ from stageloom.edge_agent.cli.bench import bench
 from stageloom.edge_agent.config import ModelFile, encode_config, load_config
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home, socket_of
 from stageloom.edge_agent.machine.doctor import Check
+from stageloom.edge_agent.metrics.settings import check_metrics
 from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
 from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
@@ -95,6 +96,10 @@ def run(
     grpc: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve it over gRPC, too or alone.")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Tell metrics for Prometheus there, at /metrics."),
+    ] = None,
     everybody: Annotated[
         bool,
         typer.Option("--open", help="Serve beyond this machine without TLS or tokens, to whoever connects."),
@@ -132,14 +137,18 @@ def run(
         intra_op_threads=threads,
         precision=precision,
         replicas=replicas,
-        serving={
-            name: value for name, value in (("http", http), ("grpc", grpc), ("open", everybody)) if value
-        }
-        or None,
+        serving=_given(http=http, grpc=grpc, open=everybody),
+        metrics=_given(listen=metrics, open=everybody),
     )
     check_settings(config.serving)
+    check_metrics(config.metrics)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
+
+
+def _given(**options: str | bool | None) -> dict[str, str | bool] | None:
+    """Those that the command line has; None without any."""
+    return {name: value for name, value in options.items() if value} or None
 
 
 @app.command()
@@ -487,6 +496,9 @@ def status_text(status: AgentStatus) -> str:
         ]
         ended = f"; restarts {serving.restarts}, last {serving.last_exit}" if serving.restarts else ""
         lines.append(f"serving    {', '.join(where) or 'not yet'}{ended}")
+    if metrics := status.metrics:
+        ended = f"; restarts {metrics.restarts}, last {metrics.last_exit}" if metrics.restarts else ""
+        lines.append(f"metrics    {f'http {metrics.http}' if metrics.http else 'not yet'}{ended}")
     if status.policy:
         policy = status.policy
         says = f": has no say, {policy.refused}" if policy.refused else ", plans where no planner answers"

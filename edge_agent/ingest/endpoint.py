@@ -26,6 +26,7 @@ from stageloom.edge_agent.ingest.messages import (
     MAX_REASON_CHARS,
     PROTOCOL_VERSION,
     AgentWelcome,
+    AskMetrics,
     AskStatus,
     AttachArena,
     CancelRequest,
@@ -34,6 +35,7 @@ from stageloom.edge_agent.ingest.messages import (
     DetachArena,
     Goodbye,
     ListModels,
+    MetricsPage,
     Models,
     ModelSignature,
     RetractLayout,
@@ -99,6 +101,9 @@ class Backend(Protocol):
 
     def status(self) -> bytes:
         """The status as JSON."""
+
+    def metrics(self, start: int) -> tuple[bytes, bool]:
+        """(what was counted as JSON, with models from position `start` on; whether there are more)."""
 
 
 class Endpoint:
@@ -169,7 +174,7 @@ class Endpoint:
 
     def task_done(self, done: TaskDone) -> None:
         """The engine process reports an end: count it, and tell the owner if that does not do so."""
-        ended = self._ledger.end(done.task, done.outcome, done.ended_s)
+        ended = self._ledger.end(done.task, done.outcome, done.ended_s, done.started_s)
         if ended is None:
             return
         self._forget_task(ended)
@@ -337,6 +342,9 @@ class Endpoint:
                 self._send(connection, _page(message, list(self._backend.models().values())))
             case AskStatus():
                 self._send(connection, Status(message.request, self._backend.status()))
+            case AskMetrics():
+                body, more = self._backend.metrics(message.start)
+                self._send(connection, MetricsPage(message.request, body, more))
             case TraceRequest():
                 self._record(connection.id, message, descriptors)
             case ClientHello():
@@ -509,7 +517,7 @@ class Endpoint:
     def _send(
         self,
         connection: ApplicationConnection,
-        message: TaskEnded | Models | Status | TraceWritten | AgentWelcome,
+        message: TaskEnded | Models | Status | MetricsPage | TraceWritten | AgentWelcome,
     ) -> None:
         had_unsent = connection.has_unsent
         connection.send(message)

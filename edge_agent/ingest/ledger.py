@@ -5,6 +5,7 @@ submitted = completed + refused + failed + cancelled + expired + open.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -87,10 +88,17 @@ class Interval:
         )
 
 
+class TaskTimes(Protocol):
+    """Who is told when completed tasks were received, begun and ended."""
+
+    def task_completed(self, model: str, received_s: float, started_s: float, ended_s: float) -> None: ...
+
+
 class TaskLedger:
     """All open tasks of all applications."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: TaskTimes | None = None) -> None:
+        self._times = times
         self._next = 1
         self._open: dict[TaskId, OpenTask] = {}
         self.totals: dict[str, TaskTotals] = {}
@@ -110,8 +118,13 @@ class TaskLedger:
         interval.counts.begin()
         return task
 
-    def end(self, task: TaskId, outcome: Outcome, now_s: float) -> OpenTask | None:
-        """The task ended at `now_s`; None if it had ended before (the first end stands)."""
+    def end(
+        self, task: TaskId, outcome: Outcome, now_s: float, started_s: float | None = None
+    ) -> OpenTask | None:
+        """The task ended at `now_s`, its first step began at `started_s`; None if it had ended before.
+
+        The first end stands.
+        """
         ended = self._open.pop(task, None)
         if ended is None:
             return None
@@ -122,6 +135,8 @@ class TaskLedger:
         interval.counts.end(outcome)
         if outcome is Outcome.COMPLETED:
             interval.add_latency(max(round((now_s - ended.received_at_s) * 1e6), 0))
+            if self._times is not None and started_s is not None:
+                self._times.task_completed(model, ended.received_at_s, started_s, now_s)
         return ended
 
     def open_tasks(self) -> list[OpenTask]:

@@ -164,6 +164,13 @@ class AskStatus(Struct, frozen=True, array_like=True, tag=7):
     request: Id
 
 
+class AskMetrics(Struct, frozen=True, array_like=True, tag=11):
+    """Application to agent: what was counted, with times of models from position `start` on."""
+
+    request: Id
+    start: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+
+
 class TraceRequest(Struct, frozen=True, array_like=True, tag=10):
     """Application to agent, with the descriptor of a memory file: record what the engine does into it."""
 
@@ -215,6 +222,17 @@ class Status(Struct, frozen=True, array_like=True, tag=4):
     body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]
 
 
+class MetricsPage(Struct, frozen=True, array_like=True, tag=7):
+    """Agent to application: what was counted (`stageloom.edge_agent.metrics.counting.AgentFigures`) as JSON.
+
+    `more`: the next page starts after the models of this one.
+    """
+
+    request: Id
+    body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]
+    more: bool = False
+
+
 class TraceWritten(Struct, frozen=True, array_like=True, tag=6):
     """Agent to application: the recording is in the file; with a reason there is none."""
 
@@ -238,9 +256,10 @@ ToAgent = (
     | CancelRequest
     | ListModels
     | AskStatus
+    | AskMetrics
     | TraceRequest
 )
-ToApplication = AgentWelcome | TaskEnded | Models | Status | TraceWritten | Goodbye
+ToApplication = AgentWelcome | TaskEnded | Models | Status | MetricsPage | TraceWritten | Goodbye
 
 _M = TypeVar("_M")
 _encoder: Final = msgspec.msgpack.Encoder()

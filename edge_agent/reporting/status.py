@@ -92,6 +92,7 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     applications: int
     problems: tuple[str, ...]  # newest last
     serving: ServingStatus | None = None  # over HTTP and gRPC
+    metrics: ServingStatus | None = None  # the process that tells metrics, under `http`
     measuring: int = 0  # runs of models on executors that are still to be timed
 
 

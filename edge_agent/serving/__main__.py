@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -12,9 +11,10 @@ from typing import Final
 
 import msgspec
 
+from stageloom.edge_agent.serving.child import end_with
 from stageloom.edge_agent.serving.grpc_api import GrpcServer
 from stageloom.edge_agent.serving.http_api import HttpApi
-from stageloom.edge_agent.serving.http_server import HttpServer, listen_on, tls_context
+from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on, tls_context
 from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.edge_agent.serving.settings import (
@@ -28,7 +28,6 @@ from stageloom.edge_agent.serving.verbs import Verbs
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
 
 _log = logging.getLogger("stageloom.edge_agent.serving")
-_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG, <linux/prctl.h>
 _SWITCH_INTERVAL_S: Final = 0.0005  # a reply must not wait for a thread that decodes JSON
 
 
@@ -50,17 +49,6 @@ def main() -> int:
         _log.error("%s", error)
         return error.exit_code
     return ExitCode.OK
-
-
-def end_with(agent: int) -> None:
-    """Have the kernel end this process when the agent's does, however it does.
-
-    Raises:
-        UnavailableError: it is gone already.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != agent:
-        raise UnavailableError("the agent that started this process is gone")
 
 
 async def serve(config: ServingConfig) -> None:
@@ -101,7 +89,7 @@ async def _serve_http(
     server = HttpServer(api.application, listening, tls, settings.connections)
     await server.start()
     servers.push_async_callback(server.stop)
-    return _address(listening.getsockname()[0], listening.getsockname()[1])
+    return address_text(listening.getsockname()[0], listening.getsockname()[1])
 
 
 async def _serve_grpc(
@@ -113,7 +101,7 @@ async def _serve_grpc(
     except (OSError, RuntimeError) as error:
         raise _unusable(settings.grpc, error) from error
     servers.push_async_callback(server.stop)
-    return _address(host_and_port(settings.grpc)[0], port)
+    return address_text(host_and_port(settings.grpc)[0], port)
 
 
 def _pem(settings: ServingSettings) -> tuple[bytes, bytes] | None:
@@ -122,10 +110,6 @@ def _pem(settings: ServingSettings) -> tuple[bytes, bytes] | None:
         return None
     certificate = Path(settings.certificate).read_bytes()
     return certificate, Path(settings.key).read_bytes() if settings.key else certificate
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _unusable(address: str, error: Exception) -> StageloomError:

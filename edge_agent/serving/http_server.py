@@ -121,6 +121,11 @@ def listen_on(host: str, port: int) -> socket.socket:
     return bound
 
 
+def address_text(host: str, port: int) -> str:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     """For a certificate and its key in PEM files; an empty `key`: it is in the same file.
 

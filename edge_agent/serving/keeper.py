@@ -5,7 +5,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -39,25 +39,27 @@ class ServingStatus(Struct, frozen=True, kw_only=True):
     last_exit: str = ""
 
 
-class ServingKeeper:
-    """At most one process at a time, on the main loop."""
+class ServerKeeper:
+    """At most one server's process at a time, on the main loop."""
 
     def __init__(
         self,
         loop: Loop,
-        settings: ServingSettings,
-        socket: Path,
+        name: str,
+        command: Callable[[int], Sequence[str]] | None,
         note: Callable[[str, str], None],
         rng: Random,
-        log_level: str = "INFO",
     ) -> None:
-        """`note`: the journal's, by code and text."""
+        """`name`: under which trouble is noted, in the journal's `note` by code and text.
+
+        `command`: the interpreter's arguments that start it, from the descriptor on which it reports the
+        addresses that it has bound; None: nothing is to be served.
+        """
         self._loop = loop
-        self._settings = settings
-        self._socket = socket
+        self._name = name
+        self._command = command
         self._note = note
         self._rng = rng
-        self._log_level = log_level
         self._delays = self._new_delays()
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_file = self._report = -1
@@ -73,7 +75,7 @@ class ServingKeeper:
     @property
     def status(self) -> ServingStatus | None:
         """None where nothing is to be served."""
-        if not self._settings.wanted:
+        if self._command is None:
             return None
         return ServingStatus(
             pid=self._process.pid if self._process else None,
@@ -85,19 +87,12 @@ class ServingKeeper:
 
     def start(self) -> None:
         """Start the process if one is wanted and none runs."""
-        if not self._settings.wanted or self._process is not None or self._ending:
+        if self._command is None or self._process is not None or self._ending:
             return
         self._report, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        config = ServingConfig(
-            settings=self._settings,
-            socket=str(self._socket.absolute()),
-            agent=os.getpid(),
-            report=theirs,
-            log_level=self._log_level,
-        )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "stageloom.edge_agent.serving", encode_serving(config)],
+                [sys.executable, *self._command(theirs)],
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _KEEP_PAGES,
@@ -154,7 +149,7 @@ class ServingKeeper:
         self._last_exit = how
         self._restarts += 1
         delay_s = next(self._delays)
-        self._note("serving", f"the process for HTTP and gRPC ended: {how}; again in {delay_s:.1f} s")
+        self._note(self._name, f"the process for {self._name} ended: {how}; again in {delay_s:.1f} s")
         self._loop.call_at(self._loop.now() + delay_s, self.start)
 
     def _forget(self) -> None:
@@ -168,3 +163,26 @@ class ServingKeeper:
             self._loop.watch(self._report, 0, self._reported)
             os.close(self._report)
             self._report = -1
+
+
+def serving_keeper(
+    loop: Loop,
+    settings: ServingSettings,
+    socket: Path,
+    note: Callable[[str, str], None],
+    rng: Random,
+    log_level: str = "INFO",
+) -> ServerKeeper:
+    """Of the process that serves models over HTTP and gRPC, to the agent that listens at `socket`."""
+
+    def command(report: int) -> Sequence[str]:
+        config = ServingConfig(
+            settings=settings,
+            socket=str(socket.absolute()),
+            agent=os.getpid(),
+            report=report,
+            log_level=log_level,
+        )
+        return ["-m", "stageloom.edge_agent.serving", encode_serving(config)]
+
+    return ServerKeeper(loop, "serving", command if settings.wanted else None, note, rng)

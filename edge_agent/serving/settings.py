@@ -3,9 +3,10 @@
 import ipaddress
 import os
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -104,6 +105,19 @@ def read_tokens(file: str) -> frozenset[str]:
     return tokens
 
 
+class Guarded(Protocol):
+    """Settings of something that listens; see `ServingSettings` for what they mean."""
+
+    @property
+    def tokens(self) -> str: ...
+    @property
+    def certificate(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def open(self) -> bool: ...
+
+
 def check_settings(settings: ServingSettings) -> None:
     """Refuse what cannot work or would let strangers in.
 
@@ -112,24 +126,44 @@ def check_settings(settings: ServingSettings) -> None:
             packages that are.
         StorageError: the tokens cannot be read, or others can read them.
     """
-    for address in filter(None, (settings.http, settings.grpc)):
+    check_guarded("serving", [one for one in (settings.http, settings.grpc) if one], settings)
+    if settings.wanted:
+        require_packages("serving over HTTP and gRPC", "serving", _NEEDED)
+
+
+def check_guarded(table: str, addresses: Sequence[str], settings: Guarded) -> None:
+    """Refuse addresses that would let strangers in; `table` is the setting's name.
+
+    Raises:
+        SettingError: an address beyond this machine without TLS and tokens, or a file that is missing.
+        StorageError: the tokens cannot be read, or others can read them.
+    """
+    for address in addresses:
         host, _ = host_and_port(address)
         guarded = settings.certificate and settings.tokens
         if not is_loopback(host) and not guarded and not settings.open:
             raise SettingError(
                 f"{address} can be reached from other machines, by anybody",
-                remedy="give the settings serving.certificate and serving.tokens, or say --open",
+                remedy=f"give the settings {table}.certificate and {table}.tokens, or say --open",
             )
     if settings.tokens:
         read_tokens(settings.tokens)
     for file in filter(None, (settings.certificate, settings.key)):
         if not os.access(file, os.R_OK):
             raise SettingError(f"{file} cannot be read", remedy="name a PEM file of this account")
-    missing = [name for name in _NEEDED if not _found(name)]
-    if settings.wanted and missing:
+
+
+def require_packages(what: str, extra: str, names: Sequence[str]) -> None:
+    """Refuse to begin `what` where packages of an extra are missing.
+
+    Raises:
+        SettingError: they are.
+    """
+    missing = [name for name in names if not _found(name)]
+    if missing:
         raise SettingError(
-            f"{', '.join(missing)} cannot be imported, which serving over HTTP and gRPC needs",
-            remedy="pip install 'stageloom[serving]'",
+            f"{', '.join(missing)} cannot be imported, which {what} needs",
+            remedy=f"pip install 'stageloom[{extra}]'",
         )
 
 

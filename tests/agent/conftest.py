@@ -109,6 +109,9 @@ class PlayedBackend:
         assert self.endpoint is not None
         self.endpoint.task_ended(task, Outcome.CANCELLED, "cancelled", "cancelled by its owner")
 
+    def metrics(self, start: int) -> tuple[bytes, bool]:
+        return b"{}", False
+
     def status(self) -> bytes:
         return b"{}"
 

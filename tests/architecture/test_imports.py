@@ -10,14 +10,21 @@ from tests.architecture.sources import ROOT, below, modules
 
 CHOSEN_LATER = ("onnx", "onnxruntime", "openvino", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
-HTTP = ("starlette", "uvicorn", "httptools", "grpc")
+HTTP = ("starlette", "uvicorn", "httptools", "grpc", "prometheus_client")
 PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", *HTTP, "stageloom.planner", "stageloom.migrations")
 
 SHARED = [m for m in modules("shared") if not below(m, "stageloom.shared.importer")]
-SERVING = [m for m in modules("edge_agent") if below(m, "stageloom.edge_agent.serving")]
-"""A process of its own, but for what starts it there."""
+SERVING = [
+    m
+    for m in modules("edge_agent")
+    if below(m, "stageloom.edge_agent.serving", "stageloom.edge_agent.metrics")
+]
+"""Processes of their own, but for what starts them there and counts for them."""
 
-STARTS_SERVING = [f"stageloom.edge_agent.serving.{name}" for name in ("keeper", "settings")]
+STARTS_SERVING = [
+    *(f"stageloom.edge_agent.serving.{name}" for name in ("keeper", "settings")),
+    *(f"stageloom.edge_agent.metrics.{name}" for name in ("counting", "settings")),
+]
 AGENT = [
     m
     for m in modules("edge_agent")

@@ -1,0 +1,96 @@
+"""What an agent counts for Prometheus, from ends of tasks and from rows of telemetry."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES, MetricsPage, encode
+from stageloom.edge_agent.metrics.counting import MOST_MODELS, AgentCounters, AgentFigures, CountedLink
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.engine.trial import Verdict
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StepTimings, TrialEnded
+from stageloom.shared.metrics import SECONDS
+
+PLAN = Digest("a" * 64)
+
+
+def _figures(counters: AgentCounters) -> AgentFigures:
+    """All pages as one."""
+    models: list[Any] = []
+    while True:
+        body, more = counters.page(len(models), 2.5)
+        figures = msgspec.json.decode(body, type=AgentFigures)
+        models += figures.models
+        if not more:
+            return msgspec.structs.replace(figures, models=tuple(models))
+
+
+def _verdict(verdict: Verdict) -> TrialEnded:
+    return TrialEnded(
+        *(1, 2, Origin.PLANNER, "trial", verdict.value, PLAN, None, None, None, None, 0, 1, 2, "", "", None)
+    )
+
+
+def test_times_of_completed_tasks_alone_are_counted() -> None:
+    counters = AgentCounters()
+    ledger = TaskLedger(counters)
+    for outcome, started_s in ((Outcome.COMPLETED, 1.003), (Outcome.EXPIRED, 1.5), (Outcome.REFUSED, None)):
+        task = ledger.open(owner=1, owner_task=1, model="a", now_s=1.0)
+        ledger.end(task.id, outcome, 1.02, started_s)
+        ledger.end(task.id, Outcome.COMPLETED, 9.0, 8.0)  # the first end stands
+    [times] = _figures(counters).models
+    for counted, seconds in ((times.latency, 0.02), (times.queueing, 0.003)):
+        [at] = [at for at, count in enumerate(counted.counts) if count]
+        assert SECONDS[at - 1] < seconds <= SECONDS[at]
+        assert counted.sum_s == pytest.approx(seconds)
+    assert times.model == "a"
+
+
+def test_rows_are_counted_and_passed_on() -> None:
+    class Kept:
+        rows: Sequence[RowData] = ()
+
+        def record(self, rows: Sequence[RowData]) -> None:
+            self.rows = rows
+
+    kept, counters = Kept(), AgentCounters()
+    rows: list[RowData] = [
+        StepTimings(PLAN[:16], 0, 1, 40, 250_000, 9_000),
+        StepTimings(PLAN[:16], 1, 1, 2, 500_000, 9_000),
+        PlanActivated(PLAN, Origin.LOCAL, 1, 2),
+        _verdict(Verdict.COMMIT),
+        _verdict(Verdict.NO_GAIN),
+        _verdict(Verdict.COMMIT),
+        Event("alarm", "queues diverge"),
+        Event("storage", "the disk is full"),
+    ]
+    link: Any = kept
+    CountedLink(link, counters).record(rows)
+    assert kept.rows is rows
+    figures = _figures(counters)
+    assert (figures.steps, figures.step_s, figures.activations, figures.alarms) == (42, 0.75, 1, 1)
+    assert figures.verdicts == {one.value: 0 for one in Verdict} | {"commit": 2, "no_gain": 1}
+    assert figures.engine_busy_s == 2.5
+
+
+def test_every_page_fits_a_packet_and_models_are_bounded() -> None:
+    counters = AgentCounters()
+    for model in range(MOST_MODELS + 5):
+        counters.task_completed(f"{model:0128d}", 0.0, 0.001, 0.01)
+    for times in counters._models.values():
+        times.latency.counts = times.queueing.counts = [2**53] * len(times.latency.counts)
+    start, names = 0, list[str]()
+    while True:
+        body, more = counters.page(start, 0.0)
+        assert len(encode(MetricsPage(2**53, body, more))) <= MAX_PACKET_BYTES
+        page = msgspec.json.decode(body, type=AgentFigures).models
+        names += [one.model for one in page]
+        start += len(page)
+        if not more:
+            break
+    assert names == [f"{model:0128d}" for model in range(MOST_MODELS)]
