@@ -41,6 +41,7 @@ from stageloom.planner.enrolment.service import (
 )
 from stageloom.planner.housekeeping import Housekeeper, KernelCompiler
 from stageloom.planner.lock import lock_data_dir, lock_sqlite
+from stageloom.planner.metrics.counting import CountedPool, PlannerCounters
 from stageloom.planner.replan.service import Replanner
 from stageloom.planner.store.devices import enrol_device, note_heard, note_presence
 from stageloom.planner.store.link import LinkStore
@@ -177,6 +178,7 @@ class Planner:
         """
         clock = SystemClock()
         self.config = config
+        self.counters = PlannerCounters()
         self._undo: list[Callable[[], None]] = []
         try:
             api_path = socket_path(config.data_dir)
@@ -197,12 +199,17 @@ class Planner:
             keep_url(config.data_dir, config.database_url)
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
+
+            def replan_begun(device: DeviceId, replan: int) -> None:
+                self.counters.replan_began()
+                alarms.put((device, replan))
+
             self.server = DispatchServer(
-                LinkStore(self.store),
+                LinkStore(self.store, self.counters.rows_stored),
                 _server_config(config, self.keys),
                 clock=clock,
                 on_presence=self._online.changed,
-                on_replan=lambda device, replan: alarms.put((device, replan)),
+                on_replan=replan_begun,
             )
             bound = self.server.start()
             self._undo += [self._online.close, self.server.stop]
@@ -220,11 +227,12 @@ class Planner:
                 enrol=self.enrol_address,
                 certificate=digest,
             )
-            self.pool = AnytimePool(
+            pool = AnytimePool(
                 config.search_workers or _search_workers(),
                 use_ray=config.search == "ray",
                 ray_address=config.ray_address,
             )
+            self.pool = CountedPool(pool, self.counters)
             self._undo.append(self.pool.close)
             self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
             self._undo.append(self.replanner.close)
@@ -257,6 +265,7 @@ class Planner:
             readers=readers,
             started_s=clock.monotonic_s(),
             certificate=pinned,
+            counters=self.counters,
         )
         hold_tokens(running)
         jobs = Jobs(clock)

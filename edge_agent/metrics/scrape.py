@@ -98,6 +98,17 @@ AGENT_METRICS: Final = (
     *(CONNECTED, SPOOL, ROWS, ROWS_ACKNOWLEDGED, ROWS_DROPPED),
 )
 
+_PROCESSES: Final = ("stageloom_agent", "stageloom_engine")
+PROCESS_METRICS: Final = tuple(
+    f"{process}_process_{name}"
+    for process in _PROCESSES
+    for name in (
+        *("virtual_memory_bytes", "resident_memory_bytes", "start_time_seconds"),
+        *("cpu_seconds_total", "open_fds", "max_fds"),
+    )
+)
+"""What prometheus-client tells of a process, here of the agent's two."""
+
 
 def scrape(socket: Path, accept: str) -> tuple[bytes, str]:
     """(body, content type) of the metrics of the agent that listens at `socket`.
@@ -128,10 +139,10 @@ def _processes(status: AgentStatus) -> list[Any]:
     """Memory, processor time and open files of the agent's two processes."""
     from prometheus_client import ProcessCollector
 
-    pids = {"stageloom_agent": status.pid, "stageloom_engine": status.engine.pid}
+    pids = (status.pid, status.engine.pid)
     return [
         ProcessCollector(name, lambda pid=pid: pid, registry=None)  # type: ignore[misc]
-        for name, pid in pids.items()
+        for name, pid in zip(_PROCESSES, pids, strict=True)
         if pid is not None
     ]
 

@@ -94,6 +94,7 @@ class Api:
         self._remembered = Remembered(context.store, context.jobs)
         self._streams: Counter[str] = Counter()
         self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(self._limits.at_once))
+        self._scraping = asyncio.Lock()  # one at a time, whoever asks how often
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._schema = msgspec.json.encode(document(routes))
@@ -119,14 +120,31 @@ class Api:
         ]
         for served in table:  # no HEAD: a file would be made for nobody, and a stream never ends
             served.methods = {*by_path[served.path]}
-        table.append(HttpRoute("/schema", partial(self._serve_schema, remote), methods=["GET"]))
+        for path, serve in (("/schema", self._serve_schema), ("/metrics", self._serve_metrics)):
+            table.append(HttpRoute(path, partial(serve, remote), methods=["GET"]))
         handlers: dict[Any, Any] = {HTTPException: partial(self._serve_nothing, remote), Exception: _internal}
         application = Starlette(routes=table, exception_handlers=handlers)
         application.router.redirect_slashes = False
         return _in_time(application, self._limits.send_s)
 
+    def _count(self, name: str, response: Response, began_s: float) -> None:
+        if (planner := self._context.running) is not None:
+            seconds = self._context.clock.monotonic_s() - began_s
+            planner.counters.request_ended(name, response.status_code, seconds)
+
     async def _serve_schema(self, remote: bool, request: Request) -> Response:
         return self._turned_away(remote, request) or Response(self._schema, media_type="application/json")
+
+    async def _serve_metrics(self, remote: bool, request: Request) -> Response:
+        """To whoever has a token of any role: nothing that is told is more than a viewer may ask."""
+        if refused := self._turned_away(remote, request):
+            return refused
+        try:
+            async with self._scraping:
+                body, form = await self._in_pool(_scrape, self._context, request.headers.get("accept", ""))
+        except Exception as error:
+            return _problem_response(problem_of(error, "metrics"))
+        return Response(body, media_type=form)
 
     async def _serve_nothing(self, remote: bool, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -136,7 +154,9 @@ class Api:
             HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible at {path}",
         }.get(status, error.detail)
         refused = problem(status, detail, "see /schema", ExitCode.USAGE)
-        return self._turned_away(remote, request) or _problem_response(refused, error.headers)
+        response = self._turned_away(remote, request) or _problem_response(refused, error.headers)
+        self._count(_NO_ROUTE, response, self._context.clock.monotonic_s())
+        return response
 
     def _turned_away(self, remote: bool, request: Request) -> Response | None:
         """The answer to who has no token, or asks too much, whatever they ask."""
@@ -151,6 +171,7 @@ class Api:
         self, methods: Mapping[str, Route[Any, Any]], remote: bool, request: Request
     ) -> Response:
         route = methods[request.method]
+        began_s = self._context.clock.monotonic_s()
         principal = Principal(LOCAL, Role.ADMIN, LOCAL)
         told_to_wait = False
         try:
@@ -170,6 +191,7 @@ class Api:
         if (route.changes or route.secret or denied) and not told_to_wait:  # a flood fills no log
             target = getattr(request.state, "target", "/".join(request.path_params.values()))
             await self._note(principal, route.name, target, response.status_code)
+        self._count(route.name, response, began_s)
         return response
 
     async def _note(self, principal: Principal, verb: str, target: str, status: int) -> None:
@@ -309,6 +331,13 @@ class Api:
             await asyncio.wait_for(self._ending.wait(), seconds)
 
 
+def _scrape(context: ApiContext, accept: str) -> tuple[bytes, str]:
+    from stageloom.planner.metrics.scrape import scrape  # nobody who is not scraped needs it
+
+    return scrape(context, accept)
+
+
+_NO_ROUTE: Final = "none"
 _END: Final = object()
 _GONE: Final = (ClientDisconnect, TimeoutError)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from stageloom.planner.api.apart import StoreReaders
 from stageloom.planner.api.jobs import Jobs
 from stageloom.planner.api.route import Route
 from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.metrics.counting import PlannerCounters
 from stageloom.planner.schema.base import Request
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.shared.clock import Clock
@@ -124,6 +125,7 @@ class RunningPlanner:
     tokens: Tokens
     started_s: float
     certificate: bytes = b""
+    counters: PlannerCounters = field(default_factory=PlannerCounters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.counters import CEILING
@@ -61,6 +61,23 @@ _REPORT: Final = ("device", "boot", "at_us", "origin", "state", *_AS_REPORTED)
 _NEWER: Final = "ON CONFLICT (device) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in _REPORT[1:]
 )
+
+
+class DeviceNumbers(NamedTuple):
+    """How many devices there are, in all and of some kinds."""
+
+    enrolled: int
+    revoked: int
+    quarantined: int
+
+
+def device_numbers(session: Session) -> DeviceNumbers:
+    """Counted by the database."""
+
+    def number(table: type[DeviceRow | QuarantineRow], *conditions: Any) -> int:
+        return session.scalar(select(func.count()).select_from(table).where(*conditions)) or 0
+
+    return DeviceNumbers(number(DeviceRow), number(DeviceRow, DeviceRow.revoked), number(QuarantineRow))
 
 
 def planner_epoch(session: Session) -> int:

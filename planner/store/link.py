@@ -3,7 +3,7 @@
 Where one record of a batch cannot be stored, the others are, and that one is counted as unreadable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from stageloom.planner.dispatch.ports import (
     FleetMember,
     LocalPlanRefused,
     ReportRecord,
+    StoredRow,
     TelemetryWrite,
 )
 from stageloom.planner.store.database import is_of_the_record, why
@@ -47,8 +48,12 @@ from stageloom.shared.plan import decode_plan
 class LinkStore:
     """Implements `stageloom.planner.dispatch.ports.DispatchStore`, which documents the methods."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, on_rows: Callable[[Sequence[tuple[DeviceId, StoredRow]]], None] | None = None
+    ) -> None:
+        """`on_rows` is told of telemetry rows once they are stored, each once; on any thread."""
         self._store = store
+        self._on_rows = on_rows or (lambda rows: None)
 
     def epoch(self) -> int:
         return self._store.read(planner_epoch)
@@ -76,7 +81,7 @@ class LinkStore:
         isolated(self._append, writes, lambda write, _: self._append_by_row(write))
 
     def _append(self, writes: Sequence[TelemetryWrite]) -> None:
-        self._store.writer.run(partial(append_telemetry, writes=writes), bulk=True)
+        self._on_rows(self._store.writer.run(partial(append_telemetry, writes=writes), bulk=True))
 
     def _append_by_row(self, write: TelemetryWrite) -> None:
         """Store what can be stored of a write that cannot be as a whole; its rows in order."""

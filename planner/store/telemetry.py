@@ -67,8 +67,8 @@ _PAGE: Final = 5_000
 _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
 
-def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> None:
-    """Store the rows that are new, and the ledgers; see `stageloom.planner.telemetry`.
+def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list[tuple[DeviceId, StoredRow]]:
+    """Store the rows that are new, which are returned, and the ledgers; see `stageloom.planner.telemetry`.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
@@ -112,6 +112,7 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> None
             set_states(session, [end])
     for device, why in refused.items():
         note_refusal(session, device, MEASUREMENT_REFUSED, why)
+    return new
 
 
 def _settle(

@@ -31,9 +31,7 @@ def _figures(counters: AgentCounters) -> AgentFigures:
 
 
 def _verdict(verdict: Verdict) -> TrialEnded:
-    return TrialEnded(
-        *(1, 2, Origin.PLANNER, "trial", verdict.value, PLAN, None, None, None, None, 0, 1, 2, "", "", None)
-    )
+    return TrialEnded(1, 2, Origin.PLANNER, "trial", verdict.value, PLAN, None, None, None, None, 0, 1, 2)
 
 
 def test_times_of_completed_tasks_alone_are_counted() -> None:

@@ -1,0 +1,1 @@
+"""The planner's metrics for Prometheus, which its API tells at `/metrics`."""
