@@ -126,9 +126,9 @@ def probe_model(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> onnx
 
 @contextlib.contextmanager
 def serving(
-    home: Path, model: onnx.ModelProto, *, executor: str, scheduler: str = "sequential"
+    home: Path, model: onnx.ModelProto, *, executor: str, scheduler: str = "sequential", **more: Any
 ) -> Iterator[Path]:
-    """An agent that serves one model as `probe`, alone; its socket."""
+    """An agent that serves one model as `probe`, alone; its socket. `more`: further settings."""
     file = home / "probe.onnx"
     onnx.save(model, file)
     config = AgentConfig(
@@ -138,6 +138,7 @@ def serving(
         scheduler=scheduler,
         replicas=1,
         log_level="ERROR",
+        **more,
     )
     with _agent(config) as process:
         _wait(process, socket_of(home), lambda found: found.ready)

@@ -34,6 +34,7 @@ def _verdict(verdict: Verdict) -> TrialEnded:
     return TrialEnded(1, 2, Origin.PLANNER, "trial", verdict.value, PLAN, None, None, None, None, 0, 1, 2)
 
 
+@pytest.mark.promise("metrics-count-each-once")
 def test_times_of_completed_tasks_alone_are_counted() -> None:
     counters = AgentCounters()
     ledger = TaskLedger(counters)
@@ -76,6 +77,7 @@ def test_rows_are_counted_and_passed_on() -> None:
     assert figures.engine_busy_s == 2.5
 
 
+@pytest.mark.promise("metrics-count-each-once")
 def test_every_page_fits_a_packet_and_models_are_bounded() -> None:
     counters = AgentCounters()
     for model in range(MOST_MODELS + 5):

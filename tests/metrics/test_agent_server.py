@@ -75,6 +75,7 @@ def test_address_beyond_this_machine_needs_tls_and_tokens_or_consent(tmp_path: P
         check_metrics(MetricsSettings(listen="9100"))
 
 
+@pytest.mark.promise("metrics-scraped-both-sides")
 def test_scrape_of_a_running_agent_tells_every_metric_and_what_its_tasks_came_to(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)

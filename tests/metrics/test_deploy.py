@@ -13,6 +13,7 @@ from tests.metrics.deployed import DASHBOARD, EXAMPLE, RULES, names_in, panel_qu
 KNOWN = {spec.name for spec in (*AGENT_METRICS, *PLANNER_METRICS)} | {*PROCESS_METRICS}
 
 
+@pytest.mark.promise("metrics-scraped-both-sides")
 def test_every_query_names_metrics_that_there_are() -> None:
     queries = [*panel_queries(), *rule_queries()]
     assert len(queries) > 50

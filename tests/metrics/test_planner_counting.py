@@ -36,6 +36,7 @@ class PlayedPool:
     def close(self) -> None: ...
 
 
+@pytest.mark.promise("metrics-count-each-once")
 def test_searches_are_counted_however_they_end() -> None:
     pool, counters, clock = PlayedPool(), PlannerCounters(), ManualClock()
     counted = CountedPool(pool, counters, clock.monotonic_s)
@@ -76,6 +77,7 @@ def test_copy_does_not_move_on() -> None:
     assert counters.copy().requests == {("status", 200): 2, ("status", 503): 1}
 
 
+@pytest.mark.promise("metrics-count-each-once")
 def test_rows_that_come_again_are_counted_once(tmp_path: Path) -> None:
     counters = PlannerCounters()
     store = Store(tmp_path, clock=ManualClock())
@@ -97,6 +99,7 @@ def test_rows_that_come_again_are_counted_once(tmp_path: Path) -> None:
     assert {name: count for name, count in now.verdicts.items() if count} == {"no_gain": 1}
 
 
+@pytest.mark.promise("metrics-count-each-once")
 def test_devices_are_bounded() -> None:
     counters = PlannerCounters()
     counted = row(0, TaskCounters("a", 1, 1, 1, 0, 0, 0, 0))

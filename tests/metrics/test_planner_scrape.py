@@ -61,6 +61,7 @@ def test_token_of_any_role_may_scrape_and_nobody_else(planner: Planner) -> None:
     assert _scrape(planner, bearer, "/metrics/")[0] == 404
 
 
+@pytest.mark.promise("metrics-scraped-both-sides")
 def test_scrape_says_what_the_planner_did(planner: Planner) -> None:
     World(planner.config.data_dir, planner.store)  # a model and a device that is away
     ended = TaskCounters("diamond", 1_000_000, 9, 7, 0, 0, 0, 2)

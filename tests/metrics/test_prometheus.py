@@ -118,6 +118,7 @@ def _body(url: str, token: str = "") -> str:
 
 
 @pytest.mark.full
+@pytest.mark.promise("metrics-scraped-both-sides")
 @pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
     reason="Prometheus is not installed (apt-get install prometheus)",
