@@ -19,7 +19,7 @@ from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
 from stageloom.shared.search.job import run_search
-from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.registry import added_schedulers, schedulers
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def _scheduler(store: ReadStore, info: PlanInfo, request: PlanCreateRequest) -> 
     Raises:
         InputError: there is none.
     """
-    if info.scheduler in schedulers():
+    if info.scheduler in schedulers() or info.scheduler in added_schedulers().usable:
         return info.scheduler
     for name in _REPEATABLE:
         try:

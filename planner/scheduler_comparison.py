@@ -11,7 +11,6 @@ from stageloom.planner.store.replans import trial_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.bound import bind
-from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan
@@ -19,7 +18,7 @@ from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.comparison import Block, Standing, Subject, judged, optimum_s, standing
 from stageloom.shared.search.interface import Budget
 from stageloom.shared.search.job import SearchJob, run_search
-from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.registry import added_schedulers, require_scheduler, schedulers
 from stageloom.shared.text import bounded
 
 
@@ -33,17 +32,14 @@ class FoundSchedules:
 
 
 def known_schedulers(names: Sequence[str]) -> list[str]:
-    """The schedulers that are asked for; all without a name.
+    """The schedulers that are asked for; without a name all, those of other distributions last.
 
     Raises:
-        InputError: there is none of that name.
+        SettingError: there is none of that name.
     """
     for name in names:
-        if name not in schedulers():
-            raise InputError(
-                f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(schedulers())}"
-            )
-    return list(dict.fromkeys(names or schedulers()))
+        require_scheduler(name)
+    return list(dict.fromkeys(names or (*schedulers(), *added_schedulers().usable)))
 
 
 # -- what takes long: functions for a pool ----------------------------------------------------------------

@@ -6,6 +6,7 @@ StageloomError
  |   |   `- UnpinnedShape      dimensions without a number (inputs, each with an example)
  |   |- NotFoundError          something is named that does not exist
  |   |- SettingError           an unreadable setting (name, reason)
+ |   |- ExtensionError         what another distribution adds, which does not load or work
  |   `- TokenError             a join token that is wrong, used or expired
  |- DecodeError                bytes that are not what they claim to be (what, reason)
  |   |- PlanError              a plan or schedule that does not decode or is not legal
@@ -97,6 +98,10 @@ class NotFoundError(InputError):
 
 class SettingError(InputError):
     """A setting that cannot be read stops start-up; it is never ignored."""
+
+
+class ExtensionError(InputError):
+    """What another distribution adds by an entry point does not load, or does not do what it must."""
 
 
 class TokenError(InputError):

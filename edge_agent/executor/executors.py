@@ -9,16 +9,17 @@ another has: its plan has given way.
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import cast
+from typing import Final, cast
 
-from stageloom.edge_agent.executor.base import Executor, Rows, StepResult, lost_tensors
+from stageloom.edge_agent.executor.base import Executor, Rows, StepResult, StepRunner, lost_tensors
 from stageloom.edge_agent.executor.host import HostExecutor
 from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.executor.threads import StepOrder
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import CopySlot, InstanceId, MoveInstance, PlanKey, ProgramKey, Step
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import ExecutorError, ExtensionError
+from stageloom.shared.extensions import ExtensionGroup, Extensions, extensions
 from stageloom.shared.ids import Digest, StepId
 
 _WHERE = {
@@ -51,23 +52,64 @@ _WHERE = {
 }
 
 EXECUTORS = tuple(_WHERE)
-"""Known names."""
+"""Stageloom's own names."""
+
+
+def added_executors() -> Extensions:
+    """Executors of other distributions, as their metadata says; none is imported."""
+    return extensions(ExtensionGroup.EXECUTORS, _WHERE)
 
 
 def make_executor(name: str) -> Executor:
     """A new executor.
 
     Raises:
-        ExecutorError: the name is unknown, or a package of the backend is missing.
+        ExecutorError: the name is unknown, a package of the backend is missing, or another distribution's
+            does not load.
     """
     if name not in _WHERE:
-        raise ExecutorError(f"no executor is called {name!r}", remedy=f"use one of {', '.join(_WHERE)}")
+        return _make_added(name)
     module, attribute, remedy = _WHERE[name]
     try:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:
         raise ExecutorError(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
     return cast(Executor, factory())
+
+
+def _make_added(name: str) -> Executor:
+    added = added_executors()
+    if name in added.problems:
+        wrong = added.problems[name]
+        raise ExecutorError(wrong.cause, remedy=wrong.remedy)
+    if name not in added.usable:
+        names = ", ".join((*_WHERE, *added.usable))
+        raise ExecutorError(f"no executor is called {name!r}", remedy=f"use one of {names}")
+
+    def made(factory: Callable[[], object]) -> Executor:
+        executor = factory()
+        missing = [wanted for wanted in _MEMBERS if not hasattr(executor, wanted)]
+        if missing:
+            raise TypeError(f"it has no {', '.join(missing)}, which executors have")
+        if getattr(executor, "name", None) != name:
+            raise TypeError(f"it calls itself {getattr(executor, 'name', None)!r}")
+        return cast(Executor, executor)
+
+    try:
+        return added.usable[name].load(made)
+    except ExtensionError as error:
+        raise ExecutorError(error.cause, remedy=error.remedy) from error
+
+
+_MEMBERS: Final = tuple(
+    sorted(
+        name
+        for kind in (StepRunner, Executor)
+        for name in {*vars(kind), *vars(kind).get("__annotations__", {})}
+        if not name.startswith("_")
+    )
+)
+"""What `Executor` asks for."""
 
 
 class Executors:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stageloom.edge_agent.config import AUTO, AgentConfig
-from stageloom.edge_agent.executor.executors import EXECUTORS
+from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
 from stageloom.edge_agent.executor_choice import ExecutorTimes, OwnModels
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
@@ -16,7 +16,7 @@ from stageloom.shared.importer.model_argument import ModelArgument, dims_between
 from stageloom.shared.messages.control import ArtifactNeed
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
-from stageloom.shared.search.registry import scheduler
+from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.text import counted
 
 AUTO_PRECISIONS: Final = ("fp32", "bf16")
@@ -31,8 +31,8 @@ def require_names(config: AgentConfig) -> None:
     Raises:
         SettingError: one does not.
     """
-    scheduler(config.scheduler)
-    names = (AUTO, *EXECUTORS)
+    require_scheduler(config.scheduler)
+    names = (AUTO, *EXECUTORS, *added_executors().usable)
     if config.executor not in names:
         raise SettingError(
             f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(names)}"

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
 from stageloom.edge_agent.machine.device import driver_version, gpu_names, installed
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, MachineFacts
 
@@ -85,6 +86,8 @@ def has_cuda(package: Path) -> bool:
 
 
 _MOST_RANGES: Final = 64  # that a telemetry row holds
+_MOST_EXECUTORS: Final = 16  # likewise
+_MOST_PROBLEM: Final = 160  # characters of a row
 
 
 def executor_problems() -> dict[str, str]:
@@ -119,6 +122,18 @@ def problems_of(
     }
 
 
+def added_problems() -> dict[str, str]:
+    """The same of executors that other distributions add. They are found and not imported, so one that does
+    not load shows when a plan names it."""
+    added = added_executors()
+    found = {
+        name: "" if one.is_there else f"the package of {one.distribution} is not there"
+        for name, one in added.usable.items()
+    }
+    broken = {name: str(error) for name, error in added.problems.items() if name not in EXECUTORS}
+    return found | broken
+
+
 def core_ranges(cores: Iterable[int]) -> list[tuple[int, int]]:
     """Ascending runs of neighbours, both ends included."""
     found: list[tuple[int, int]] = []
@@ -133,9 +148,10 @@ def core_ranges(cores: Iterable[int]) -> list[tuple[int, int]]:
 def machine_facts(usual: str, intra_op_threads: int) -> MachineFacts:
     """What the planner is told of this machine; `usual`: the executor that the agent is set to."""
     problems = executor_problems()
-    names = dict.fromkeys([usual, *problems, "null"])
+    problems |= added_problems()
+    names = list(dict.fromkeys([usual, *problems, "null"]))[:_MOST_EXECUTORS]
     return MachineFacts(
         cores=tuple(CoreRange(*span) for span in core_ranges(os.sched_getaffinity(0))[:_MOST_RANGES]),
-        executors=tuple(ExecutorFact(name, problems.get(name, "")) for name in names),
+        executors=tuple(ExecutorFact(name, problems.get(name, "")[:_MOST_PROBLEM]) for name in names),
         intra_op_threads=intra_op_threads,
     )

@@ -38,10 +38,13 @@ from stageloom.shared.search.rivals import policies
 EXECUTORS: Final = ("onnx", "openvino", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
 
 
-def _executor(name: str | None) -> str | None:
-    if name is not None and name not in EXECUTORS:
-        raise InputError(f"there is no executor {name!r}", remedy=f"choose one of {', '.join(EXECUTORS)}")
-    return name
+def _check_executor(name: str | None, device: str | None) -> None:
+    """A device may have executors of other distributions, which it told the planner of."""
+    if name is not None and name not in EXECUTORS and device is None:
+        raise InputError(
+            f"there is no executor {name!r}",
+            remedy=f"choose one of {', '.join(EXECUTORS)}, or name a DEVICE that has it",
+        )
 
 
 Models = Annotated[
@@ -100,7 +103,6 @@ ExecutorName = Annotated[
     typer.Option(
         "--executor",
         metavar="NAME",
-        callback=_executor,
         help=f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}; the device must have it. Default: onnx.",
     ),
 ]
@@ -178,6 +180,7 @@ def create(
     request = _with_rules(request_from(PlanCreateRequest, file, given), given, models, partition)
     if not request.models and request.device is None:
         raise InputError("a plan needs models", remedy="name one with --model, a DEVICE, or a --from file")
+    _check_executor(executor, request.device)
     if push_it and request.device is None:
         raise InputError("--push needs a device", remedy="name it, as in `stageloom plan create DEVICE`")
     reply = run_job(routes.PLAN_CREATE, request)

@@ -1,39 +1,49 @@
-"""`stageloom scheduler ...`: which schedulers there are, and how they compare on models of the planner."""
+"""`stageloom scheduler ...`: which schedulers there are, how they compare, and a check of one."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import every
 from stageloom.planner.cli.jobs import run_job
-from stageloom.planner.cli.options import Combine, Partition, model_options
+from stageloom.planner.cli.options import Combine, Partition, model_options, parse_duration
 from stageloom.planner.cli.output import compared, emit_table, progress, show
 from stageloom.planner.cli.request_file import From, request_from
 from stageloom.planner.schema import scheduler as schema
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import ExitCode, InputError
+from stageloom.shared.search.registry import require_scheduler
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List schedulers, and compare them.")
+if TYPE_CHECKING:
+    from stageloom.planner.scheduler_check import SchedulerCheck
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List schedulers, compare and check them."
+)
 
 
 @app.command("list")
 def list_schedulers() -> None:
-    """List what --scheduler and --policy take, and what each does.
+    """List what --scheduler and --policy take, and what each does. Installed packages may add some.
 
     \b
     stageloom scheduler list
     """
     infos = every(routes.SCHEDULER_LIST, schema.SchedulerListRequest())
+    usable = [info for info in infos if not info.problem]
     show(
         infos,
         lambda: emit_table(
-            ["option", "name", "what it does"],
-            [(f"--{info.kind.value}", info.name, info.help) for info in infos],
+            ["option", "name", "what it does", "from"],
+            [(f"--{info.kind.value}", info.name, info.help, info.distribution) for info in usable],
             empty="there is none",
         ),
     )
+    for info in infos:
+        if info.problem:
+            progress(f"{info.kind.value} {info.problem}")
 
 
 @app.command()
@@ -107,9 +117,55 @@ def compare(
     if plot is not None:
         comparison_plot.save(list(map(comparison_plot.drawn, reply.compared)), plot)
         progress(f"drawn to {plot}")
+    for failure in reply.failed:
+        progress(f"left out: {failure}")
     for reason in reply.reasons:
         progress(f"not all stages were measured: {reason}")
     show(reply.compared, lambda: _tell(reply.compared))
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The scheduler, as `scheduler list` has it.")],
+    graphs: Annotated[
+        int, typer.Option(metavar="N", min=0, max=100_000, help="Random graphs beside the known shapes.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random graphs.")] = 0,
+    limit: Annotated[
+        str, typer.Option("--limit", metavar="TIME", help="That one call may take, such as 10s.")
+    ] = "10s",
+) -> None:
+    """Check that a scheduler keeps what all must. Exit code 1 if it does not.
+
+    It is called on shapes of known networks and on random graphs, in two processes of this machine: its
+    schedules must be legal, complete, within the limits, the same each time, and there in time. No planner
+    is asked. A schedule that takes longer than one operator after another breaks no rule, but is counted.
+
+    \b
+    stageloom scheduler check ios
+    stageloom scheduler check mine --graphs 2000 --json
+    """
+    from stageloom.planner.scheduler_check import check_scheduler
+    from stageloom.shared.search.cases import cases
+
+    require_scheduler(name)
+    limit_s = parse_duration(limit, "--limit")
+    found = check_scheduler(name, list(cases(graphs, seed)), limit_s, lambda done: None)
+    show(found, lambda: _tell_check(found))
+    if not found.passed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _tell_check(found: "SchedulerCheck") -> None:
+    emit_table(
+        ("rule", "a schedule or its search", "broken", "for example"),
+        [(rule.rule, rule.meaning, rule.broken, rule.example) for rule in found.rules],
+        empty="there is no rule",
+    )
+    progress(
+        f"{found.tried} of {found.cases} cases tried; cheaper than sequential in {found.cheaper}, dearer in "
+        f"{found.dearer}, {found.worst:.3g} times as long at worst"
+    )
 
 
 def _tell(rows: Sequence[schema.ComparedScheduler]) -> None:

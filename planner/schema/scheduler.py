@@ -23,11 +23,17 @@ class SchedulerListRequest(Request, frozen=True, kw_only=True):
 
 
 class SchedulerInfo(Reply, frozen=True, kw_only=True):
-    """One scheduler or policy, and what it does."""
+    """One scheduler or policy, and what it does.
+
+    `distribution`: name and version of what adds it; empty for Stageloom's own. `problem`: why it cannot be
+    used, and what to do about it.
+    """
 
     kind: SchedulerKind
-    name: Name
+    name: Line
     help: Line
+    distribution: Line = ""
+    problem: Line = ""
 
 
 class SchedulerCompareRequest(Request, frozen=True, kw_only=True):
@@ -75,7 +81,9 @@ class ComparedScheduler(Reply, frozen=True, kw_only=True):
 
 
 class SchedulerCompareReply(Reply, frozen=True, kw_only=True):
-    """All that were compared, the cheapest first; `reasons` why some were not measured."""
+    """All that were compared, the cheapest first; `reasons` why some were not measured, `failed` why some
+    of other distributions are missing."""
 
     compared: Annotated[tuple[ComparedScheduler, ...], Meta(max_length=64)]
     reasons: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
+    failed: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()

@@ -3,7 +3,8 @@
 The plan space holds them all, so that the best plan is chosen among them, and so that a comparison compares
 policies and nothing else. A policy turns a search into the search for its plan; what it decides is listed,
 and everything else (partition, queues, launch intervals, weights, executor, limits) stays as asked for.
-`docs/schedulers/rivals.md` says what each is and where it comes from.
+`docs/schedulers/rivals.md` says what each is and where it comes from. Other distributions may add policies
+(`stageloom.policies`).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from stageloom.shared.errors import SettingError
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.extensions import Extension, ExtensionGroup, Extensions, extensions
 from stageloom.shared.plan import MAX_LANES, StepChoice, Wait
 from stageloom.shared.search.compose import Combination, ModelChoice
 from stageloom.shared.search.job import SearchJob
@@ -37,8 +39,13 @@ class Rival:
 
 
 def policies() -> Mapping[str, Rival]:
-    """Return every policy by the name that commands use."""
+    """Return Stageloom's own policies by the name that commands use."""
     return _RIVALS
+
+
+def added_policies() -> Extensions:
+    """Policies of other distributions, as their metadata says; none is imported."""
+    return extensions(ExtensionGroup.POLICIES, _RIVALS)
 
 
 def policy(name: str) -> Rival:
@@ -46,13 +53,42 @@ def policy(name: str) -> Rival:
 
     Raises:
         SettingError: there is none; the error lists the names.
+        ExtensionError: it is another distribution's, and does not load.
     """
     rival = _RIVALS.get(name)
     if rival is None:
-        raise SettingError(
-            f"there is no policy {name!r}", remedy=f"choose one of {', '.join(sorted(_RIVALS))}"
-        )
+        added = added_policies().named(name, "policy", _RIVALS)
+        loaded = added.load(_rival)
+        return replace(loaded, plan=_CheckedPlan(added, loaded.plan))
     return rival
+
+
+def _rival(loaded: object) -> Rival:
+    if not isinstance(loaded, Rival):
+        raise TypeError(f"a policy is a Rival, not {type(loaded).__name__}")
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedPlan:
+    """Another distribution's way from one search to another; what goes wrong in it names it."""
+
+    extension: Extension
+    plan: Callable[[SearchJob], SearchJob]
+
+    def __call__(self, job: SearchJob) -> SearchJob:
+        """Raises:
+        ExtensionError: it fails, or returns something else.
+        """
+        try:
+            planned = self.plan(job)
+        except StageloomError:
+            raise
+        except Exception as error:
+            raise self.extension.error(f"failed: {type(error).__name__}: {error}") from error
+        if not isinstance(planned, SearchJob):
+            raise self.extension.error(f"returned a {type(planned).__name__}, not a SearchJob")
+        return planned
 
 
 def _sequential(job: SearchJob) -> SearchJob:

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.errors import SettingError
-from stageloom.shared.legality import violations
 from stageloom.shared.schedule import StageSchedule, stage_schedule
 from stageloom.shared.search.baselines import greedy, sequential
+from stageloom.shared.search.conformance import Case, try_case
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits, Scheduler
 from stageloom.shared.search.registry import help_line, reads_costs, scheduler, schedulers, searches
-from stageloom.shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 
@@ -89,13 +88,14 @@ def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(grap
 def test_every_scheduler_is_legal_deterministic_and_canonical(
     name: str, graph: CombinedGraph, s: int | None, r: int | None
 ) -> None:
-    costs = StageCosts((1e-3,) * graph.size, contention=0.5)
-    found, again = (
-        scheduler(name)(graph, costs, Limits(r=r, s=s), Budget(expansions=1000)) for _ in range(2)
+    case = Case(
+        name="drawn",
+        graph=graph,
+        costs=StageCosts((1e-3,) * graph.size, contention=0.5),
+        limits=Limits(r=r, s=s),
+        budget=Budget(expansions=1000),
     )
-    assert violations(found, graph, r=r, s=s) == []
-    assert again == found
-    assert parse(to_string(found)) == found
+    assert try_case(scheduler(name), case).faults == ()
 
 
 def test_greedy_under_a_group_limit_keeps_the_rest_for_the_next_stage() -> None:

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.legality import violations
 from stageloom.shared.schedule import StageSchedule, StreamSchedule
+from stageloom.shared.search.conformance import schedule_faults
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.endings import Endings, GroupRule
 from stageloom.shared.search.interface import Budget, Limits
@@ -95,7 +95,7 @@ def test_every_scheduler_is_legal_and_no_search_is_worse_than_sequential(numbers
         graph, costs, limits = drawn(number, 10)
         for name, scheduler in schedulers().items():
             found = scheduler(graph, costs, limits, Budget(expansions=1000))
-            assert violations(found, graph, r=limits.r, s=limits.s) == []
+            assert schedule_faults(found, graph, limits) == []
             seconds = schedule_s(found, graph, costs)
             if searches(name):
                 assert isinstance(found, StageSchedule)

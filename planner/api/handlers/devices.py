@@ -41,7 +41,7 @@ from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import MAX_PROFILED, Desired
 from stageloom.shared.plan import ExecutorOptions
-from stageloom.shared.search.registry import scheduler as find_scheduler
+from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.token import format_token
 
 SECRET_BYTES: Final = 16
@@ -123,7 +123,7 @@ def replanning_change(api: ApiContext, request: ReplanningChangeRequest, call: A
     names = Replanning.__struct_fields__
     changes = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.scheduler is not None:
-        find_scheduler(request.scheduler)
+        require_scheduler(request.scheduler)
     return Replanning(**api.store.write(change_replan_settings, request.device, changes).fields())
 
 

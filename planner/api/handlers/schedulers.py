@@ -1,5 +1,7 @@
 """Schedulers: which there are, and how they compare; searched where searches run, measured by a device."""
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
@@ -25,12 +27,16 @@ from stageloom.planner.schema.base import Page
 from stageloom.planner.schema.device import DeviceProfileRequest
 from stageloom.planner.schema.plan import PlanCreateRequest, PlanReply
 from stageloom.planner.store.devices import device_info
-from stageloom.shared.errors import InputError
+from stageloom.planner.store.store import ReadStore
+from stageloom.shared.errors import ExtensionError, InputError
+from stageloom.shared.extensions import Extensions
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.comparison import Standing
-from stageloom.shared.search.registry import help_line, reads_costs, schedulers
-from stageloom.shared.search.rivals import policies
+from stageloom.shared.search.registry import added_schedulers, help_line, reads_costs, schedulers
+from stageloom.shared.search.rivals import added_policies, policies
+from stageloom.shared.search.rivals import policy as find_policy
+from stageloom.shared.text import bounded
 
 _MEASURE_S: Final = 120.0
 """How long a device may take before it measures a plan."""
@@ -39,14 +45,47 @@ _MEASURE_S: Final = 120.0
 @handles(routes.SCHEDULER_LIST)
 def scheduler_list(
     api: ApiContext, request: schema.SchedulerListRequest, call: ApiCall
-) -> Page[schema.SchedulerInfo]:
-    known = [
-        *((schema.SchedulerKind.SCHEDULER, name, help_line(name)) for name in schedulers()),
-        *((schema.SchedulerKind.POLICY, name, rival.help) for name, rival in policies().items()),
-    ]
+) -> "Page[schema.SchedulerInfo] | Future[Page[schema.SchedulerInfo]]":
+    added = [added_schedulers(), added_policies()]
+    if any(found.usable for found in added):  # what they do is known once they are imported
+        return api.apart(listed)
+    return listed(api.reader)
+
+
+def listed(_: ReadStore) -> Page[schema.SchedulerInfo]:
+    """Every scheduler and policy. Imports those that other distributions add, so not for the planner's own
+    process."""
+    scheduler, policy = schema.SchedulerKind.SCHEDULER, schema.SchedulerKind.POLICY
     return Page(
-        items=tuple(schema.SchedulerInfo(kind=kind, name=name, help=text) for kind, name, text in known)
+        items=(
+            *(schema.SchedulerInfo(kind=scheduler, name=name, help=help_line(name)) for name in schedulers()),
+            *_added_infos(scheduler, added_schedulers(), help_line),
+            *(
+                schema.SchedulerInfo(kind=policy, name=name, help=own.help)
+                for name, own in policies().items()
+            ),
+            *_added_infos(policy, added_policies(), lambda name: find_policy(name).help),
+        )
     )
+
+
+def _added_infos(
+    kind: schema.SchedulerKind, found: Extensions, told: Callable[[str], str]
+) -> Iterator[schema.SchedulerInfo]:
+    for name, extension in found.usable.items():
+        try:
+            text, problem = told(name), ""
+        except ExtensionError as error:
+            text, problem = "", str(error)
+        yield schema.SchedulerInfo(
+            kind=kind,
+            name=name,
+            help=bounded(text),
+            distribution=bounded(extension.distribution),
+            problem=bounded(problem),
+        )
+    for name, wrong in found.problems.items():
+        yield schema.SchedulerInfo(kind=kind, name=bounded(name), help="", problem=bounded(str(wrong)))
 
 
 @handles(routes.SCHEDULER_COMPARE)
@@ -85,11 +124,17 @@ def _compare(
     known_s = computed(api, job, optimum_of, wanted)
     device_class = "" if request.device is None else api.reader.read(device_info, request.device).device_class
     found: list[Standing] = []
+    failed: list[str] = []
     for done, name in enumerate(names):
         job.progress(f"searching with {name}", done=done, size=len(names))
         checkpoint = trained_policy(api.reader, device_class) if name == "gpg" else b""
-        found.append(computed(api, job, searched, wanted, name, known_s, checkpoint))
-    return schema.SchedulerCompareReply(compared=compared(api.reader, outline(wanted), found, request.device))
+        try:
+            found.append(computed(api, job, searched, wanted, name, known_s, checkpoint))
+        except ExtensionError as error:
+            failed.append(bounded(str(error)))
+    return schema.SchedulerCompareReply(
+        compared=compared(api.reader, outline(wanted), found, request.device), failed=tuple(failed)
+    )
 
 
 def _measure(
@@ -107,10 +152,15 @@ def _measure(
     """
     found: list[FoundSchedules] = []
     reasons: list[str] = []
+    failed: list[str] = []
     known: set[Digest] = set()
     for done, name in enumerate(sorted(names, key=reads_costs)):
         job.progress(f"searching with {name}", done=done, size=len(names))
-        reply = _searched_plan(api, _plan_request(request, name), call, job)
+        try:
+            reply = _searched_plan(api, _plan_request(request, name), call, job)
+        except ExtensionError as error:
+            failed.append(bounded(str(error)))
+            continue
         plan = decode_plan(reply.plan.wire, reply.plan.digest)
         schedules = tuple(block.schedule for block in plan.combined)
         found.append(FoundSchedules(name, schedules, reply.search_s))
@@ -126,6 +176,7 @@ def _measure(
     return schema.SchedulerCompareReply(
         compared=compared(api.reader, outline(since), standings, device),
         reasons=tuple(dict.fromkeys(reasons))[:64],
+        failed=tuple(failed),
     )
 
 
