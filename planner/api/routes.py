@@ -226,6 +226,17 @@ MODEL_ADD: Final = Route(
     "Give the planner a model that `stageloom model add` has imported.",
     form=AnswerForm.UPLOAD,
 )
+MODEL_EXPORT: Final = Route(
+    "model.export",
+    "GET",
+    "/v1/models/{model}/onnx",
+    model.ModelExportRequest,
+    bytes,
+    Role.OPERATOR,
+    "A model's normalised ONNX file, which plans are of.",
+    form=AnswerForm.DOWNLOAD,
+    offline=True,
+)
 MODEL_REMOVE: Final = Route(
     "model.remove",
     "DELETE",
@@ -256,6 +267,16 @@ PLAN_SHOW: Final = Route(
     plan.PlanInfo,
     Role.VIEWER,
     "One plan, by its name or the beginning of its digest.",
+    offline=True,
+)
+PLAN_EXPORT: Final = Route(
+    "plan.export",
+    "GET",
+    "/v1/plans/{plan}/export",
+    plan.PlanExportRequest,
+    plan.PlanExport,
+    Role.VIEWER,
+    "A plan in a format of another tool.",
     offline=True,
 )
 PLAN_REQUEST: Final = Route(

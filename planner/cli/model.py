@@ -114,6 +114,22 @@ def list_models() -> None:
     )
 
 
+@app.command("export")
+def export_model(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To be written; it must not exist.")],
+) -> None:
+    """Write a model's normalised ONNX file. Plans, and their exports, are of its nodes.
+
+    \b
+    stageloom model export resnet50 resnet50.onnx
+    """
+    request = checked(schema.ModelExportRequest(model=name))
+    with connected(live=False) as caller:
+        size = caller.download(routes.MODEL_EXPORT, request, file)
+    show({"file": str(file), "size_bytes": size}, lambda: progress(f"{size} bytes in {file}"))
+
+
 @app.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed.

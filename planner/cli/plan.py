@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from stageloom.planner.cli.connection import call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, pushed_text, when
 from stageloom.planner.cli.output import show as show_result
+from stageloom.planner.cli.settings import settings
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.shared.errors import ExitCode, InputError
@@ -102,6 +104,50 @@ def _plan_file(request: schema.PlanCreateRequest) -> str:
     fields = given(request)
     fields["models"] = [given(model) for model in request.models]
     return tomli_w.dumps(fields)
+
+
+@app.command()
+def export(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    ],
+    form: Annotated[
+        schema.ExportFormat,
+        typer.Option("--format", metavar="FORMAT", help="dot, perfetto or ort-partition."),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="D", help="The timeline's costs are its; else estimates."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write files there, not to stdout."),
+    ] = None,
+) -> None:
+    """Print a plan in a format of another tool. See the page on exports.
+
+    dot is for Graphviz, perfetto a predicted timeline for ui.perfetto.dev, ort-partition a file per model
+    for onnxruntime's session.node_partition_config_file, about the file that `model export` writes.
+
+    \b
+    stageloom plan export inception --format dot | dot -Tsvg -o inception.svg
+    stageloom plan export inception --format perfetto --device shop-7 -o exported
+    stageloom plan export inception --format ort-partition -o exported
+    """
+    request = schema.PlanExportRequest(
+        plan=plan, format=form, device=DeviceId(device) if device is not None else None
+    )
+    found = call(routes.PLAN_EXPORT, checked(request))
+    if output is None and len(found.files) > 1 and not settings.json:
+        raise InputError(f"that makes {len(found.files)} files", remedy="name a folder with --output")
+    if output is None:
+        show_result(found, lambda: emit(found.files[0].text))
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    paths = [output / file.name for file in found.files]
+    for path, file in zip(paths, found.files, strict=True):
+        path.write_text(file.text, encoding="utf-8")
+    show_result([str(path) for path in paths], lambda: emit("\n".join(map(str, paths))))
 
 
 class _PushCommand(TyperCommand):

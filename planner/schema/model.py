@@ -23,6 +23,12 @@ class ModelAddRequest(Request, frozen=True, kw_only=True):
     digest: DigestText
 
 
+class ModelExportRequest(Request, frozen=True, kw_only=True):
+    """Get the normalised ONNX file, which plans are of."""
+
+    model: Name
+
+
 class ModelListRequest(Request, frozen=True, kw_only=True):
     after: After = ""
     limit: PageSize = 128

@@ -1,5 +1,6 @@
 """Plans: what a search is asked for, plans that were made, pushes and their history."""
 
+from enum import Enum
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -213,6 +214,38 @@ class PlanReply(Reply, frozen=True, kw_only=True):
 
 class PlanShowRequest(Request, frozen=True, kw_only=True):
     plan: Name
+
+
+class ExportFormat(str, Enum):
+    """Formats of other tools."""
+
+    DOT = "dot"  # Graphviz: combined blocks, stages, groups, operators
+    PERFETTO = "perfetto"  # the predicted timeline as a Chrome trace
+    ORT_PARTITION = "ort-partition"  # onnxruntime's session.node_partition_config_file, one per model
+
+
+class PlanExportRequest(Request, frozen=True, kw_only=True):
+    """`device`: whose costs the timeline takes; None: estimates."""
+
+    plan: Name
+    format: ExportFormat
+    device: DeviceName | None = None
+
+
+class ExportedFile(Reply, frozen=True, kw_only=True):
+    """One text, and the name that fits it."""
+
+    name: Line
+    text: Annotated[str, Meta(max_length=64 << 20, pattern=NO_NUL)]
+
+
+class PlanExport(Reply, frozen=True, kw_only=True):
+    """A plan in a format of another tool."""
+
+    plan: Name
+    digest: DigestText
+    format: ExportFormat
+    files: Annotated[tuple[ExportedFile, ...], Meta(max_length=64)]
 
 
 class PlanRequestRequest(Request, frozen=True, kw_only=True):

@@ -1,10 +1,14 @@
 """Models of the store."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, handles
 from stageloom.planner.schema import model as schema
 from stageloom.planner.schema.base import Done, Page
-from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.models import model_infos, named_models
 
 
 @handles(routes.MODEL_LIST)
@@ -18,6 +22,19 @@ def model_list(api: ApiContext, request: schema.ModelListRequest, call: ApiCall)
 def model_add(api: ApiContext, request: schema.ModelAddRequest, call: ApiCall) -> schema.ModelInfo:
     assert call.upload is not None
     return api.store.add_model(request.model, call.upload, request.digest)
+
+
+@handles(routes.MODEL_EXPORT)
+def model_export(api: ApiContext, request: schema.ModelExportRequest, call: ApiCall) -> Path:
+    (info,) = api.reader.read(named_models, [request.model])
+    artifact = api.reader.load_artifact(info.digest)
+    with (
+        artifact.path.open("rb") as source,
+        tempfile.NamedTemporaryFile(prefix="stageloom-model-", delete=False) as file,
+    ):
+        source.seek(artifact.onnx_offset)
+        shutil.copyfileobj(source, file, 1 << 20)
+    return Path(file.name)
 
 
 @handles(routes.MODEL_REMOVE)

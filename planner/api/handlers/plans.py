@@ -82,6 +82,15 @@ def plan_explain(
     return api.apart(explain, request.plan, request.device)
 
 
+@handles(routes.PLAN_EXPORT)
+def plan_export(
+    api: ApiContext, request: schema.PlanExportRequest, call: ApiCall
+) -> "schema.PlanExport | Future[schema.PlanExport]":
+    from stageloom.planner.export.plan import export_plan  # all of the search, which few requests need
+
+    return api.apart(export_plan, request.plan, request.format, request.device)
+
+
 @handles(routes.TRIAL_COMPARE)
 def trial_compare(
     api: ApiContext, request: TrialCompareRequest, call: ApiCall

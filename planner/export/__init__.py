@@ -1,0 +1,1 @@
+"""A plan in formats of other tools: Graphviz, Perfetto, onnxruntime."""

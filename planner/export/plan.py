@@ -1,0 +1,69 @@
+"""The files of a plan's export, from what the store has."""
+
+import json
+
+from stageloom.planner.costs.measured import plan_costs
+from stageloom.planner.export.dot import dot_text
+from stageloom.planner.export.ort_partition import partition
+from stageloom.planner.export.perfetto import chrome_trace
+from stageloom.planner.replan.predict import block_costs
+from stageloom.planner.schema.plan import ExportedFile, ExportFormat, PlanExport
+from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.store import ReadStore
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.costs import CostTable
+
+
+def export_plan(store: ReadStore, name: str, form: ExportFormat, device: DeviceId | None) -> PlanExport:
+    """A plan in another tool's format. `device`: whose costs a timeline takes; None: estimates.
+
+    Raises:
+        InputError: there is no such plan or device, or an artifact of the plan is not here any more.
+    """
+    info = store.read(plan_info, name)
+    plan = decode_plan(info.wire, info.digest)
+    bound = bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})
+    if form is ExportFormat.DOT:
+        files = [ExportedFile(name=f"{info.plan}.dot", text=dot_text(bound, info.plan))]
+    elif form is ExportFormat.PERFETTO:
+        files = [
+            ExportedFile(name=f"{info.plan}.trace.json", text=_timeline(store, bound, info.plan, device))
+        ]
+    else:
+        files = [
+            ExportedFile(
+                name=f"{model.name}.partition.json",
+                text=_json(partition(bound, at, _node_names(store.load_artifact(model.artifact)))),
+            )
+            for at, model in enumerate(plan.models)
+        ]
+    return PlanExport(plan=info.plan, digest=info.digest, format=form, files=tuple(files))
+
+
+def _timeline(store: ReadStore, bound: BoundPlan, name: str, device: DeviceId | None) -> str:
+    table, known = _costs(store, bound.plan, device)
+    costs = [block_costs(bound, index, table) for index in range(len(bound.combined))]
+    return _json(chrome_trace(bound, costs, name, known))
+
+
+def _costs(store: ReadStore, plan: Plan, device: DeviceId | None) -> tuple[CostTable, str]:
+    if device is None:
+        return CostTable(), "estimated"
+    held = store.read(calibration_of, device)
+    table = plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
+    return table, f"of {store.read(device_info, device).device_class}"
+
+
+def _node_names(artifact: Artifact) -> list[str]:
+    import onnx
+
+    return [node.name for node in onnx.load_model_from_string(artifact.onnx_bytes()).graph.node]
+
+
+def _json(document: object) -> str:
+    return json.dumps(document, indent=1) + "\n"
