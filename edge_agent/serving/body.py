@@ -80,7 +80,10 @@ class ReceivedBody:
             raise _too_large(most)
         if length is not None:
             self.count(int(length))
-            body, at = bytearray(int(length)), 0
+            body = bytearray(int(length))
+            at: int = await request.state.connection.read_into(request.scope, body)
+            if at == len(body):
+                return body
             async for chunk in request.stream():
                 body[at : at + len(chunk)] = chunk
                 at += len(chunk)

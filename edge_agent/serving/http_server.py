@@ -1,4 +1,8 @@
-"""HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent."""
+"""HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent.
+
+uvicorn takes a body in pieces, copies each three times and stops reading after each; 600 kB cost 0.6 ms more
+than they must. Whoever works on a request may have the rest of its body read to where it is wanted instead.
+"""
 
 import asyncio
 import logging
@@ -7,8 +11,10 @@ import ssl
 from functools import partial
 from typing import Any, Final
 
+import httptools
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -17,15 +23,73 @@ _HEAD_S: Final = 10.0
 _BODY_S: Final = 60.0
 _IDLE_S: Final = 60  # between two requests of a connection
 _FINISH_S: Final = 5.0
+_PIECE_BYTES: Final = 64 << 10  # read at once of heads, and of bodies that uvicorn takes
 
 
-class _BoundedHttp(HttpToolsProtocol):
-    """A connection on which a head or a body does not come in time, or which is one too many, is closed."""
+class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """A connection on which a head or a body does not come in time, or which is one too many, is closed.
+
+    Requests find it as `connection` in their scope's state.
+    """
+
+    _pieces: Final = memoryview(
+        bytearray(_PIECE_BYTES)
+    )  # of all connections: the parser copies what it keeps
 
     def __init__(self, most: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        self.app_state = {"connection": self}
         self._most = most
         self._timer: asyncio.TimerHandle | None = None
+        self._rest: memoryview | None = None  # of a body that is read past the parser
+        self._read: asyncio.Future[None] | None = None  # done when nothing of it is missing
+
+    async def read_into(self, scope: Scope, body: bytearray) -> int:
+        """Read what there is and what is still to come of a request's body, of which nobody has taken a part.
+
+        Args:
+            scope: the request's.
+            body: as long as the request says that its body is.
+
+        Returns: how many bytes have been read, which is all of them, or none: then take it as it comes.
+
+        Raises:
+            ClientDisconnect: the client is gone.
+        """
+        cycle = self.cycle
+        begun = len(cycle.body)
+        if cycle.scope is not scope or not cycle.more_body or cycle.waiting_for_100_continue:
+            return 0
+        if cycle.disconnected or begun >= len(body):
+            return 0
+        body[:begun] = cycle.body
+        cycle.body = bytearray()
+        self._rest, self._read = memoryview(body)[begun:], self.loop.create_future()
+        self.flow.resume_reading()
+        try:
+            await self._read
+        except asyncio.CancelledError:
+            self.transport.abort()  # nobody can tell where the next request begins
+            raise
+        return len(body)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """asyncio's TLS writes to slices of it, which a bytearray would copy."""
+        return self._pieces if self._rest is None else self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._rest is None:
+            self.data_received(self._pieces[:nbytes])  # type: ignore[arg-type]
+            return
+        self._rest = self._rest[nbytes:]
+        if self._rest:
+            return
+        assert self._read is not None
+        self._rest = None
+        self.on_message_complete()
+        self.parser = httptools.HttpRequestParser(self)  # the old one waits for this body's end
+        if not self._read.done():
+            self._read.set_result(None)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -48,6 +112,9 @@ class _BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._rest = None
+        if self._read is not None and not self._read.done():
+            self._read.set_exception(ClientDisconnect())
         super().connection_lost(exc)
 
     def _allow(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -86,7 +87,7 @@ class InferenceService:
     def body_limit(self, model: ModelSignature) -> int:
         """Bytes that a request for this model may have."""
         rows = self.most_rows if model.batchable else 1
-        elements = sum(int(np.prod(info.shape, dtype=np.int64)) for info in model.inputs)
+        elements = sum(prod(info.shape) for info in model.inputs)
         nbytes = sum(tensor_bytes(info.dtype, info.shape) for info in model.inputs)
         return _HEADER_BYTES + rows * max(elements * _TEXT_BYTES, nbytes)
 

@@ -1,0 +1,104 @@
+"""HTTP and gRPC with TLS and tokens, from end to end: tritonclient with its own options for both."""
+
+import datetime
+import ipaddress
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from tritonclient.utils import InferenceServerException
+
+from stageloom import Client
+from tests.serving.served import rows, serving_agent
+
+TOKEN = "a-token-of-thirty-two-characters-"
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that vouches for itself, and its key, in PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    files[1].touch(0o600)
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
+
+
+def _over_http(address: str, trusted: Path | None) -> Any:
+    def context() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=trusted)
+
+    return tritonclient.http.InferenceServerClient(address, ssl=True, ssl_context_factory=context)
+
+
+def _over_grpc(address: str, trusted: Path | None) -> Any:
+    roots = None if trusted is None else str(trusted)
+    return tritonclient.grpc.InferenceServerClient(address, ssl=True, root_certificates=roots)
+
+
+@pytest.mark.promise("serving-lets-in-only")
+def test_tls_and_tokens_from_end_to_end(tmp_path: Path) -> None:
+    """Who has the certificate and a token gets answers; who lacks a token is told, as Triton would; who does
+    not trust the certificate, or speaks without TLS, gets nothing."""
+    certificate, key = _certificate(tmp_path)
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(f"{TOKEN}\n")
+    settings = {"tokens": str(tokens), "certificate": str(certificate), "key": str(key)}
+    with serving_agent(tmp_path, **settings) as agent, Client(agent.socket) as native:
+        serving = agent.now().serving
+        assert serving is not None
+        expected = np.concatenate([native.run("tiny", {"input": one[None]})["output"] for one in rows(64)])
+        makers: list[tuple[Any, Callable[[str, Path | None], Any], str]] = [
+            (tritonclient.http, _over_http, serving.http),
+            (tritonclient.grpc, _over_grpc, serving.grpc),
+        ]
+        for module, connect, address in makers:
+            with connect(address, certificate) as client:
+                _serves_who_has_a_token(module, client, expected)
+            with (
+                connect(address, None) as stranger,
+                pytest.raises(Exception, match=r"(?i)certificate|connect"),
+            ):
+                stranger.is_server_live({"authorization": f"Bearer {TOKEN}"})
+            with module.InferenceServerClient(address) as plain, pytest.raises(Exception):  # noqa: B017
+                plain.is_server_live({"authorization": f"Bearer {TOKEN}"})
+
+
+def _serves_who_has_a_token(module: Any, client: Any, expected: Any) -> None:
+    given = module.InferInput("input", [64, 3, 8, 8], "FP32")
+    given.set_data_from_numpy(rows(64))
+    calls: list[Callable[..., Any]] = [
+        lambda **options: client.get_server_metadata(**options),
+        lambda **options: client.infer("tiny", [given], **options),
+        lambda **options: client.get_system_shared_memory_status(**options),
+    ]
+    for call in calls:
+        for headers in (None, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+            with pytest.raises(InferenceServerException, match="bearer token is missing or wrong") as refused:
+                call(headers=headers)
+            assert refused.value.status() in ("401", "StatusCode.UNAUTHENTICATED")
+        assert call(headers={"authorization": f"Bearer {TOKEN}"}) is not None
+    answer = client.infer("tiny", [given], headers={"authorization": f"Bearer {TOKEN}"})
+    assert np.array_equal(answer.as_numpy("output"), expected)
