@@ -83,7 +83,7 @@ def test_graphviz_text_has_every_operator_and_edge_once(exported: Exported, plan
     graph = graphs[0]
     models = len(exported.plans[plan].models)
     names: list[str] = []
-    todo = [graph]
+    todo: list[pydot.Graph] = [graph]
     while todo:
         part = todo.pop()
         names += [node.get_name() for node in part.get_nodes() if node.get_name() not in ("node", '"\\n"')]
