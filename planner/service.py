@@ -48,6 +48,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.used_database import keep_url, sqlite_file
+from stageloom.planner.webhooks.service import WebhookService
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import InputError, StageloomError, UnavailableError
 from stageloom.shared.ids import DeviceId
@@ -238,6 +239,9 @@ class Planner:
             self._undo.append(self.replanner.close)
             self.replanner.start()
             self._serve_api(api_path, fleet, clock)
+            webhooks = WebhookService(self.store, clock)
+            self._undo.append(webhooks.close)
+            webhooks.start()
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
             self._undo.append(KernelCompiler().close)
         except BaseException:

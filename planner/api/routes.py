@@ -18,6 +18,7 @@ from stageloom.planner.schema import (
     telemetry,
     training,
     trial,
+    webhook,
 )
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.base import Done, Page
@@ -541,6 +542,39 @@ JOB_EVENTS: Final = Route(
     Role.VIEWER,
     "Follow a job to its end.",
     form=AnswerForm.EVENTS,
+)
+
+# -- webhooks ---------------------------------------------------------------------------------------------
+
+WEBHOOK_ADD: Final = Route(
+    "webhook.add",
+    "POST",
+    "/v1/webhooks",
+    webhook.WebhookAddRequest,
+    webhook.WebhookAddReply,
+    Role.ADMIN,
+    "Send messages about events to a URL.",
+    creates=True,
+    secret=True,
+)
+WEBHOOK_LIST: Final = Route(
+    "webhook.list",
+    "GET",
+    "/v1/webhooks",
+    webhook.WebhookListRequest,
+    Page[webhook.WebhookInfo],
+    Role.ADMIN,
+    "Webhooks, and what became of their messages.",
+    offline=True,
+)
+WEBHOOK_REMOVE: Final = Route(
+    "webhook.remove",
+    "DELETE",
+    "/v1/webhooks/{webhook}",
+    webhook.WebhookRemoveRequest,
+    Done,
+    Role.ADMIN,
+    "Forget a webhook.",
 )
 
 ROUTES: Final[tuple[Route[Any, Any], ...]] = tuple(

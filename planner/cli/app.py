@@ -17,6 +17,7 @@ from stageloom.planner.cli import (
     service,
     simulate,
     train,
+    webhook,
 )
 from stageloom.planner.cli.output import progress
 from stageloom.planner.cli.settings import EPILOG, take_options
@@ -75,6 +76,7 @@ for name, noun in {
     "job": access.job,
     "access": access.app,
     "audit": access.audit,
+    "webhook": webhook.app,
     "config": service.config,
     "planner": service.app,
 }.items():

@@ -19,6 +19,7 @@ from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
+from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
@@ -36,6 +37,7 @@ from stageloom.planner.store.tables import (
     ReplanSettingRow,
     TrialRow,
 )
+from stageloom.planner.store.webhooks import tell_webhooks
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, Desired
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
@@ -157,6 +159,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
             "body": msgspec.msgpack.encode(alarm),
         },
     )
+    tell_webhooks(session, WebhookEvent.ALARM, {"device": device, **_told(alarm, _ALARM_FIELDS)})
     if pending is not None and (running := _running(session, device, at_us)) is not None:
         running.later_alarms += 1
         return None
@@ -188,6 +191,18 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     )
     assert begun.inserted_primary_key is not None
     return int(begun.inserted_primary_key[0])
+
+
+_ALARM_FIELDS: Final = ("boot", "number", "at_us", "cause", "value", "threshold", "plan")
+_VERDICT_FIELDS: Final = (
+    *("epoch", "generation", "origin", "how", "verdict", "figure", "candidate", "control", "ratio"),
+    *("ratio_low", "ratio_high", "pairs", "began_us", "decided_us", "reason"),
+)
+"""What webhooks are told, by the names that the messages have; see docs/webhooks.md."""
+
+
+def _told(message: msgspec.Struct, fields: tuple[str, ...]) -> dict[str, object]:
+    return {field: getattr(message, field) for field in fields}
 
 
 def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None:
@@ -315,6 +330,8 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
     owner = session.get(DeviceRow, device)
+    if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
+        tell_webhooks(session, WebhookEvent.VERDICT, {"device": device, **_told(ended, _VERDICT_FIELDS)})
     session.merge(
         TrialRow(
             device=device,

@@ -584,6 +584,34 @@ class AccessTokenRow(Table):
     revoked_at_us: Mapped[int]  # 0: it holds
 
 
+class WebhookRow(Table):
+    """An address that hears of events. `failures` in a row; it is not tried before `next_at_us`."""
+
+    __tablename__ = "webhooks"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    url: Mapped[str]
+    events: Mapped[list[str]] = mapped_column(JsonText)
+    secret: Mapped[str] = mapped_column(String(128))
+    private: Mapped[int]  # 1: addresses of local networks are allowed
+    created_at_us: Mapped[int]
+    next_at_us: Mapped[int]
+    failures: Mapped[int]
+    arrived: Mapped[int]
+    dropped: Mapped[int]
+    problem: Mapped[str]
+
+
+class WebhookMessageRow(Table):
+    """A message that has not arrived yet; `message` is its identifier, the same at every try."""
+
+    __tablename__ = "webhook_messages"
+    number: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    webhook: Mapped[str] = mapped_column(_NAME, index=True)
+    message: Mapped[str] = mapped_column(_NAME)
+    body: Mapped[bytes]
+    at_us: Mapped[int]
+
+
 class AuditRow(Table):
     """One request to the API that changed something, or was refused to who asked."""
 

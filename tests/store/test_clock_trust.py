@@ -169,6 +169,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             "machines",
             "executor_times",
             "regimes",
+            "webhooks",
+            "webhook_messages",
         ):
             session.execute(text(f"DROP TABLE {table}"))
         for column in ("executor", "intra_op_threads"):

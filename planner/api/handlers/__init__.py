@@ -21,6 +21,7 @@ _MODULES: Final = {
     "telemetry": ("telemetry",),
     "training": ("trainings",),
     "trial": ("plans",),
+    "webhook": ("webhooks",),
 }
 """By the module of `stageloom.planner.schema` that holds a request, who may answer it."""
 

@@ -1,0 +1,1 @@
+"""Messages about alarms and verdicts to addresses that asked for them."""

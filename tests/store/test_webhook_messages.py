@@ -1,0 +1,143 @@
+"""Webhooks in the store: messages wait in order, are tried later, and are bounded; on both databases."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from stageloom.planner.schema.webhook import WebhookEvent, WebhookInfo
+from stageloom.planner.store import webhooks
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.webhooks import (
+    GIVE_UP_US,
+    MOST_WEBHOOKS,
+    add_webhook,
+    message_failed,
+    remove_webhook,
+    retry_us,
+    tell_webhooks,
+    waiting_messages,
+    webhook_infos,
+)
+from stageloom.planner.webhooks.sender import NotDelivered
+from stageloom.planner.webhooks.service import WebhookService
+from stageloom.planner.webhooks.signature import secret_text
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError, NotFoundError
+
+SECRET = secret_text(bytes(range(32)))
+ALARM, VERDICT = WebhookEvent
+
+
+def hook(store: Store, name: str, url: str = "https://example.com/", *events: WebhookEvent) -> None:
+    store.write(add_webhook, name, url, events or (ALARM,), SECRET, private=True)
+
+
+def tell(store: Store, **data: Any) -> None:
+    store.write(tell_webhooks, ALARM, data)
+
+
+def info(store: Store, name: str = "ops") -> WebhookInfo:
+    return next(one for one in store.read(webhook_infos) if one.webhook == name)
+
+
+def test_messages_wait_in_order_for_those_that_listen_and_what_failed_is_tried_later(
+    store: Store, clock: ManualClock
+) -> None:
+    hook(store, "ops")
+    hook(store, "verdicts", "https://example.org/", VERDICT)
+    tell(store, number=1)
+    tell(store, number=2)
+    (first,) = store.read(waiting_messages, clock.wall_us())
+    assert (first.webhook, json.loads(first.body)["data"]) == ("ops", {"number": 1})
+    tries = 0
+    for failures in range(1, 12):
+        store.write(message_failed, first, "refused", gone=False, at_us=clock.wall_us())
+        assert store.read(waiting_messages, clock.wall_us() + retry_us(failures) - 1) == []
+        clock.advance(retry_us(failures) / 1e6)
+        (again,) = store.read(waiting_messages, clock.wall_us())
+        assert again == first, "the same message, under the same identifier"
+        tries += 1
+    assert [retry_us(one) // 1_000_000 for one in (1, 2, 3, 7, 8, 99)] == [5, 15, 45, 3600, 3600, 3600]
+    assert (info(store).failures, info(store).waiting, info(store).problem) == (11, 2, "refused")
+    store.write(message_failed, first, "refused", gone=False, at_us=clock.wall_us())
+    assert store.read(waiting_messages, clock.wall_us() - 365 * GIVE_UP_US) == [first], "a clock set back"
+
+
+@pytest.mark.promise("webhooks-signed-and-kept")
+def test_what_nobody_takes_is_bounded_in_number_and_age(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "MOST_WAITING", 20)
+    hook(store, "ops")
+
+    def flood(session: Any) -> None:
+        for number in range(27):
+            tell_webhooks(session, ALARM, {"number": number})
+
+    store.write(flood)
+    assert (info(store).waiting, info(store).dropped) == (20, 7)
+    (first,) = store.read(waiting_messages, clock.wall_us())
+    clock.advance(GIVE_UP_US / 1e6 + 1)
+    tell(store, number="late")
+    store.write(message_failed, first, "refused", gone=False, at_us=clock.wall_us())
+    assert info(store).waiting == 0 and info(store).dropped == 28
+    tell(store, number="new")
+    clock.advance(3600)
+    (waits,) = store.read(waiting_messages, clock.wall_us())
+    store.write(message_failed, waits, "answered 410", gone=True, at_us=clock.wall_us())
+    tell(store, number="nobody hears")
+    assert info(store).events == () and info(store).waiting == 0
+
+
+def test_there_are_so_many_webhooks_and_each_name_once(store: Store) -> None:
+    for number in range(MOST_WEBHOOKS):
+        hook(store, f"hook{number}")
+    with pytest.raises(InputError, match=f"there are {MOST_WEBHOOKS} webhooks"):
+        hook(store, "one-more")
+    with pytest.raises(InputError, match="already"):
+        hook(store, "hook0")
+    tell(store, number=1)
+    store.write(remove_webhook, "hook0")
+    assert len(store.read(waiting_messages, 0)) == MOST_WEBHOOKS - 1
+    with pytest.raises(NotFoundError):
+        store.write(remove_webhook, "hook0")
+
+
+@contextmanager
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+@pytest.mark.promise("webhooks-signed-and-kept")
+def test_a_dead_receiver_holds_up_no_other_and_a_restart_loses_nothing(
+    store: Store, clock: ManualClock
+) -> None:
+    hook(store, "dead", "https://dead.example/")
+    hook(store, "ops", "https://ops.example/")
+    for number in range(3):
+        tell(store, number=number)
+    arrived: list[tuple[str, int]] = []
+
+    def played(url: str, headers: dict[str, str], body: bytes, *, private: bool) -> None:
+        if "dead" in url:
+            raise NotDelivered("no connection: refused")
+        arrived.append((headers["webhook-id"], json.loads(body)["data"]["number"]))
+
+    with threads() as pool:
+        assert [WebhookService(store, clock, played).deliver(pool) for _ in range(4)] == [1, 1, 1, 0]
+    assert [number for _, number in arrived] == [0, 1, 2] and len({message for message, _ in arrived}) == 3
+    assert (info(store, "dead").waiting, info(store, "dead").failures) == (3, 1)
+    clock.advance(5)
+    later = WebhookService(store, clock, lambda url, headers, body, *, private: None)  # after a restart
+    with threads() as pool:
+        assert [later.deliver(pool) for _ in range(4)] == [1, 1, 1, 0]
+    assert (info(store, "dead").waiting, info(store, "dead").failures, info(store, "dead").problem) == (
+        0,
+        0,
+        "",
+    )
