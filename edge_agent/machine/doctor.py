@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
+from stageloom.edge_agent.executor.executors import added_executors
 from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, installed
 from stageloom.edge_agent.machine.executors import (
@@ -29,6 +30,8 @@ from stageloom.edge_agent.machine.executors import (
     torch_facts,
 )
 from stageloom.shared.errors import SettingError
+from stageloom.shared.extensions import Extensions
+from stageloom.shared.search.registry import added_schedulers
 from stageloom.shared.systemd.install import UNIT_DIRECTORY
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
@@ -69,6 +72,7 @@ def examine(home: Path) -> list[Check]:
         lambda: openvino_check(installed(("openvino",))),
         lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
         lambda: torch_check(torch_facts(), gpu_names()),
+        lambda: extensions_check(added_executors(), added_schedulers()),
         lambda: home_check(home),
         lambda: settings_check(home),
         lambda: disk_check(home),
@@ -122,6 +126,15 @@ def executors_check(problems: Mapping[str, str], cores: Sequence[int]) -> Check:
     if not usable:
         return _fail("executors", f"none can be used; {rest}", "pip install 'stageloom[edge,onnx]'")
     return _ok("executors", f"{', '.join(usable)} {where}" + (f"; {rest}" if rest else ""))
+
+
+def extensions_check(*added: Extensions) -> Check:
+    """What other packages add by entry points; none is imported."""
+    problems = [error.cause for found in added for error in found.problems.values()]
+    if problems:
+        return _warn("extensions", "; ".join(problems), "repair that package, or uninstall it")
+    names = [f"{one.name} of {one.distribution}" for found in added for one in found.usable.values()]
+    return _ok("extensions", ", ".join(names) or "none")
 
 
 def gpu_check(names: list[str], versions: dict[str, str]) -> Check:

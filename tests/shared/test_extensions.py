@@ -9,6 +9,7 @@ from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor.executors import added_executors, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.lifecycle.alone import require_names
+from stageloom.edge_agent.machine.doctor import extensions_check
 from stageloom.edge_agent.machine.executors import added_problems, machine_facts
 from stageloom.shared.errors import ExecutorError, ExtensionError, SettingError
 from stageloom.shared.extensions import ExtensionGroup, extensions
@@ -177,12 +178,13 @@ class Bare:
         make_executor("gone")
     with pytest.raises(ExecutorError, match=r"no executor is called 'nine'; use one of null, .*mine"):
         make_executor("nine")
-    assert "onnx of executor-one 1.0 has the name of one of Stageloom's own" in str(
-        added_executors().problems["onnx"]
-    )
+    found = extensions_check(added_executors())
+    assert found.result == "warn"
+    assert found.detail == "onnx of executor-one 1.0 has the name of one of Stageloom's own"
 
 
 def test_nothing_is_added_where_nothing_is_installed() -> None:
     for group in ExtensionGroup:
         found = extensions(group, ())
         assert not found.usable and not found.problems
+        assert extensions_check(found).detail == "none"
