@@ -7,7 +7,7 @@ import typer
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import first
 from stageloom.planner.cli.options import MOST_ROWS, checked
-from stageloom.planner.cli.output import emit_table, show, when
+from stageloom.planner.cli.output import emit_table, progress, show, when
 from stageloom.planner.schema.base import PAGE_MAX
 from stageloom.planner.schema.prediction import PredictionInfo, PredictionListRequest
 from stageloom.shared.ids import DeviceId
@@ -42,6 +42,9 @@ def list_predictions(
     rows = [row for info in infos for row in _rows(info)]
     empty = "nothing was predicted yet; see `stageloom prediction create`"
     show(infos, lambda: emit_table(columns, rows, empty=empty))
+    for info in infos:
+        if info.doubt:
+            progress(f"prediction {info.number}: {info.doubt}")
 
 
 def _rows(info: PredictionInfo) -> list[tuple[object, ...]]:

@@ -133,3 +133,5 @@ def _tell(made: schema.PredictionInfo) -> None:
         f"{made.seconds:.0f} s simulated, {made.twin}, {made.arrivals}: "
         f"utilisation {100 * found['utilisation']:.0f} %, {found['throughput_per_s']:.1f} tasks/s{kept}"
     )
+    if made.doubt:
+        progress(made.doubt)

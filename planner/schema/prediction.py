@@ -81,7 +81,8 @@ class PredictionInfo(Reply, frozen=True, kw_only=True):
 
     `twin` says where its step times are from, `arrivals` its load. `measured`: of the last time that the plan
     ran on the device since; None where it did not, or the prediction is for no device in particular.
-    `relative_errors`: predicted over measured, less 1.
+    `relative_errors`: predicted over measured, less 1. `doubt`: where utilisation and queues contradict each
+    other, or what was measured.
     """
 
     number: Count
@@ -95,3 +96,4 @@ class PredictionInfo(Reply, frozen=True, kw_only=True):
     predicted: Figures
     measured: Figures | None = None
     relative_errors: Figures | None = None
+    doubt: LongText = ""

@@ -37,7 +37,7 @@ def newest_predictions(
     if before:
         wanted = wanted.where(PredictionRow.number < before)
     return [
-        message_of(PredictionInfo, row, predicted=row.figures, measured=None, relative_errors=None)
+        message_of(PredictionInfo, row, predicted=row.figures, measured=None, relative_errors=None, doubt="")
         for row in session.scalars(wanted)
     ]
 

@@ -9,6 +9,7 @@ from stageloom.planner.schema.prediction import PredictionInfo
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.twin.doubts import doubt_of
 from stageloom.planner.twin.replay import active_spans, figures, measured_window, relative_errors
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
@@ -57,6 +58,11 @@ def _measured(
     )
     found = next((window for window in windows if window is not None), None)
     if found is None:
-        return one
+        return structs.replace(one, doubt=doubt_of(one.predicted, None, plan.lanes))
     then = figures(found)
-    return structs.replace(one, measured=then, relative_errors=relative_errors(one.predicted, then))
+    return structs.replace(
+        one,
+        measured=then,
+        relative_errors=relative_errors(one.predicted, then),
+        doubt=doubt_of(one.predicted, then, plan.lanes),
+    )

@@ -2,7 +2,8 @@
 
 The costs are those that plans are searched with. Where the device served plans that the store knows, one lane
 at a time, the twin is fitted to their steps (`stageloom.planner.twin.calibrate`), so that what a session or a
-launch costs beyond its operators is in it.
+launch costs beyond its operators is in it. Steps that took much longer than the same models alone were served
+beside somebody else's load: the twin is not fitted to those, and says so.
 """
 
 import re
@@ -13,11 +14,13 @@ from typing import Final
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.machines import whole_times
 from stageloom.planner.store.plans import plan_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.calibrate import Calibrated, DeviceMeasurements, StepSample, calibrate
 from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
+from stageloom.planner.twin.doubts import DISTURBED, WholeTimes, over_alone
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
@@ -89,26 +92,30 @@ def stored_times(
     at_one = costs
     if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
         at_one = costs_of([(model.artifact, 1) for model in bound.plan.models])
-    fitted = _fitted(store, device, known, at_one, bound, held.steps_since_us)
-    if fitted is not None:
+    samples = served_steps(store, device, bound, held.steps_since_us)
+    disturbed = None if held.own else over_alone(samples, _whole(store, device, samples))
+    left_out = ""
+    if disturbed is not None and disturbed >= DISTURBED:
+        left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
+    elif (fitted := _fitted(device, known, at_one, samples)) is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     rates = known.rates(bound.plan.executor.precision)
     learned = costs.interference is not None and costs.interference.samples > 0
     table = replace(costs, rates=costs.rates if learned else rates)
     where = device if held.own else device_class.partition(";")[0]
-    return StepTimes(known, table), f"operators measured on {where}"
+    return StepTimes(known, table), f"operators measured on {where}{left_out}"
+
+
+def _whole(store: ReadStore, device: DeviceId, samples: Sequence[StepSample]) -> WholeTimes:
+    """What the device measured of the samples' models alone, in moments in which nothing was served."""
+    artifacts = {model.artifact for sample in samples for model in sample.bound.plan.models}
+    return store.read(whole_times, device, artifacts) if artifacts else {}
 
 
 def _fitted(
-    store: ReadStore,
-    device: DeviceId,
-    base: DeviceFile,
-    costs: CostTable,
-    bound: BoundPlan,
-    since_us: int,
+    device: DeviceId, base: DeviceFile, costs: CostTable, samples: Sequence[StepSample]
 ) -> Calibrated | None:
-    samples = served_steps(store, device, bound, since_us)
     complete = [sample for sample in samples if _measured(costs, sample)]
     if not complete:
         return None

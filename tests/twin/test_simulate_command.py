@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
@@ -263,6 +264,11 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     assert found["relative_errors"]["steps_running"] == pytest.approx(-0.2)
     out, _ = run(home, capsys, "prediction", "list")
     assert "throughput_per_s\t55\t50\t10" in out
+    assert found["doubt"] == ""
+    busy = structs.replace(made, predicted={**figures, "steps_running": 0.99})
+    home.store.database.change(keep_prediction, busy)
+    _, err = run(home, capsys, "prediction", "list")
+    assert "prediction 2: lanes were predicted to be busy 99 % of the time and were 25 %" in err
 
 
 def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() -> None:

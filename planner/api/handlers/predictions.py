@@ -81,12 +81,15 @@ def _check(request: schema.PredictionCreateRequest) -> None:
 
 
 def _predict(api: ApiContext, request: schema.PredictionCreateRequest, job: Job) -> schema.PredictionInfo:
+    from stageloom.planner.twin.doubts import doubt_of
     from stageloom.planner.twin.prepared import prepared  # numpy, which few requests need
 
     job.progress("reading what is known")
     asked = api.apart(prepared, request, api.clock.wall_us())
     made, simulation = waited(job, asked) if isinstance(asked, Future) else asked
-    made = structs.replace(made, predicted=_simulated(api, simulation, job))
+    predicted = _simulated(api, simulation, job)
+    doubt = doubt_of(predicted, None, simulation.bound.plan.lanes)
+    made = structs.replace(made, predicted=predicted, doubt=doubt)
     number = changed(api, keep_prediction, made) if request.keep else 0
     return structs.replace(made, number=number)
 
