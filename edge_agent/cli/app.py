@@ -116,8 +116,8 @@ def run(
     stageloom-agent run --model detector=yolo.onnx:images=1x3x640x640 \\
                         --model bert.onnx:input_ids=1x128,attention_mask=1x128
 
-    DIMS are numbers joined by x, or `scalar`; LOW..HIGH leaves a dimension open. Without NAME a model is
-    called like its file.
+    DIMS are numbers joined by x, or `scalar`; LOW..HIGH leaves a dimension open, '{A,B}' serves
+    each of these sizes. Without NAME a model is called like its file.
     """
     models = None
     if model:
@@ -125,7 +125,8 @@ def run(
             msgspec.to_builtins(
                 ModelFile(path=one.path, name=one.called, shapes=one.largest, smallest=one.smallest)
             )
-            for one in parse_models(model, shape or ())
+            for argument in parse_models(model, shape or ())
+            for one in argument.each()
         )
     elif shape:
         raise SettingError("--shape is given without --model", remedy="name the ONNX file with --model FILE")

@@ -55,7 +55,7 @@ from stageloom.edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from stageloom.edge_agent.ingest.signature import LAYOUT_CODES
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_served_name, choose_shapes
 from stageloom.shared.errors import (
     AgentRestarted,
     DecodeError,
@@ -139,7 +139,7 @@ class Client:
             session.close()
 
     def models(self) -> dict[str, ModelSignature]:
-        """What can be run now, by name."""
+        """What can be run now, by the plan's names: a model of several shapes has one for each."""
         return self._live().fetch_models()
 
     def submit(
@@ -266,7 +266,7 @@ class _Session:
             for name, value in inputs.items()
         }
         kind = kind_of(names, given)
-        layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names))
+        layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names, given))
         try:
             for view, value in zip(layout.inputs, given.values(), strict=True):
                 if isinstance(value, InputSource):
@@ -287,11 +287,19 @@ class _Session:
             )
         return future
 
-    def _known(self, names: tuple[str, ...]) -> tuple[ModelSignature, ...]:
-        if any(name not in self._infos for name in names):
+    def _known(self, names: tuple[str, ...], given: Mapping[str, TaskInput]) -> tuple[ModelSignature, ...]:
+        """The models that the names mean for these inputs.
+
+        Raises:
+            TaskRefused: there is none of a name, or none of several takes the shapes.
+        """
+        known = self._served()
+        if any(name not in known for name in names):
             self.fetch_models()
+            known = self._served()
+        shapes = {name: tuple(value.shape) for name, value in given.items()}
         try:
-            return tuple(self._infos[name] for name in names)
+            return tuple(choose_shapes(name, known[name], shapes) for name in names)
         except KeyError as error:
             have = ", ".join(sorted(self._infos)[:8]) or "none"
             raise TaskRefused(
@@ -299,6 +307,10 @@ class _Session:
                 f"no model {error.args[0]!r} runs here",
                 remedy=f"models of the active plan: {have}",
             ) from None
+
+    def _served(self) -> dict[str, tuple[ModelSignature, ...]]:
+        """By the plan's names, and by those that several of its models share."""
+        return by_served_name(self._infos.values()) | {name: (one,) for name, one in self._infos.items()}
 
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""

@@ -266,7 +266,7 @@ class LayoutPool:
             nbytes = tensor_bytes(tensor.dtype, tensor.shape)
             targets.append(OutputRef(index, tensor.name, arena, offset, nbytes))
             results.append((index, tensor.name, _output_view(memory, tensor, nbytes, offset)))
-        names = tuple(info.name for info in infos)
+        names: tuple[str, ...] = kind[0]  # as the application calls them
         layout = TaskLayout(
             next(self._numbers),
             kind,
@@ -277,7 +277,10 @@ class LayoutPool:
             valid,
             any(info.is_open for info in infos),
         )
-        self._send(DeclareLayout(layout.number, names, tuple(refs), tuple(targets)), None)
+        self._send(
+            DeclareLayout(layout.number, tuple(info.name for info in infos), tuple(refs), tuple(targets)),
+            None,
+        )
         with self._lock:
             self._count += 1
         return layout

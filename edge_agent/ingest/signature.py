@@ -1,6 +1,6 @@
 """Do the tasks of a layout fit the models it names? Pure checks that name what was expected."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Final
 
@@ -19,6 +19,7 @@ from stageloom.edge_agent.ingest.messages import (
 from stageloom.shared.errors import TaskRefused
 from stageloom.shared.graph import ITEM_BYTES, Graph
 from stageloom.shared.ids import TensorId
+from stageloom.shared.served_name import served_name
 from stageloom.shared.shape_ranges import shape_text
 
 LAYOUT_CODES: Final = frozenset(
@@ -47,6 +48,36 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
     if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
         raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
     return info
+
+
+def by_served_name(infos: Iterable[ModelSignature]) -> dict[str, tuple[ModelSignature, ...]]:
+    """Models by what applications call them: several where each is pinned to other shapes."""
+    found: dict[str, tuple[ModelSignature, ...]] = {}
+    for info in infos:
+        name = served_name(info.name)
+        found[name] = (*found.get(name, ()), info)
+    return found
+
+
+def choose_shapes(
+    served: str, models: Sequence[ModelSignature], shapes: Mapping[str, tuple[int, ...]]
+) -> ModelSignature:
+    """The one of the models that takes these shapes; an only one whatever they are: it says what is wrong.
+
+    Raises:
+        TaskRefused: none of several does (code `wrong_shape`).
+    """
+    if len(models) == 1:
+        return models[0]
+    for info in models:
+        if all(tensor.takes(shapes.get(tensor.name, ())) for tensor in info.inputs):
+            return info
+    given = ", ".join(f"{name[:64]} {shape_text(shape)}" for name, shape in list(shapes.items())[:8])
+    raise TaskRefused(
+        "wrong_shape",
+        f"{served!r} does not take {given or 'nothing'}",
+        remedy=" or ".join(map(_takes, models[:8])),
+    )
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:

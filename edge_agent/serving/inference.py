@@ -16,10 +16,10 @@ import numpy as np
 from stageloom.edge_agent.ingest.client import Client, TaskFuture
 from stageloom.edge_agent.ingest.client_memory import Outputs, TaskInput
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
-from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, tensor_bytes
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_served_name, tensor_bytes
 from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
-from stageloom.edge_agent.serving.models import VERSION
+from stageloom.edge_agent.serving.models import VERSION, as_one
 from stageloom.edge_agent.serving.regions import RegionInput
 from stageloom.edge_agent.serving.request import (
     InferenceAnswer,
@@ -45,7 +45,7 @@ class InferenceService:
         """
         self._path = path
         self._client = Client(path)
-        self._models: dict[str, ModelSignature] = {}
+        self._models: dict[str, tuple[ModelSignature, ...]] = {}  # by what clients call them
         self.most_rows = most_rows
         self.statistics = Statistics()
 
@@ -55,9 +55,10 @@ class InferenceService:
 
     # What is served
 
-    async def refresh(self) -> dict[str, ModelSignature]:
-        """The models of the active plan."""
-        self._models = await asyncio.to_thread(self._client.models)
+    async def refresh(self) -> dict[str, tuple[ModelSignature, ...]]:
+        """The models of the active plan: several of a name where each is pinned to other shapes."""
+        found = await asyncio.to_thread(self._client.models)
+        self._models = by_served_name(found.values())
         return self._models
 
     async def ready(self) -> bool:
@@ -68,7 +69,15 @@ class InferenceService:
             return False
 
     async def model(self, name: str, version: str = "") -> ModelSignature:
-        """A model of the active plan.
+        """A model of the active plan; of several shapes as one whose dimensions are open where they differ.
+
+        Raises:
+            NotFoundError: it has none of this name, or not this version.
+        """
+        return as_one(name, await self.models(name, version))
+
+    async def models(self, name: str, version: str = "") -> tuple[ModelSignature, ...]:
+        """The models of this name, one for each of its shapes.
 
         Raises:
             NotFoundError: it has none of this name, or not this version.
@@ -99,21 +108,36 @@ class InferenceService:
         Raises:
             StageloomError: it cannot run, or one of its tasks did not complete; the others are cancelled.
         """
-        model = await self.model(call.model, call.version)
+        models = await self.models(call.model, call.version)
         try:
             try:
-                return await self._run(model, call, began_s)
+                return await self._run(self._chosen(models, call), call, began_s)
             except TaskRefused as error:
                 if error.code not in LAYOUT_CODES:
                     raise
                 await self.refresh()  # a plan has changed what the model takes or gives
-                newer = await self.model(call.model, call.version)
-                if newer == model:
+                newer = await self.models(call.model, call.version)
+                if newer == models:
                     raise
-                return await self._run(newer, call, began_s)
+                return await self._run(self._chosen(newer, call), call, began_s)
         except StageloomError:
             self.statistics.failed(call.model, time.monotonic() - began_s)
             raise
+
+    def _chosen(self, models: Sequence[ModelSignature], call: InferenceCall) -> ModelSignature:
+        """The one of the models that runs a request in the fewest tasks; the only one whatever is asked.
+
+        Raises:
+            InputError: none of several takes it.
+        """
+        if len(models) == 1:
+            return models[0]
+        tried = [(_parts_or_refusal(model, call, self.most_rows), model) for model in models]
+        fitting = [(parts, model) for parts, model in tried if isinstance(parts, int)]
+        if fitting:
+            return min(fitting, key=lambda one: one[0])[1]
+        taken = " or ".join(", ".join(f"'{i.name}' {_taken(i)}" for i in m.inputs[:8]) for m in models[:8])
+        raise InputError(f"model '{call.model}' takes {taken}; the first refuses because {tried[0][0]}")
 
     async def _run(self, model: ModelSignature, call: InferenceCall, began_s: float) -> InferenceAnswer:
         parts = check_inputs(model, call, self.most_rows)
@@ -197,6 +221,13 @@ def check_inputs(model: ModelSignature, call: InferenceCall, most_rows: int) -> 
         more = f" or up to {most_rows} times as many rows" if model.batchable else ""
         raise InputError(f"model '{model.name}' takes {shapes}{more}, not {got}")
     return number
+
+
+def _parts_or_refusal(model: ModelSignature, call: InferenceCall, most_rows: int) -> int | InputError:
+    try:
+        return check_inputs(model, call, most_rows)
+    except InputError as error:
+        return error
 
 
 def _taken(info: TensorInfo) -> str:

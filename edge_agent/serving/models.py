@@ -3,7 +3,10 @@
 Over gRPC the same values are put into messages of the same fields.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
+
+from msgspec import structs
 
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
@@ -22,6 +25,22 @@ _EXTENSIONS: Final = (
 )
 
 
+def as_one(served: str, models: Sequence[ModelSignature]) -> ModelSignature:
+    """Models of one name, each with shapes of its own, as one whose dimensions are open where they differ."""
+    if len(models) == 1:
+        return structs.replace(models[0], name=served)
+
+    def hull(tensors: Sequence[TensorInfo]) -> TensorInfo:
+        shapes = [shape for info in tensors for shape in (info.smallest or info.shape, info.shape)]
+        low, high = (tuple(map(end, zip(*shapes, strict=True))) for end in (min, max))
+        return TensorInfo(tensors[0].name, tensors[0].dtype, high, low)
+
+    inputs = zip(*(model.inputs for model in models), strict=True)
+    outputs = zip(*(model.outputs for model in models), strict=True)
+    batchable = all(model.batchable for model in models)
+    return ModelSignature(served, tuple(map(hull, inputs)), tuple(map(hull, outputs)), batchable)
+
+
 def server_metadata() -> dict[str, Any]:
     """Name, version and extensions."""
     return {"name": "stageloom", "version": __version__, "extensions": list(_EXTENSIONS)}
@@ -38,7 +57,7 @@ def model_metadata(model: ModelSignature) -> dict[str, Any]:
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        shape = [-1, *info.shape[1:]] if batches else _open_as_minus_1(info)
+        shape = [-1, *_open_as_minus_1(info)[1:]] if batches else _open_as_minus_1(info)
         return {"name": info.name, "datatype": PROTOCOL_NAMES[info.dtype], "shape": shape}
 
     return {
@@ -55,7 +74,7 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        dims = list(info.shape[1:]) if batches else _open_as_minus_1(info)
+        dims = _open_as_minus_1(info)[1:] if batches else _open_as_minus_1(info)
         return {"name": info.name, "data_type": f"TYPE_{PROTOCOL_NAMES[info.dtype]}", "dims": dims}
 
     return {

@@ -206,7 +206,7 @@ def _as_declared(graph: Graph, number: TensorId, shape: "tuple[int, ...] | None"
     return Tensor(tensor.name, tensor.dtype, shape)
 
 
-def _write_smaller(place: "numpy.ndarray", made: "numpy.ndarray", name: str) -> None:
+def write_at_start(place: "numpy.ndarray", made: "numpy.ndarray", name: str) -> None:
     """Write an output at the beginning of a place that holds the largest.
 
     Raises:
@@ -349,7 +349,7 @@ class _ArenaTask(EngineTask):
                 place[...] = outputs[name]
             return
         for name, place in self._outputs[model].items():
-            _write_smaller(place, outputs[name], name)
+            write_at_start(place, outputs[name], name)
             self._made[f"{model}/{name}" if self.shared else name] = outputs[name].shape
 
     def answer(self, done: TaskDone) -> None:

@@ -14,7 +14,15 @@ from stageloom.planner.cli.options import Shapes, checked
 from stageloom.planner.cli.output import emit, emit_table, progress, show, when
 from stageloom.planner.schema import model as schema
 from stageloom.planner.schema.service import StatusRequest
-from stageloom.shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
+from stageloom.shared.errors import InputError
+from stageloom.shared.importer.model_argument import (
+    MODEL_METAVAR,
+    ModelArgument,
+    format_model,
+    named,
+    parse_model,
+    parse_shape,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,7 +43,7 @@ def inspect(file: File, shape: Shapes = None) -> None:
     from stageloom.shared.importer.api import inspect_model
     from stageloom.shared.importer.report import report_rows
 
-    model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
+    model = _single(parse_model(file).with_shapes(map(parse_shape, shape or ())))
     report = inspect_model(Path(model.path), model.largest, smallest=model.smallest, progress=_progress())
     rows = report_rows(report)
     width = max(len(label) for label, _ in rows)
@@ -66,7 +74,7 @@ def add(
     """
     from stageloom.shared.importer.api import artifact_path, import_model
 
-    model = named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name)
+    model = _single(named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name))
     checked(schema.ModelRemoveRequest(model=model.called))
     call(routes.STATUS, StatusRequest())  # known before minutes go into an import
     with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
@@ -140,6 +148,21 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     call(routes.MODEL_REMOVE, checked(schema.ModelRemoveRequest(model=name)))
     show({"model": name, "removed": True}, lambda: None)
     progress(f"model {name} is gone")
+
+
+def _single(model: ModelArgument) -> ModelArgument:
+    """The argument where it stands for one model.
+
+    Raises:
+        InputError: it has a set of sizes.
+    """
+    each = model.each()
+    if len(each) > 1:
+        raise InputError(
+            f"{format_model(model)!r} stands for {len(each)} models, and this command takes one",
+            remedy=f"give them one by one; the first is {format_model(each[0])!r}",
+        )
+    return each[0]
 
 
 def _progress() -> Callable[[str], None] | None:

@@ -4,9 +4,11 @@
     bert.onnx:input_ids=1x128,attention_mask=1x128
     'saved model.onnx:serving_default_args_0:0=1x16,temperature=scalar'
     rec=rec.onnx:x=1..6x3x48x16..2400
+    'rec=rec.onnx:x=1x3x48x{160,320,640}'
 
 DIMS are whole numbers joined by `x`; `scalar` is a tensor without dimensions. `LOW..HIGH` leaves a dimension
-open: tasks may have any size from LOW to HIGH there. 0 is read, since states may be
+open: tasks may have any size from LOW to HIGH there. `{A,B}` stands for several models, one per size, which
+applications know by one name; sets in several places are taken in step. 0 is read, since states may be
 empty at first; whether the model takes it is the importer's to say. Empty DIMS are an error and no scalar: a
 shell's unset variable leaves them. Without NAME the model is called like its file.
 
@@ -22,25 +24,39 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from stageloom.shared.errors import InputError, ModelError, UnpinnedShape
+from stageloom.shared.served_name import shaped_name
 
 Shape = tuple[int, ...]
-Span = tuple[int, int]
-"""The smallest and the largest size of an open dimension."""
-Dims = tuple[int | Span, ...]
+
+
+class Span(NamedTuple):
+    """The smallest and the largest size of an open dimension."""
+
+    smallest: int
+    largest: int
+
+
+class Sizes(NamedTuple):
+    """The sizes of a dimension in the models that an argument stands for."""
+
+    sizes: tuple[int, ...]
+
+
+Dims = tuple[int | Span | Sizes, ...]
 
 MODEL_METAVAR: Final = "[NAME=]FILE[:INPUT=DIMS,...]"
 _MAX_RANK: Final = 16
 _SCALAR: Final = "scalar"
 _SIZE: Final = r"(?:0|[1-9][0-9]{0,8})"
-_DIM: Final = rf"{_SIZE}(?:\.\.{_SIZE})?"
+_DIM: Final = rf"(?:{_SIZE}(?:\.\.{_SIZE})?|\{{{_SIZE}(?:,{_SIZE})*\}})"
 _DIMS: Final = rf"{_SCALAR}|{_DIM}(?:x{_DIM}){{0,{_MAX_RANK - 1}}}"
 _PIN: Final = re.compile(rf"(.+?)=({_DIMS})(?:,|\Z)", re.DOTALL)
 _INEXPRESSIBLE: Final = re.compile(rf"=(?:{_DIMS}),", re.DOTALL)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DIMS_REMEDY: Final = f"write whole numbers like 1x3x640x640, LOW..HIGH for a range of them, or {_SCALAR}"
+_DIMS_REMEDY: Final = f"write whole numbers like 1x3x640x640, LOW..HIGH, {{A,B}}, or {_SCALAR}"
 _SHOWN: Final = 200  # characters of what was typed
 
 
@@ -55,29 +71,56 @@ class ModelArgument:
     @property
     def largest(self) -> dict[str, Shape]:
         """Per input its shape, open dimensions at their largest."""
-        return {name: tuple(_span(dim)[1] for dim in dims) for name, dims in self.shapes}
+        return {name: tuple(max(_sizes(dim)) for dim in dims) for name, dims in self.shapes}
 
     @property
     def smallest(self) -> dict[str, Shape]:
         """Per input with open dimensions its smallest shape."""
         return {
-            name: tuple(_span(dim)[0] for dim in dims)
+            name: tuple(min(_sizes(dim)) for dim in dims)
             for name, dims in self.shapes
-            if any(isinstance(dim, tuple) for dim in dims)
+            if any(isinstance(dim, Span) for dim in dims)
         }
 
     def pinned(self, purpose: str) -> dict[str, Shape]:
         """Per input its shape, for a purpose that takes one shape.
 
         Raises:
-            InputError: a dimension is open.
+            InputError: a dimension has several sizes.
         """
-        if self.smallest:
+        if any(not isinstance(dim, int) for _, dims in self.shapes for dim in dims):
             raise InputError(
-                f"{purpose} takes one shape per input, and {format_model(self)!r} has a range",
+                f"{purpose} takes one shape per input, and {format_model(self)!r} has several sizes",
                 remedy="write one number for each dimension",
             )
         return self.largest
+
+    def each(self) -> "tuple[ModelArgument, ...]":
+        """The models that the argument stands for: itself, or one per size of its sets, in step.
+
+        Raises:
+            InputError: sets have different numbers of sizes, or a name becomes too long.
+        """
+        counts = {len(dim.sizes) for _, dims in self.shapes for dim in dims if isinstance(dim, Sizes)}
+        if not counts:
+            return (self,)
+        if len(counts) > 1:
+            raise InputError(
+                f"{format_model(self)!r} has sets of {' and '.join(map(str, sorted(counts)))} sizes",
+                remedy="sets are taken in step, so give each as many sizes as the others",
+            )
+        return tuple(self._at(number) for number in range(counts.pop()))
+
+    def _at(self, number: int) -> "ModelArgument":
+        shapes = [
+            (name, tuple(dim.sizes[number] if isinstance(dim, Sizes) else dim for dim in dims))
+            for name, dims in self.shapes
+        ]
+        pairs = zip(shapes, self.shapes, strict=True)
+        own = [format_dims(dims) for (_, dims), (_, given) in pairs if dims != given]
+        one = replace(self, name=shaped_name(self.called, own), shapes=tuple(shapes))
+        _ = one.called
+        return one
 
     @property
     def called(self) -> str:
@@ -108,12 +151,22 @@ class ModelArgument:
             if name in seen:
                 raise _repeated(self.path, name)
             seen.add(name)
-            if wrong := [dim for dim in dims if isinstance(dim, tuple) and not 1 <= dim[0] <= dim[1]]:
-                raise InputError(
-                    f"{format_dims((wrong[0],))} of input {name[:_SHOWN]!r} is no range of sizes",
-                    remedy="write the smallest size, at least 1, then the largest, like 16..2400",
-                )
+            _require_sizes(name, dims)
         return argument
+
+
+def _require_sizes(name: str, dims: Dims) -> None:
+    for dim in dims:
+        if isinstance(dim, Span) and not 1 <= dim.smallest <= dim.largest:
+            raise InputError(
+                f"{format_dims((dim,))} of input {name[:_SHOWN]!r} is no range of sizes",
+                remedy="write the smallest size, at least 1, then the largest, like 16..2400",
+            )
+        if isinstance(dim, Sizes) and len(set(dim.sizes)) < len(dim.sizes):
+            raise InputError(
+                f"{format_dims((dim,))} of input {name[:_SHOWN]!r} has a size twice",
+                remedy="give each size once",
+            )
 
 
 def parse_model(
@@ -213,13 +266,21 @@ def parse_shape(text: str) -> tuple[str, Dims]:
 
 
 def format_dims(dims: Dims) -> str:
-    """`1x3x640x640`, `1..6x3x48x16..2400`, or `scalar`."""
-    return "x".join(f"{d[0]}..{d[1]}" if isinstance(d, tuple) else str(d) for d in dims) or _SCALAR
+    """`1x3x640x640`, `1..6x3x48x16..2400`, `1x3x48x{160,320}` or `scalar`."""
+    return "x".join(map(_dim_text, dims)) or _SCALAR
+
+
+def _dim_text(dim: int | Span | Sizes) -> str:
+    if isinstance(dim, Sizes):
+        return f"{{{','.join(map(str, dim.sizes))}}}"
+    return f"{dim.smallest}..{dim.largest}" if isinstance(dim, Span) else str(dim)
 
 
 def dims_between(smallest: Shape, largest: Shape) -> Dims:
     """The dimensions of shapes between these two, the ends included."""
-    return tuple(high if low == high else (low, high) for low, high in zip(smallest, largest, strict=True))
+    return tuple(
+        high if low == high else Span(low, high) for low, high in zip(smallest, largest, strict=True)
+    )
 
 
 def unpinned_in_option(error: UnpinnedShape, argument: ModelArgument, option: str = "--model ") -> ModelError:
@@ -309,13 +370,17 @@ def _shape(dims: str) -> Dims:
     return () if dims == _SCALAR else tuple(map(_dim, dims.split("x")))
 
 
-def _dim(text: str) -> int | Span:
+def _dim(text: str) -> int | Span | Sizes:
+    if text.startswith("{"):
+        return Sizes(tuple(map(int, text[1:-1].split(","))))
     low, spanned, high = text.partition("..")
-    return (int(low), int(high)) if spanned and low != high else int(low)
+    return Span(int(low), int(high)) if spanned and low != high else int(low)
 
 
-def _span(dim: int | Span) -> Span:
-    return dim if isinstance(dim, tuple) else (dim, dim)
+def _sizes(dim: int | Span | Sizes) -> tuple[int, ...]:
+    if isinstance(dim, Sizes):
+        return dim.sizes
+    return dim if isinstance(dim, Span) else (dim,)
 
 
 def _expressible(name: str) -> str:

@@ -13,6 +13,8 @@ from stageloom.shared.errors import InputError, ModelError, OpenInput, UnpinnedS
 from stageloom.shared.importer.api import list_inputs
 from stageloom.shared.importer.model_argument import (
     ModelArgument,
+    Sizes,
+    Span,
     dims_between,
     format_model,
     named,
@@ -21,6 +23,7 @@ from stageloom.shared.importer.model_argument import (
     parse_shape,
     unpinned_in_option,
 )
+from stageloom.shared.served_name import served_name
 from tests.importer.models import info, model_of
 
 
@@ -65,6 +68,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str, files: set[str]) -> 
 
 
 X: tuple[tuple[str, tuple[int, ...]], ...] = (("x", (1, 4)),)
+SEVEN = ("y", (Sizes((7,)),))
 
 
 @pytest.mark.promise("model-file-name-pinned")
@@ -78,7 +82,8 @@ X: tuple[tuple[str, tuple[int, ...]], ...] = (("x", (1, 4)),)
         ("m.onnx:x=scalar", (), ModelArgument("m.onnx", None, (("x", ()),))),
         ("m.onnx:x=1x4,y=7", (), ModelArgument("m.onnx", None, (*X, ("y", (7,))))),
         ("my model.onnx:x=1x4", (), ModelArgument("my model.onnx", None, X)),
-        ("m.onnx:x=1..4x3", (), ModelArgument("m.onnx", None, (("x", ((1, 4), 3)),))),
+        ("m.onnx:x=1..4x3", (), ModelArgument("m.onnx", None, (("x", (Span(1, 4), 3)),))),
+        ("m.onnx:x=1x{3,5},y={7}", (), ModelArgument("m.onnx", None, (("x", (1, Sizes((3, 5)))), SEVEN))),
         ("m.onnx:x=2..2", (), ModelArgument("m.onnx", None, (("x", (2,)),))),
         # names that real exporters produce
         ("m.onnx:serving_default_x:0=7", (), ModelArgument("m.onnx", None, (("serving_default_x:0", (7,)),))),
@@ -109,6 +114,9 @@ def test_a_text_has_one_reading(text: str, files: tuple[str, ...], found: ModelA
         ("m.onnx:x=1x4,", "'' behind m.onnx .* is not INPUT=DIMS"),
         ("m.onnx:x=1x6..2", "6..2 of input 'x' is no range of sizes; write the smallest size, at least 1"),
         ("m.onnx:x=0..2", "0..2 of input 'x' is no range of sizes"),
+        ("m.onnx:x={3,4,3}", "{3,4,3} of input 'x' has a size twice; give each size once"),
+        ("m.onnx:x={}", "'{}' is no shape of input 'x'"),
+        ("m.onnx:x={3", "'{3' is no shape of input 'x'"),
         ("m.onnx:x=1..", "'1..' is no shape of input 'x'"),
         ("m.onnx:x=1..2..3", "'1..2..3' is no shape of input 'x'"),
         ("m.onnx:x", "'x' behind m.onnx .* is not INPUT=DIMS"),
@@ -133,6 +141,30 @@ def test_a_range_gives_the_smallest_and_the_largest_shape() -> None:
     with pytest.raises(InputError, match=r"verify takes one shape per input, and 'm.onnx:x=1..6x3"):
         found.pinned("verify")
     assert replace(found, shapes=(("y", (7,)),)).pinned("verify") == {"y": (7,)}
+
+
+@pytest.mark.promise("shape-sets")
+def test_sets_of_sizes_are_models_of_their_own_under_one_name() -> None:
+    found = parse_model("rec=m.onnx:x=1x{160,320},m={1,2}x4,q=7", is_file=only("m.onnx"))
+    assert format_model(found) == "rec=m.onnx:x=1x{160,320},m={1,2}x4,q=7"
+    assert [(one.called, one.largest) for one in found.each()] == [
+        ("rec--1x160-1x4", {"x": (1, 160), "m": (1, 4), "q": (7,)}),
+        ("rec--1x320-2x4", {"x": (1, 320), "m": (2, 4), "q": (7,)}),
+    ]
+    assert {served_name(one.called) for one in found.each()} == {"rec"}
+    assert [served_name(name) for name in ("rec", "a--b", "a--b--1x3", "r--1..6x3-scalar")] == [
+        "rec",
+        "a--b",
+        "a--b",
+        "r",
+    ]
+    alone = parse_model("m.onnx:x=1..4", is_file=only("m.onnx"))
+    assert alone.each() == (alone,)
+    uneven = parse_model("m.onnx:x={1,2,3},y={4,5}", is_file=only("m.onnx"))
+    with pytest.raises(InputError, match="has sets of 2 and 3 sizes; sets are taken in step"):
+        uneven.each()
+    with pytest.raises(InputError, match=r"takes one shape per input, and '.*' has several sizes"):
+        found.pinned("verify")
 
 
 def test_a_missing_file_with_broken_dimensions_is_told_about_the_dimensions() -> None:

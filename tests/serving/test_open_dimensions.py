@@ -13,6 +13,7 @@ from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.serving.settings import ServingSettings
 from stageloom.shared.errors import TaskRefused
+from stageloom.shared.importer.model_argument import parse_model
 from tests.agent.process import AgentProcess
 from tests.importer.open_models import LARGEST, SMALLEST, spans_inputs, write_spans
 from tests.serving.served import Triton
@@ -31,13 +32,18 @@ def _equal(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 @pytest.mark.promise("open-dimensions")
+@pytest.mark.promise("shape-sets")
 def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, shm_file: Path) -> None:
-    """1. Shapes in range, natively, over HTTP and gRPC. 2. Into shared memory. 3. Others. 4. Metadata."""
+    """1. Shapes in range, natively, HTTP and gRPC. 2. Into shared memory. 3. Others. 4. Sets of sizes."""
     file = write_spans(tmp_path / "spans.onnx")
     plain = onnxruntime.InferenceSession(file)
-    model = ModelFile(path=str(file), name="spans", shapes=LARGEST, smallest=SMALLEST)
+    spans = ModelFile(path=str(file), name="spans", shapes=LARGEST, smallest=SMALLEST)
+    sizes = [
+        ModelFile(path=str(file), name=one.called, shapes=one.largest)
+        for one in parse_model(f"sizes={file}:x={{1,2}}x3x8x{{8,16}},ids=4").each()
+    ]
     serving = ServingSettings(http="127.0.0.1:0", grpc="127.0.0.1:0")
-    with AgentProcess(tmp_path / "home", models=(model,), executor="onnx", serving=serving) as agent:
+    with AgentProcess(tmp_path / "home", models=(spans, *sizes), executor="onnx", serving=serving) as agent:
         agent.until(
             lambda status: status.ready and status.serving and status.serving.http and status.serving.grpc,
             "HTTP and gRPC are served",
@@ -59,10 +65,38 @@ def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, s
             for triton in tritons:
                 _refuses_other_shapes(triton)
                 _says_what_is_open(triton)
+            _routes_by_shape(native, tritons, plain)
             with pytest.raises(TaskRefused, match=f"input 'x' of 'spans' is {RANGES}, not 5x3x8x8"):
                 native.run("spans", spans_inputs((5, 3, 8, 8), 1), timeout_s=60)
         for triton in tritons:
             triton.close()
+
+
+def _routes_by_shape(native: Client, tritons: list[Triton], plain: Any) -> None:
+    """Two models of one name: each takes tasks of its own shape, and clients see one with open dimensions."""
+    for shape in ((1, 3, 8, 8), (2, 3, 8, 16)):
+        inputs = spans_inputs(shape, 4)
+        wanted = dict(zip(NAMES, plain.run(None, inputs), strict=True))
+        assert _equal(native.run("sizes", inputs, timeout_s=60), wanted)
+        for triton in tritons:
+            answer = triton.client.infer("sizes", _asked(triton, inputs))
+            assert _equal({name: answer.as_numpy(name) for name in NAMES}, wanted)
+    other = spans_inputs((1, 3, 8, 16), 4)
+    with pytest.raises(
+        TaskRefused,
+        match=r"does not take x 1x3x8x16, ids 4; it takes x: .* 1x3x8x8.* or it takes x: .* 2x3x8x16",
+    ):
+        native.run("sizes", other, timeout_s=60)
+    assert sorted(native.models()) == ["sizes--1x3x8x8", "sizes--2x3x8x16", "spans"]
+    for triton in tritons:
+        with pytest.raises(InferenceServerException, match=r"\[1, 3, 8, 8\].* or .*\[2, 3, 8, 16\]"):
+            triton.client.infer("sizes", _asked(triton, other))
+        found = triton.json(triton.client.get_model_metadata("sizes"))
+        assert [[int(dim) for dim in one["shape"]] for one in found["inputs"]] == [[-1, 3, 8, -1], [4]]
+        assert triton.client.is_model_ready("sizes")
+        index = triton.json(triton.client.get_model_repository_index())
+        names = [one["name"] for one in (index["models"] if triton.kind == "grpc" else index)]
+        assert names == ["sizes", "spans"]
 
 
 def _into_shared_memory(triton: Triton, name: str, inputs: dict[str, Any], wanted: Any) -> None:
