@@ -1,5 +1,7 @@
 """A model with open dimensions through every client of a running agent."""
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, s
                 for inputs, made in zip(cases, wanted, strict=True):
                     answer = triton.client.infer("spans", _asked(triton, inputs))
                     assert _equal({name: answer.as_numpy(name) for name in NAMES}, made)
+            _answers_json(addresses.http, cases[2], wanted[2])
             _into_shared_memory(tritons[1], shm_file.name, cases[2], wanted[2]["maps"])
             for triton in tritons:
                 _refuses_other_shapes(triton)
@@ -97,6 +100,20 @@ def _routes_by_shape(native: Client, tritons: list[Triton], plain: Any) -> None:
         index = triton.json(triton.client.get_model_repository_index())
         names = [one["name"] for one in (index["models"] if triton.kind == "grpc" else index)]
         assert names == ["sizes", "spans"]
+
+
+def _answers_json(address: str, inputs: dict[str, Any], wanted: dict[str, Any]) -> None:
+    kinds = {"x": "FP32", "ids": "INT64"}
+    given = [
+        {"name": name, "shape": array.shape, "datatype": kinds[name], "data": array.ravel().tolist()}
+        for name, array in inputs.items()
+    ]
+    body = json.dumps({"inputs": given}).encode()
+    with urllib.request.urlopen(f"http://{address}/v2/models/spans/infer", body, timeout=60) as answer:
+        made = {one["name"]: one for one in json.load(answer)["outputs"]}
+    for name in NAMES:
+        assert made[name]["shape"] == list(wanted[name].shape)
+        assert np.array_equal(np.float32(made[name]["data"]), wanted[name].ravel())
 
 
 def _into_shared_memory(triton: Triton, name: str, inputs: dict[str, Any], wanted: Any) -> None:
