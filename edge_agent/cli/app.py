@@ -286,6 +286,12 @@ def trace(
             show_default="an estimate",
         ),
     ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Send each task as OpenTelemetry spans to this OTLP collector, too."
+        ),
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -297,7 +303,7 @@ def trace(
     from stageloom.edge_agent.trace.command import trace_text, write_trace
 
     directory = home or default_home()
-    found = write_trace(directory, socket_of(directory), seconds, out, costs, _say)
+    found = write_trace(directory, socket_of(directory), seconds, out, costs, _say, otlp)
     _print(found, trace_text(found), as_json)
 
 

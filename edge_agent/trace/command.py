@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stageloom.edge_agent.ingest.channel import ask
 from stageloom.edge_agent.ingest.messages import MAX_TRACE_S, TraceRequest, TraceWritten
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.trace.chrome import chrome_trace
+from stageloom.edge_agent.trace.spans import task_spans
 from stageloom.edge_agent.trace.timeline import timeline
 from stageloom.edge_agent.worker.recorder import RecordingBatch, RecordingSummary, read_recording
 from stageloom.shared.artifact import open_artifact
@@ -21,7 +22,9 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable
+from stageloom.shared.spans import send_spans
 
+SERVICE: Final = "stageloom-agent"
 _PATIENCE_S = 30.0  # beyond the recording
 
 
@@ -121,11 +124,14 @@ def write_trace(
     out: Path,
     costs: Path | None,
     progress: Callable[[str], None],
+    otlp: str | None = None,
 ) -> dict[str, Any]:
     """Record, join and write; what the recording came to. `recorder_us_per_step` is None without a step.
 
+    Tasks are sent as spans to the collector at `otlp`, too, if one is named; `spans` says how many.
+
     Raises:
-        SettingError, InputError, UnavailableError: see `record` and `read_costs`.
+        SettingError, InputError, UnavailableError: see `record`, `read_costs` and `send_spans`.
         StorageError, OSError: the file cannot be written.
     """
     require_length(seconds)
@@ -140,6 +146,9 @@ def write_trace(
     )
     out.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
     found = trace["otherData"]
+    if otlp is not None:
+        spans = task_spans(batch.tasks, time.time_ns() // 1000, time.monotonic())
+        found["spans"] = send_spans(spans, otlp, SERVICE)
     steps = found["steps"]
     return {
         **found,

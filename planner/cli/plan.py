@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
-from stageloom.planner.cli import explain, plan_create, push_wait, trial
+from stageloom.planner.cli import explain, plan_create, plan_trace, push_wait, trial
 from stageloom.planner.cli.connection import call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, pushed_text, when
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(plan_create.create)
 app.command()(explain.explain)
 app.command()(trial.compare)
+app.command()(plan_trace.trace)
 
 _SHOWN: Final = 16
 

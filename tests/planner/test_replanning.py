@@ -31,6 +31,7 @@ from stageloom.shared.plan import decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import four_free_ports
+from tests.metrics.collector import collector
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ask, ok, until
 from tests.policy.maddpg.cases import saying
@@ -184,6 +185,12 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert compared["trial"]["candidate"] == pushed.plan_digest
     assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
     assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
+    with collector() as (url, spans):
+        ok(rig.home, "plan", "trace", rig.device.name, "--otlp", url)
+    generations = json.loads(ok(rig.home, "plan", "history", rig.device.name, "--json"))
+    ways = sorted(span.name for span in spans)
+    assert ways == [*["plan"] * len(generations), "search", "trial"]
+    assert len({span.trace_id for span in spans if span.name != "plan"}) == 1
     assert replan["plan"] in ok(rig.home, "replan", "list", rig.device.name)
     explained = json.loads(ok(rig.home, "plan", "explain", rig.device.name, "--json"))
     assert explained["digest"] == pushed.plan_digest

@@ -50,6 +50,7 @@ COMMANDS: list[tuple[str, int]] = [
     ("plan explain greedy", 0),
     (f"plan push {NANO} greedy", 0),
     (f"plan history {NANO}", 0),
+    (f"plan trace {NANO} --otlp http://127.0.0.1:9", 4),  # where no collector is
     (f"plan compare {NANO}", 2),  # nothing was tried there
     ("replan list", 0),
     ("scheduler list", 0),
