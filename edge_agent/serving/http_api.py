@@ -198,7 +198,11 @@ def _model_of(request: Request) -> tuple[str, str]:
 
 
 def _check_account(request: Request) -> None:
-    check_account(request.scope.get("client"), request.scope.get("server"))
+    """Once for each connection: whose it is does not change."""
+    connection = request.state.connection
+    if not connection.of_this_account:
+        check_account(request.scope.get("client"), request.scope.get("server"))
+        connection.of_this_account = True
 
 
 def _json(value: Any) -> Response:

@@ -39,6 +39,7 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
     def __init__(self, most: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.app_state = {"connection": self}
+        self.of_this_account = False  # as far as it has been looked at
         self._most = most
         self._timer: asyncio.TimerHandle | None = None
         self._rest: memoryview | None = None  # of a body that is read past the parser

@@ -1,16 +1,23 @@
 """Regions of system shared memory: which files are opened, and that a client cannot harm by changing them."""
 
+import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.serving import http_api
 from stageloom.edge_agent.serving.access import check_account
-from stageloom.edge_agent.serving.failures import InferenceFailure
+from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure
+from stageloom.edge_agent.serving.http_api import HttpApi
+from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
+from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.peer import uid_of
 from stageloom.edge_agent.serving.regions import RegionInput, RegionTable
+from stageloom.edge_agent.serving.verbs import Verbs
 from stageloom.shared.errors import InputError
 
 
@@ -99,3 +106,38 @@ def test_client_that_is_not_of_this_machine_may_not_use_shared_memory() -> None:
         check_account(("192.0.2.1", 4711), ("127.0.0.1", 8000))
     with pytest.raises(InferenceFailure, match="agent's account"):
         check_account(None, None)
+
+
+def test_each_connection_is_looked_at_once_and_none_passes_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+    strangers: set[tuple[str, int]] = set()
+
+    def check(client: tuple[str, int], server: tuple[str, int]) -> None:
+        asked.append(client)
+        if client in strangers:
+            raise InferenceFailure(FailureKind.FORBIDDEN, "another account's")
+
+    monkeypatch.setattr(http_api, "check_account", check)
+
+    async def run() -> None:
+        listening = listen_on("127.0.0.1", 0)
+        api = HttpApi(Verbs(cast(InferenceService, None), RegionTable()), set(), 1 << 20, 1 << 20)
+        server = HttpServer(api.application, listening, None, 8)
+        await server.start()
+        ends = [await asyncio.open_connection(*listening.getsockname()) for _ in range(2)]
+        names = [writer.get_extra_info("sockname") for _, writer in ends]
+        strangers.add(names[1])
+        for status, (reader, writer) in zip((b"200", b"403") * 2, ends * 2, strict=True):
+            writer.write(b"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: a\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 " + status)
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.split(b":")[1]))
+        assert asked == [names[0], names[1], names[1]]
+        for _, writer in ends:
+            writer.close()
+        await server.stop()
+
+    asyncio.run(run())
