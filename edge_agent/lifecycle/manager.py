@@ -179,6 +179,7 @@ class PlanManager(Pursuit):
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
             begins=lambda lasts: self.outcomes.trial_begins(attempt, record, lasts),
+            guarded_s=self._probation.guarded_s,
             lately=any(self._waiting.last_arrivals_per_s(_LATELY_S).values()),
             rng=self._rng,
             numbers=self._windows,

@@ -113,6 +113,11 @@ class ProbationConfig:
     max_failed_share: float = 0.1
     guard: GuardConfig = field(default_factory=GuardConfig)
 
+    @property
+    def guarded_s(self) -> float:
+        """How long a plan is watched that runs without a trial."""
+        return max(self.length_s, self.guard.length_s)
+
 
 def unloaded(config: ProbationConfig, age_s: float) -> ProbationConfig:
     """For a plan before which no task waited: any wait is longer than none, so tasks may wait for `age_s`."""

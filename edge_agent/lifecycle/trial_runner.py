@@ -26,6 +26,7 @@ from stageloom.shared.engine.trial import (
     TrialSetup,
     Verdict,
     crowding,
+    lasting,
 )
 from stageloom.shared.engine.windows import Rng, Side, WindowFigures
 
@@ -52,6 +53,7 @@ class TrialRunner:
         candidate_bytes: int,
         memory_bytes: int,
         begins: Callable[[str], list[Action]],
+        guarded_s: float,
         lately: bool = False,
         rng: Rng,
         numbers: Iterator[int],
@@ -59,7 +61,8 @@ class TrialRunner:
     ) -> None:
         """`begins` has the record stored and says how long the trial takes, after which `recorded` is called.
 
-        `lately`: tasks have come in the last half minute, if none comes now.
+        `lately`: tasks have come in the last half minute, if none comes now. `guarded_s`: for how long a plan
+        is watched that runs without a trial.
         Bytes are what the plans take, and what both may take together. `numbers` of windows are unique in
         this agent.
         """
@@ -72,6 +75,7 @@ class TrialRunner:
         self._memory_bytes = memory_bytes
         self._begins = begins
         self._patience_s = config.timing_s * (_SLOW if lately else 1.0)  # without any task
+        self._guarded_s = guarded_s
         self._rng = rng
         self._numbers = numbers
         self._config = config
@@ -181,7 +185,8 @@ class TrialRunner:
             if any(seen.ended for seen in self._seen.values()):
                 reason = f"no task completed in {taken_s:.0f} s, though some came: nothing can be compared"
                 return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
-            return self._end(TrialResult(verdict=Verdict.IDLE, reason=IDLE, seconds_s=taken_s))
+            reason = f"{IDLE} for {lasting(self._guarded_s)}"
+            return self._end(TrialResult(verdict=Verdict.IDLE, reason=reason, seconds_s=taken_s))
         return self._begin_core(now)
 
     def _begin_core(self, now: float) -> list[Action]:

@@ -213,7 +213,14 @@ def test_another_environment_ends_a_guard_and_the_plan_is_judged_anew_there(seed
 def test_idle_device_takes_a_plan_under_guard_without_calling_it_proven() -> None:
     world = trial_world(1, BETTER, busy=False)
     push(world, "a", 1)
-    world.settle()
+    while state(world) is not DeviceState.PROBATION:
+        world.settle(0.5)
+    began_s, announced = world.now_s, world.core.report().reason
+    told = re.fullmatch(r"no load to compare under: runs guarded for (\d+) s", announced)
+    assert told is not None, announced
+    while state(world) is DeviceState.PROBATION:
+        world.settle(0.5)
+    assert world.now_s - began_s <= int(told[1]) + 1
     assert state(world) is DeviceState.COMMITTED
     assert world.ran == ["g", "a"], "no window"
     (row,) = world.rows
