@@ -68,15 +68,18 @@ def best_arrangement(
         return simple
     best, most = simple, BETTER * _carried(simple, known, patience_s)
     for other in others:
-        if (carried := _carried(other, known, patience_s)) > most:
+        if (carried := _carried(other, known, patience_s, at_least=most)) > most:
             best, most = other, carried
     return best
 
 
-def _carried(one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None]) -> float:
+def _carried(
+    one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None], *, at_least: float = 0.0
+) -> float:
     """The load that an arrangement carries: the geometric mean over two mixes of models.
 
-    One has equally many tasks of each model, the other equal shares of the processor.
+    One has equally many tasks of each model, the other equal shares of the processor. 0 where it is less than
+    `at_least`.
     """
     served = []
     for times, options, blocks, most_s in zip(known, one.run_by, one.blocks, patience_s, strict=True):
@@ -85,4 +88,7 @@ def _carried(one: Arrangement, known: Sequence[Times], patience_s: Sequence[floa
         served.append(ServedModel(blocks_s=(block_s,) * blocks, deadline_s=most_s))
     alone_s = [min(times.values()) for times in known]
     by_work = [replace(model, weight=1.0 / taken) for model, taken in zip(served, alone_s, strict=True)]
-    return math.sqrt(load_within_deadlines(served, one.lanes) * load_within_deadlines(by_work, one.lanes))
+    carried = load_within_deadlines(served, one.lanes)
+    if carried <= 0.0:
+        return 0.0
+    return math.sqrt(carried * load_within_deadlines(by_work, one.lanes, at_least=at_least**2 / carried))

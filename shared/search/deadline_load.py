@@ -22,15 +22,20 @@ _HALVINGS: Final = 7
 _SEED: Final = 20240
 
 
-def load_within_deadlines(models: Sequence[ServedModel], lanes: int, *, tasks: int = TASKS) -> float:
+def load_within_deadlines(
+    models: Sequence[ServedModel], lanes: int, *, tasks: int = TASKS, at_least: float = 0.0
+) -> float:
     """Tasks a second of all models together, the most of which 95 % of each model's are in time.
 
+    0 where it is less than `at_least`, which one rate tells.
     Every call draws the same arrivals, scaled to the rate: two plans differ by what they are, not by chance.
     O(tasks * log tasks) for each of seven rates.
     """
     weights = sum(one.weight for one in models)
     most = lanes * weights / math.fsum(one.weight * one.total_s for one in models)
     low, high = 0.0, 1.2 * most
+    if at_least > 0.0 and (at_least >= high or not _holds(models, lanes, at_least, tasks)):
+        return 0.0
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         if _holds(models, lanes, middle, tasks):

@@ -76,6 +76,14 @@ def test_twice_the_speed_carries_twice_the_load() -> None:
     assert load_within_deadlines(twice, 2) == pytest.approx(2.0 * load_within_deadlines(models, 2))
 
 
+def test_a_load_below_what_is_asked_for_is_not_worked_out() -> None:
+    models = [served((0.05,), 0.25), served((0.01,), 0.05)]
+    carried = load_within_deadlines(models, 2)
+    assert load_within_deadlines(models, 2, at_least=0.9 * carried) == carried
+    assert load_within_deadlines(models, 2, at_least=1.1 * carried) == 0.0
+    assert load_within_deadlines(models, 2, at_least=100.0 * carried) == 0.0
+
+
 def test_more_lanes_carry_more_and_never_more_than_all_of_them_have_time_for() -> None:
     models = [served((0.05,), 0.25), served((0.01,), 0.05)]
     carried = [load_within_deadlines(models, lanes) for lanes in (1, 2, 4)]
