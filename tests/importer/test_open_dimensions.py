@@ -12,6 +12,7 @@ from stageloom.shared.digest import canonical
 from stageloom.shared.errors import DecodeError, ModelError
 from stageloom.shared.graph import graph_from_wire, graph_problem, graph_to_wire
 from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.importer.open_dimensions import require_ranges
 from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.report import ImportReport
 from stageloom.shared.shape_ranges import ShapeRanges
@@ -82,36 +83,32 @@ def test_the_same_file_again_is_the_same_artifact(
 
 
 @pytest.mark.parametrize(
-    ("changes", "smallest", "limits", "message"),
+    ("changes", "smallest", "message"),
     [
-        (
-            {"x": (4, 4, 64, 64)},
-            {"x": (1, 3, 8, 8)},
-            ImportLimits(),
-            "dimension 1 of input 'x' is 3 in the file",
-        ),
-        ({}, {"x": (1, 2, 8, 8)}, ImportLimits(), "dimension 1 of input 'x' is 3 in the file, not 2"),
-        ({}, {"x": (5, 3, 8, 8)}, ImportLimits(), "from \\[5, 3, 8, 8\\] to \\[4, 3, 64, 64\\] are no range"),
-        ({}, {"x": (0, 3, 8, 8)}, ImportLimits(), "are no range"),
-        ({}, {"x": (1, 3, 8)}, ImportLimits(), "are no range"),
-        ({}, {"y": (1,)}, ImportLimits(), "from \\[1\\] to \\[\\] are no range"),
-        ({}, SMALLEST, ImportLimits(tensor_bytes=1 << 10), "would take 196608 bytes, the limit is 1024"),
+        ({"x": (4, 4, 64, 64)}, {"x": (1, 3, 8, 8)}, "dimension 1 of input 'x' is 3 in the file, not 4"),
+        ({}, {"x": (1, 2, 8, 8)}, "dimension 1 of input 'x' is 3 in the file, not 2"),
+        ({}, {"x": (5, 3, 8, 8)}, "from \\[5, 3, 8, 8\\] to \\[4, 3, 64, 64\\] are no range"),
+        ({}, {"x": (0, 3, 8, 8)}, "are no range"),
+        ({}, {"x": (1, 3, 8)}, "are no range"),
+        ({}, {"y": (1,)}, "from \\[1\\] to \\[\\] are no range"),
     ],
 )
-def test_a_range_that_cannot_be_is_refused(
-    changes: dict[str, tuple[int, ...]],
-    smallest: dict[str, tuple[int, ...]],
-    limits: ImportLimits,
-    message: str,
-    tmp_path: Path,
+def test_a_range_that_cannot_be_is_refused_before_anything_runs(
+    changes: dict[str, tuple[int, ...]], smallest: dict[str, tuple[int, ...]], message: str, tmp_path: Path
 ) -> None:
+    model = onnx.load(write_spans(tmp_path / "spans.onnx"))
     with pytest.raises(ModelError, match=message):
+        require_ranges(model, smallest, {**LARGEST, **changes})
+
+
+def test_a_range_that_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="would take 196608 bytes, the limit is 1024"):
         import_model(
             write_spans(tmp_path / "spans.onnx"),
-            shapes={**LARGEST, **changes},
+            shapes=LARGEST,
             out_dir=tmp_path,
-            smallest=smallest,
-            limits=limits,
+            smallest=SMALLEST,
+            limits=ImportLimits(tensor_bytes=1 << 10),
         )
 
 
