@@ -49,6 +49,8 @@ PROFILE_WAIT_S: Final = 60.0
 """A device measures only with empty queues: one that is never idle is planned with estimates."""
 
 _POLL_S: Final = 0.1
+_LONGEST_S: Final = 600.0
+"""Seconds after which the searches of a re-plan are ended: another package's scheduler may never end."""
 _SLOW: Final = 4  # devices that wait for a search or a profile at the same time
 
 
@@ -230,14 +232,10 @@ class Replanner:
                 return
 
     def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
-        futures: list[Future[Plan]] = [self.pool.submit(search, job) for job in jobs]
-        pending = set(futures)
-        while pending and not self._stopping.is_set():
-            _, pending = wait_for(pending, timeout=_POLL_S)
-        for future in pending:
-            future.cancel()
-        plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
-        return [(job, plan) for job, plan in plans if plan is not None]
+        end_s = self._clock.monotonic_s() + _LONGEST_S
+        return plans_found(
+            self.pool, jobs, lambda: not self._stopping.is_set() and self._clock.monotonic_s() < end_s
+        )
 
     def _carry_out(self, seen: Observation, replan: int, decision: ReplanDecision, remark: str) -> None:
         self._schedules.want(seen.costs_key, self._policy.missing(seen))
@@ -295,6 +293,20 @@ class Replanner:
 
 def _scheduler(proposal: Proposal) -> str:
     return proposal.scheduler or proposal.how.value
+
+
+def plans_found(
+    pool: SearchPool, jobs: Sequence[SearchJob], goes_on: Callable[[], bool]
+) -> list[tuple[SearchJob, Plan]]:
+    """What searches found; those that have not ended when `goes_on` says no are cancelled."""
+    futures: list[Future[Plan]] = [pool.submit(search, job) for job in jobs]
+    pending = set(futures)
+    while pending and goes_on():
+        _, pending = wait_for(pending, timeout=_POLL_S)
+    for future in pending:
+        future.cancel()
+    plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
+    return [(job, plan) for job, plan in plans if plan is not None]
 
 
 def _plan(ending: Future[Plan]) -> Plan | None:

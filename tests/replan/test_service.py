@@ -5,12 +5,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from stageloom.planner.replan.service import Replanner
+from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.replan.service import Replanner, plans_found
 from stageloom.planner.store.replans import end_replan, unfinished_replans
 from stageloom.shared.clock import ManualClock
-from stageloom.shared.errors import StorageError
+from stageloom.shared.errors import ExtensionError, StorageError
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.job import SearchJob
 from tests.planner.processes import until
+from tests.search.graphs import DIAMOND, model
 
 SHOP = DeviceId("shop-7")
 
@@ -47,3 +51,36 @@ def test_a_replan_waits_for_a_store_that_is_away_and_others_go_on_after_it() -> 
         due.put((SHOP, number))
     until(lambda: sorted(store.ended) == [1, 2])
     replanner.close()
+
+
+class PlayedPool:
+    """A pool in which the searches of one scheduler never end, and those of another fail."""
+
+    workers = 1
+    where = "processes"
+
+    def submit(self, function: Callable[..., Any], job: SearchJob) -> SearchFuture[Any]:
+        future: SearchFuture[Any] = SearchFuture()
+        if job.scheduler == "broken":
+            future.fail(ExtensionError("broken of a-package 1.0 failed"))
+        elif job.scheduler != "endless":
+            future.settle(function(job))
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_search_that_never_ends_is_ended_and_what_the_others_found_counts() -> None:
+    digest, graph = model("diamond", DIAMOND)
+    models = (ModelChoice(name="diamond", artifact=digest, graph=graph),)
+    jobs = [SearchJob(models=models, scheduler=name) for name in ("endless", "greedy", "broken")]
+    asked: list[bool] = []
+
+    def goes_on() -> bool:
+        asked.append(True)
+        return len(asked) < 3
+
+    ((job, plan),) = plans_found(PlayedPool(), jobs, goes_on)
+    assert job.scheduler == "greedy" and plan == compose(models, scheduler="greedy")
+    assert len(asked) == 3
