@@ -41,12 +41,6 @@ PREPARE_TIMEOUT_S = 60.0
 """A plan is reported as loaded after this time even where programs are missing: those run as a fallback."""
 
 _DRAIN_POLL_S = 0.005
-_REST_S = 0.01
-"""While lanes take the commands the main thread looks so often whether they still do; it is not woken."""
-
-_AT_A_STEPS_END = 8
-"""Commands that a lane takes before it reports its step's end: a flood must not hold it up."""
-
 _EXIT_BUG = 70
 
 
@@ -60,7 +54,6 @@ class EngineProcess:
         self._ends = ends
         self._sending = threading.Lock()  # through either
         self._taking = threading.Lock()  # while commands are carried out, and what they asked for
-        self._lanes_took = 0  # how often a lane between two steps left no command behind
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._executors = Executors()
         self._driver: EngineRuntime | None = None  # from the first plan on
@@ -140,33 +133,24 @@ class EngineProcess:
     def _serve(self) -> NoReturn:
         epoll, channel = select.epoll(), self._channel.fileno()
         epoll.register(self._nudge, select.EPOLLIN)
-        resting, lanes_took = False, 0
         while True:
             # Anew each time: this thread is the last to be woken, behind every lane.
-            watched = select.EPOLLOUT if self._channel.backlog else 0
-            watched |= 0 if resting else select.EPOLLIN | select.EPOLLEXCLUSIVE
-            if watched:
-                epoll.register(channel, watched)
-            ready = [fd for fd, _ in epoll.poll(self._wait_s(resting))]
-            if watched:
-                epoll.unregister(channel)
-            if self._nudge in ready:
-                os.eventfd_read(self._nudge)
-            if watched & select.EPOLLOUT:
+            sends = select.EPOLLOUT if self._channel.backlog else 0
+            epoll.register(channel, select.EPOLLIN | select.EPOLLEXCLUSIVE | sends)
+            wait_s = max(self._due_s - time.monotonic(), 0.0)
+            if self._draining:
+                wait_s = min(wait_s, _DRAIN_POLL_S)
+            for fd, _ in epoll.poll(wait_s):
+                if fd == self._nudge:
+                    os.eventfd_read(self._nudge)
+            epoll.unregister(channel)
+            if sends:
                 with self._sending, contextlib.suppress(ChannelClosed):  # reading finds out, too
                     self._channel.flush()
-            if resting or channel in ready:
-                resting, lanes_took = self._lanes_took != lanes_took, self._lanes_took
-            if not resting or channel in ready:
-                self.take()
+            self.take()
             if self._draining or self._due_s <= time.monotonic():
                 with self._taking:
                     self._report_regularly()
-
-    def _wait_s(self, resting: bool) -> float:
-        """How long the main thread may sleep."""
-        wait_s = max(self._due_s - time.monotonic(), 0.0)
-        return min(wait_s, _DRAIN_POLL_S if self._draining else math.inf, _REST_S if resting else math.inf)
 
     @property
     def _due_s(self) -> float:
@@ -179,29 +163,13 @@ class EngineProcess:
 
     def take(self) -> None:
         """Carry out the commands that wait, on any thread; end the process once the agent is gone."""
-        with self._taking:
-            self._take(math.inf)
-
-    def take_some(self) -> None:
-        """The same for a lane between two steps: a few, and none while another thread is at it."""
-        if self._taking.acquire(blocking=False):
-            try:
-                self._lanes_took += self._take(_AT_A_STEPS_END)
-            finally:
-                self._taking.release()
-
-    def _take(self, most: float) -> bool:
-        """Carry out up to `most` commands; whether none is left."""
         try:
-            while most > 0:
-                if (received := self._channel.receive()) is None:
-                    return True
-                self._execute(*received)
-                most -= 1
+            with self._taking:
+                while (received := self._channel.receive()) is not None:
+                    self._execute(*received)
         except ChannelClosed:
             log.info("the agent is gone")
             os._exit(0)
-        return False
 
     def _execute(self, message: bytes, fds: list[int]) -> None:
         try:

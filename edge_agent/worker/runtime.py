@@ -76,9 +76,6 @@ class Commands(Protocol):
     def take(self) -> None:
         """Carry out every command that waits."""
 
-    def take_some(self) -> None:
-        """Carry out some of them without waiting for another thread."""
-
 
 @dataclass(slots=True)
 class _LaneQueue:
@@ -485,8 +482,6 @@ class EngineRuntime:
             recorder.step(step, result, self._plans.get(step.program.plan))
         if result.outputs:
             self._deliver(step, result)
-        if self._commands is not None:
-            self._commands.take_some()  # before the core chooses what comes next
         self._step_ended(step, result, None)
 
     def _deliver(self, step: Step, result: StepResult) -> None:
