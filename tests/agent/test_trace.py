@@ -3,8 +3,6 @@
 import json
 import re
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -44,7 +42,6 @@ from tests.agent.conftest import Hosted, eventually
 from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess
 from tests.executor.models import artifact_of, random_inputs
-from tests.metrics.collector import collector
 
 Trace = dict[str, Any]
 
@@ -330,8 +327,7 @@ def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with collector() as (url, sent):
-                found = write_trace(agent.home, agent.socket, 0.3, out, None, said.append, url)
+            found = write_trace(agent.home, agent.socket, 0.3, out, None, said.append)
         finally:
             stop.set()
             thread.join()
@@ -343,10 +339,6 @@ def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
     assert problems(trace) == []
     assert found["steps"] == len(_spans(trace, MEASURED, "step")) > 0
     assert 0 < found["recorder_share"] < 1
-    names = Counter(span.name for span in sent)
-    assert names == dict.fromkeys(("task", "queue", "run"), found["spans"] / 3)
-    assert found["spans"] > 0
-    assert all(abs(span.end_time_unix_nano / 1e9 - time.time()) < 3600 for span in sent)  # on the wall clock
 
 
 @pytest.mark.promise("recording-bounded-answered-once")

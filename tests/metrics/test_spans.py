@@ -1,10 +1,18 @@
 """Spans as a collector gets them."""
 
 import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.trace.command import write_trace
 from stageloom.edge_agent.trace.spans import task_spans
 from stageloom.edge_agent.worker.recorder import TaskEntry
 from stageloom.planner.cli.plan_trace import plan_spans
@@ -13,6 +21,8 @@ from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.spans import RecordedSpan, send_spans
+from tests.agent.models import ROW_SHAPE, write_tiny
+from tests.agent.process import AgentProcess
 from tests.metrics.collector import collector
 
 WALL_US, MONOTONIC_S = 1_700_000_000_000_000, 500.0
@@ -140,3 +150,31 @@ def test_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(UnavailableError, match=r"stageloom\[otel\]"):
         send_spans([], "http://127.0.0.1:9", "tried")
+
+
+def test_tasks_of_an_agent_that_serves_reach_the_collector_on_the_wall_clock(tmp_path: Path) -> None:
+    file, home = write_tiny(tmp_path / "net.onnx"), tmp_path / "home"
+    models = (ModelFile(path=str(file), name="net"),)
+    with AgentProcess(home, models=models, executor="null") as agent:
+        agent.until_ready()
+        stop = threading.Event()
+
+        def serve() -> None:
+            with Client(agent.socket) as client:
+                while not stop.is_set():
+                    client.run("net", {"input": np.zeros(ROW_SHAPE, np.float32)}, timeout_s=60)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said: list[str] = []
+        try:
+            with collector() as (url, sent):
+                out = tmp_path / "trace.json"
+                found = write_trace(agent.home, agent.socket, 0.3, out, None, said.append, url)
+        finally:
+            stop.set()
+            thread.join()
+    names = Counter(span.name for span in sent)
+    assert names == dict.fromkeys(("task", "queue", "run"), found["spans"] / 3)
+    assert found["spans"] > 0
+    assert all(abs(span.end_time_unix_nano / 1e9 - time.time()) < 3600 for span in sent)

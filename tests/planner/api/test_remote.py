@@ -27,7 +27,10 @@ from tests.planner.api.rig import unverified
 from tests.planner.world import World
 from tests.store.helpers import NANO
 
-HERE_ONLY = {"up", "version", "model inspect", "planner install", "planner uninstall", "planner migrate"}
+HERE_ONLY = {
+    *("up", "version", "model inspect", "scheduler check"),
+    *("planner install", "planner uninstall", "planner migrate"),
+}
 """Commands about this machine."""
 
 COMMANDS: list[tuple[str, int]] = [
@@ -43,6 +46,7 @@ COMMANDS: list[tuple[str, int]] = [
     (f"device release {NANO}", 0),
     ("model add {chain} --name chain", 0),
     ("model list", 0),
+    ("model export chain {run}/chain.onnx", 0),
     ("plan create --model diamond --scheduler greedy --name again", 0),
     ("plan list", 0),
     ("plan show greedy", 0),
@@ -52,7 +56,9 @@ COMMANDS: list[tuple[str, int]] = [
     (f"plan history {NANO}", 0),
     (f"plan trace {NANO} --otlp http://127.0.0.1:9", 4),  # where no collector is
     (f"plan compare {NANO}", 2),  # nothing was tried there
+    ("plan export greedy --format dot", 0),
     ("replan list", 0),
+    (f"replan regimes {NANO}", 0),
     ("scheduler list", 0),
     ("scheduler compare --model diamond --scheduler greedy", 0),
     ("prediction create greedy --twin nano --rate diamond=10 --seconds 1", 0),
@@ -69,6 +75,9 @@ COMMANDS: list[tuple[str, int]] = [
     ("access create other", 0),
     ("access list", 0),
     ("access revoke other", 0),
+    ("webhook add http://10.0.0.7/hook --allow-private --name pager", 0),
+    ("webhook list", 0),
+    ("webhook remove pager", 0),
     ("audit list", 0),
     ("planner trust-clock", 0),
     ("planner backup {run}/planner.tar", 0),
