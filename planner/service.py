@@ -42,6 +42,7 @@ from stageloom.planner.enrolment.service import (
 from stageloom.planner.housekeeping import Housekeeper, KernelCompiler
 from stageloom.planner.lock import lock_data_dir, lock_sqlite
 from stageloom.planner.metrics.counting import CountedPool, PlannerCounters
+from stageloom.planner.replan.regime_finder import RegimeFinder
 from stageloom.planner.replan.service import Replanner
 from stageloom.planner.store.devices import enrol_device, note_heard, note_presence
 from stageloom.planner.store.link import LinkStore
@@ -238,6 +239,10 @@ class Planner:
             self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
             self._undo.append(self.replanner.close)
             self.replanner.start()
+            readers = StoreReaders(config.data_dir, config.database_url)
+            finder = RegimeFinder(self.store, readers, clock, lambda: self.replanner.idle)
+            self._undo.append(finder.close)
+            finder.start()
             self._serve_api(api_path, fleet, clock)
             webhooks = WebhookService(self.store, clock)
             self._undo.append(webhooks.close)

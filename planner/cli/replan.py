@@ -46,6 +46,8 @@ def regimes(device: Annotated[str, typer.Argument(metavar="DEVICE")]) -> None:
     """List what a device is known to be best with. Of each regime the arrivals, and the plan that won then.
 
     A re-plan for arrivals within a factor of 1.5 of these pushes that plan at once, without a search.
+    A plan that is "expected" was found ahead, for arrivals that recur; it is judged again and tried when
+    they come.
 
     \b
     stageloom replan regimes shop-7
@@ -57,13 +59,18 @@ def regimes(device: Annotated[str, typer.Argument(metavar="DEVICE")]) -> None:
             info.plan,
             info.digest[:12],
             info.active,
-            when(info.proven_at_us),
+            "proven" if info.proven_at_us is not None else _expected(info.chance),
+            when(info.proven_at_us or info.expected_at_us or 0),
         )
         for info in infos
     ]
-    columns = ("arrivals per s", "plan", "digest", "runs", "proven at (UTC)")
-    empty = "no re-plan of it has led to a trial that compared, under its costs of today"
+    columns = ("arrivals per s", "plan", "digest", "runs", "is", "since (UTC)")
+    empty = "no trial has compared plans under its costs of today, and no plan was found ahead"
     show(infos, lambda: emit_table(columns, rows, empty=empty))
+
+
+def _expected(chance: float | None) -> str:
+    return "expected to stay" if chance is None else f"expected, {chance:.0%} likely"
 
 
 def _row(info: ReplanInfo) -> tuple[object, ...]:

@@ -57,6 +57,12 @@ class ScheduleSearches:
         if self._thread.ident is not None:
             self._thread.join()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is searched or waits for a search, here or in the foreground."""
+        with self._changed:
+            return not self._pauses and not self._known
+
     def want(self, costs_key: str, jobs: Sequence[BlockJob]) -> None:
         """Queue searches for these; a queued search is not queued twice."""
         with self._changed:

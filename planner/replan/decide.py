@@ -107,14 +107,25 @@ def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | Non
     return ReplanDecision(proposal, taken.predicted, reason, (taken,))
 
 
-def without_search(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision | None:
+def without_search(
+    seen: Observation, proposals: Iterable[Proposal], expected: Proposal | None = None
+) -> ReplanDecision | None:
     """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included.
 
-    Where the trained policy alone is asked, its plan: then no search is needed.
+    Or the one that is `expected` to be best, where it is likely to gain under the alarm's own load, and then
+    as sure as others are judged later. Where the trained policy alone is asked, its plan.
     """
-    decision = decide(seen, proposals, tasks=FEW_TASKS)
-    if decision.proposal is not None and (
-        decision.proposal.how is How.PROVEN or _is_asked_alone(seen, decision.proposal)
+    if expected is None:
+        decision = decide(seen, proposals, tasks=FEW_TASKS)
+    else:
+        decision = decide(seen, [expected, *proposals])
+    if decision.proposal is None:
+        return None
+    how = decision.proposal.how
+    if (
+        how is How.PROVEN
+        or (how is How.EXPECTED and decision.judged)
+        or _is_asked_alone(seen, decision.proposal)
     ):
         return decision
     return None

@@ -10,9 +10,10 @@ from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
-from stageloom.planner.replan.regimes import KnownRegime
+from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.costs import kept_schedules, operator_costs
+from stageloom.planner.store.expected import expected_regimes
 from stageloom.planner.store.machines import CHOSEN, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.policies import fitting_policy
@@ -98,6 +99,11 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
 def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
     """Which plans won on the device of an observation under which arrivals, newest first."""
     return store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+
+
+def ahead(store: ReadStore, seen: Observation) -> list[ExpectedRegime]:
+    """Plans that were found ahead for the device of an observation, under costs that hold yet."""
+    return store.read(expected_regimes, seen.device, seen.environment, seen.costs_since_us)
 
 
 def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ class How(str, Enum):
 
     REGIME = "regime"  # it won here before under such arrivals
     PROVEN = "proven"  # it won here before
+    EXPECTED = "expected"  # found ahead for such arrivals, and not tried yet
     ARRANGED = "arranged"  # another way to share the cores
     INTERVALS = "intervals"  # the incumbent with other launch intervals
     SEARCH = "search"
@@ -114,11 +115,11 @@ class PlainPolicy:
         """
         others = {plan.structure: plan for plan in reversed(seen.proven)}
         others.pop(seen.incumbent.structure, None)
-        paced_others = [_paced(plan, seen) for plan in reversed(others.values())]
+        paced_others = [paced(plan, seen) for plan in reversed(others.values())]
         proposals = [Proposal(plan, How.PROVEN) for plan in paced_others if keeps_up(plan, seen.loads)]
-        paced = _paced(seen.incumbent, seen)
-        if paced is not seen.incumbent:
-            proposals.append(Proposal(paced, How.INTERVALS))
+        other_pace = paced(seen.incumbent, seen)
+        if other_pace is not seen.incumbent:
+            proposals.append(Proposal(other_pace, How.INTERVALS))
         return proposals
 
     def arranged(self, seen: Observation) -> Sequence[Proposal]:
@@ -158,7 +159,7 @@ class PlainPolicy:
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found: those plans, with launch intervals for the loads."""
-        return [Proposal(_paced(plan, seen), How.SEARCH, job.scheduler) for job, plan in found]
+        return [Proposal(paced(plan, seen), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
@@ -173,7 +174,7 @@ class PlainPolicy:
         return ""
 
 
-def _paced(plan: Plan, seen: Observation) -> Plan:
+def paced(plan: Plan, seen: Observation) -> Plan:
     """With launch intervals for the loads; a plan that goes by deadlines and has none needs none."""
     if plan.step_choice is StepChoice.DEADLINE and not any(one.launch_interval_us for one in plan.models):
         return plan

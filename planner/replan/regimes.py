@@ -1,4 +1,4 @@
-"""Which plan a device is known to be best with under the arrivals that an alarm shows. Pure.
+"""Which plan a device is known, or expected, to be best with under the arrivals that an alarm shows. Pure.
 
 The library of a device has an entry of every trial that a re-plan led to: the plan that won, candidate or
 incumbent, and the arrivals of the alarm. Loads lie as far apart as in `stageloom.shared.policy.regime`. What
@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stageloom.planner.replan.policy import How, Observation, Proposal
+from stageloom.planner.replan.policy import How, Observation, Proposal, paced
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import Load, plain_replan
@@ -45,6 +45,19 @@ class KnownRegime:
     winner: Plan
     lost: Digest
     at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRegime:
+    """A plan that was found ahead, at a moment of the planner's clock.
+
+    `chance`: of a gain over the plan it was compared with; None where it is that plan.
+    """
+
+    rates: tuple[RegimeRate, ...]
+    plan: Plan
+    chance: float | None
+    found_us: int
 
 
 def rates_of(cause: str, loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
@@ -101,3 +114,18 @@ def known_winner(seen: Observation, library: Sequence[KnownRegime]) -> Proposal 
     if seen.cause == Cause.REGIME.value:
         return Proposal(plain_replan(seen.incumbent, seen.loads), How.REGIME)
     return None
+
+
+def expected_plan(seen: Observation, known: Sequence[ExpectedRegime]) -> Proposal | None:
+    """The plan that was found ahead for arrivals nearest to an alarm's; None where none was for such.
+
+    Nor where it is the incumbent's structure: that has not been tried against anything under this load.
+    """
+    if seen.cause not in OF_LOAD:
+        return None
+    now = rates_of(seen.cause, seen.loads)
+    found = [(distance(one.rates, now), -one.found_us, at) for at, one in enumerate(known)]
+    far, _, at = min(found, default=(math.inf, 0, 0))
+    if far > NEAR or known[at].plan.structure == seen.incumbent.structure:
+        return None
+    return Proposal(paced(known[at].plan, seen), How.EXPECTED)

@@ -20,9 +20,9 @@ from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.backoff import not_again_yet
 from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, rearranged, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
-from stageloom.planner.replan.observing import library, observe, recalibration, without_costs
+from stageloom.planner.replan.observing import ahead, library, observe, recalibration, without_costs
 from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal, ReplanSettings
-from stageloom.planner.replan.regimes import known_winner
+from stageloom.planner.replan.regimes import expected_plan, known_winner
 from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
@@ -100,6 +100,11 @@ class Replanner:
         self._slow.shutdown(cancel_futures=True)
         self._schedules.close()
 
+    @property
+    def idle(self) -> bool:
+        """No re-plan looks for a plan, and nobody searches."""
+        return self._schedules.idle and not self._store.read(unfinished_replans)
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             device, replan = item
@@ -130,11 +135,17 @@ class Replanner:
         decision = None
         if not drifted:
             decision = by_regime(seen, known_winner(seen, library(self._store, seen)))
-            decision = decision or without_search(seen, self._policy.at_once(seen))
+            decision = decision or without_search(seen, self._policy.at_once(seen), self._expected(seen))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
+
+    def _expected(self, seen: Observation) -> Proposal | None:
+        """What was found ahead for such a load; nothing where a trained policy alone is asked."""
+        if seen.settings.proposer is Proposer.LEARNED:
+            return None
+        return expected_plan(seen, ahead(self._store, seen))
 
     def _search(self, device: DeviceId, replan: int) -> None:
         if self._rearrange(device, replan) or self._ends_without_search(device, replan):

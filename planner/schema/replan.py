@@ -110,16 +110,20 @@ class RegimeLoad(Reply, frozen=True, kw_only=True):
 
 
 class RegimeInfo(Reply, frozen=True, kw_only=True):
-    """The plan that won a trial under such arrivals, at a moment of the device's clock.
+    """The plan that won a trial under such arrivals, at a moment of the device's clock; or the one that is
+    expected to be best, found ahead at a moment of the planner's and not tried yet.
 
-    `plan`: a name of it; empty where it has none any more. `active`: it is what the device runs.
+    `plan`: a name of it; empty where it has none any more. `active`: it is what the device runs. `chance`:
+    that the expected plan gains over the one it was compared with; None where it is that one.
     """
 
     loads: Annotated[tuple[RegimeLoad, ...], Meta(max_length=64)]
     plan: Annotated[str, Meta(max_length=64, pattern=NO_NUL)]
     digest: DigestText
     active: bool
-    proven_at_us: MicroSeconds
+    proven_at_us: MicroSeconds | None = None
+    expected_at_us: MicroSeconds | None = None
+    chance: Real | None = None
 
 
 class RegimeListRequest(Request, frozen=True, kw_only=True):

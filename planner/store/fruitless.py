@@ -25,7 +25,7 @@ def fruitless_searches(
     Nor do those count that are older than `since_us`, or than a re-plan that pushed a plan of
     another structure than `runs`: who won its trial is known since.
     """
-    since_us = max(since_us, _measured_us(session, device, environment, costs_key))
+    since_us = max(since_us, measured_us(session, device, environment, costs_key))
     of_device = (ReplanRow.device == device, ReplanRow.environment == environment)
     another = (ReplanRow.generation > 0, ReplanRow.structure != runs)
     pushed = session.scalar(select(func.max(ReplanRow.replan)).where(*of_device, *another))
@@ -61,7 +61,7 @@ def fruitless_searches(
     ]
 
 
-def _measured_us(session: Session, device: DeviceId, environment: str, costs_key: str) -> int:
+def measured_us(session: Session, device: DeviceId, environment: str, costs_key: str) -> int:
     """When the newest cost was measured that holds for a device; 0: none was."""
     newest = [
         select(func.max(ExecutorTimeRow.measured_at_us)).where(

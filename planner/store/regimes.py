@@ -4,15 +4,12 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import exists, func, not_, select
+from sqlalchemy import exists, not_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
-from stageloom.planner.schema.replan import RegimeInfo, RegimeLoad
-from stageloom.planner.store.costs import calibration_of
-from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import DeviceId, Digest
@@ -93,33 +90,4 @@ def known_regimes(
         )
         for row in rows
         if (plan := plans[row.won]) is not None
-    ]
-
-
-def regime_infos(session: Session, device: DeviceId) -> list[RegimeInfo]:
-    """What re-plans of a device would know now: its library in its environment, under its costs of today.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    info = device_info(session, device)
-    known = known_regimes(session, device, info.device_class, calibration_of(session, device).at_us)
-    named = session.execute(
-        select(PlanRow.digest, func.min(PlanRow.name))
-        .where(PlanRow.digest.in_({one.winner.digest for one in known}))
-        .group_by(PlanRow.digest)
-    )
-    names: dict[str, str] = {digest: name for digest, name in named}
-    return [
-        RegimeInfo(
-            loads=tuple(
-                RegimeLoad(model=rate.model, arrivals_per_s=rate.arrivals_per_s, service_s=rate.service_s)
-                for rate in one.rates
-            ),
-            plan=names.get(one.winner.digest, ""),
-            digest=one.winner.digest,
-            active=one.winner.digest == info.report.active,
-            proven_at_us=one.at_us,
-        )
-        for one in known
     ]

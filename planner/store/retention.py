@@ -35,6 +35,7 @@ from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
     EventRow,
+    ExpectedRegimeRow,
     GenerationRow,
     PlanRow,
     PredictionRow,
@@ -396,6 +397,7 @@ _PLANS_IN_USE: Final = or_(
     exists().where(or_(TrialRow.candidate == PlanRow.digest, TrialRow.control == PlanRow.digest)),
     exists().where(ReplanRow.digest == PlanRow.digest),
     exists().where(RegimeRow.won == PlanRow.digest),
+    exists().where(ExpectedRegimeRow.plan == PlanRow.digest),
     exists().where(PredictionRow.digest == PlanRow.digest),
 )
 

@@ -419,6 +419,23 @@ class RegimeRow(Table):
     at_us: Mapped[int]
 
 
+class ExpectedRegimeRow(Table):
+    """Which plan is expected to be best under arrivals that recur, found before they come and tried nowhere.
+
+    `loads`: as of `RegimeRow`. `chance`: of a gain over the plan it was compared with; None: it is that one.
+    """
+
+    __tablename__ = "expected_regimes"
+    number: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    device: Mapped[str] = mapped_column(_NAME)
+    environment: Mapped[str] = mapped_column(String(128))
+    plan: Mapped[str] = mapped_column(_DIGEST)
+    chance: Mapped[float | None]
+    loads: Mapped[bytes]
+    found_at_us: Mapped[int]
+    __table_args__ = (Index("expected_by_device", "device", "environment"),)
+
+
 class ConsideredPlanRow(Table):
     """A plan that a search found or a re-plan looked at, as a `PlanEvaluation`.
 

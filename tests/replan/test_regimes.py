@@ -8,7 +8,16 @@ from typing import cast
 import pytest
 
 from stageloom.planner.replan.policy import How, Observation
-from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, distance, known_winner, rates_of, winner
+from stageloom.planner.replan.regimes import (
+    ExpectedRegime,
+    KnownRegime,
+    RegimeRate,
+    distance,
+    expected_plan,
+    known_winner,
+    rates_of,
+    winner,
+)
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import Load
@@ -99,3 +108,16 @@ def test_other_models_have_a_library_of_their_own() -> None:
     assert other.structure == A.structure
     library = [KnownRegime(rates(*DAY)[:2], A, Digest("0" * 64), 0)]
     assert known_winner(seen(B, "regime", DAY), library) is None
+
+
+def test_the_nearest_plan_found_ahead_is_expected_and_never_the_one_that_runs() -> None:
+    known = [
+        ExpectedRegime(rates(*times(DAY, 1.3)), C, 0.9, 2),
+        ExpectedRegime(rates(*DAY), B, 0.9, 1),
+    ]
+    found = expected_plan(seen(A, "regime", DAY), known)
+    assert found is not None and found.how is How.EXPECTED and found.plan.structure == B.structure
+    assert expected_plan(seen(B, "regime", DAY), known) is None
+    assert expected_plan(seen(A, "variance", NIGHT), known) is None, "the queues' load is another one"
+    assert expected_plan(seen(A, "drift", DAY), known) is None, "costs are not what they were"
+    assert expected_plan(seen(A, "regime", DAY), []) is None

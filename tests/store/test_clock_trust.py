@@ -169,6 +169,7 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             "machines",
             "executor_times",
             "regimes",
+            "expected_regimes",
             "webhooks",
             "webhook_messages",
         ):

@@ -14,10 +14,12 @@ from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
 from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.desired import Push, newest_desired, push
+from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
-from stageloom.planner.store.regimes import known_regimes, regime_infos
+from stageloom.planner.store.regime_view import regime_infos
+from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import ReplanRow
@@ -261,6 +263,30 @@ def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> 
     number = rig.replanned(other, "")
     rig.store.write(_rolled_back, number)
     assert rig.store.read(known_regimes, NANO, CLASS) == []
+
+
+def test_what_is_found_ahead_takes_the_place_of_what_was_for_such_arrivals_until_a_trial_tells(
+    rig: Rig,
+) -> None:
+    other = replace(rig.runs, lanes=2)
+
+    def keep(per_s: float, plan: Plan) -> None:
+        rates = (RegimeRate("relu", per_s, 1e-3),)
+        rig.store.write(keep_expected, NANO, CLASS, rates, plan, "arranged", None)
+
+    keep(10.0, rig.runs)
+    keep(12.0, other)
+    (found,) = rig.store.read(expected_regimes, NANO, CLASS)
+    assert (found.plan, found.rates[0].arrivals_per_s) == (other, 12.0)
+    for at in range(1, MOST + 1):
+        keep(100.0 * 2.0**at, rig.runs)
+    assert len(rig.store.read(expected_regimes, NANO, CLASS)) == MOST
+    assert rig.store.read(expected_regimes, NANO, "another class") == []
+    keep(12.0, other)
+    rig.replanned(replace(rig.runs, lanes=3), "commit")
+    shown = rig.store.read(regime_infos, NANO)
+    assert len(shown) == MOST, "of the arrivals at which a trial compared, that is shown"
+    assert [one.loads[0].arrivals_per_s for one in shown if one.proven_at_us is not None] == [10.0]
 
 
 def _ended(session: Session, number: int, verdict: str) -> None:

@@ -31,7 +31,7 @@ from stageloom.planner.store.backup import backup
 from stageloom.planner.store.devices import device_info, device_infos, planner_epoch
 from stageloom.planner.store.events import unreadable_records
 from stageloom.planner.store.link import fleet_members
-from stageloom.planner.store.regimes import regime_infos
+from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.telemetry import newest_telemetry, telemetry_balance
 from stageloom.planner.store.trusted_time import notices, trust_clock
