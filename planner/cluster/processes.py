@@ -20,6 +20,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
 from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
 from stageloom.shared.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -150,9 +151,10 @@ class _Worker:
 
 def _serve(there: Connection) -> None:
     """A worker: until the pipe ends, which it also does when the planner goes, however it goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the planner ends us
+    os.setsid()  # Ctrl-C at the planner's terminal is the planner's, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(5)  # serving comes first
+    come_after(BEHIND_SERVING)
     with suppress(EOFError, OSError):
         while True:
             there.send_bytes(_answer(there.recv_bytes()))

@@ -33,6 +33,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from stageloom import shared
 from stageloom.planner.cluster.interface import SearchFuture, WorkersGone
+from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
 from stageloom.shared.errors import ExecutorError, StageloomError, UnavailableError
 
 T = TypeVar("T")
@@ -218,7 +219,7 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     os.setsid()  # Ctrl-C at the planner's terminal is the planner's; SIGINT is how Ray cancels a task
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(5)  # serving comes first
+    come_after(BEHIND_SERVING)
     os.dup2(2, 1)  # Ray says what it says on stdout, which is for the planner's data
     try:
         ray = _start(workers, address)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
 from stageloom.planner.learning.messages import Tell, Trained, TrainingFailed, TrainingMessage, TrainingTask
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` may have turned off
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    os.nice(5)  # serving comes first
+    come_after(BEHIND_SERVING)
     task = msgspec.json.decode(_line(), type=TrainingTask)
     threading.Thread(target=_end_with_planner, daemon=True).start()
     with told:

@@ -26,7 +26,8 @@ def test_the_planner_hears_that_ray_is_about_to_shut_down_and_does_not_wait_for_
     def nothing(*_: object) -> None:
         """What is this process's own."""
 
-    monkeypatch.setattr(ray_pool, "os", SimpleNamespace(setsid=nothing, nice=nothing, dup2=nothing))
+    monkeypatch.setattr(ray_pool, "os", SimpleNamespace(setsid=nothing, dup2=nothing))
+    monkeypatch.setattr(ray_pool, "come_after", nothing)
     monkeypatch.setattr(ray_pool, "signal", SimpleNamespace(**{**vars(signal), "signal": nothing}))
     monkeypatch.setattr(ray_pool, "_start", lambda *_: SimpleNamespace(shutdown=shutdown))
     here.send(None)

@@ -4,18 +4,15 @@ Import `stageloom.planner.twin.compiled.twin` where it is used: it imports numba
 without.
 """
 
-import os
 from collections.abc import Sequence
-from typing import Final
 
+from stageloom.planner.cluster.priority import LOWEST, come_after
 from stageloom.planner.twin.compiled.compile_cache import MARK, SCALES, cache_folder
-
-_LOWEST_PRIORITY: Final = 19
 
 
 def compile_ahead(scales: Sequence[int] = SCALES) -> None:
     """Compile what is not kept yet, in a process of its own, behind all else that the machine does."""
-    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
+    come_after(LOWEST)
     from stageloom.planner.twin.compiled.twin import compile_kernels
 
     for scale in scales:

@@ -96,7 +96,7 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
         compiled.append(scale)
 
     monkeypatch.setattr("stageloom.planner.twin.compiled.twin.compile_kernels", compiling)
-    monkeypatch.setattr("os.setpriority", lambda *given: None)
+    monkeypatch.setattr("stageloom.planner.twin.compiled.come_after", lambda niceness: None)
     compile_ahead()
     assert is_compiled() and compiled == list(SCALES)
 
