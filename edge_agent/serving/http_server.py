@@ -1,7 +1,7 @@
 """HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent.
 
-uvicorn takes a body in pieces, copies each three times and stops reading after each; 600 kB cost 0.6 ms more
-than they must. Whoever works on a request may have the rest of its body read to where it is wanted instead.
+uvicorn takes a body in pieces, copies each three times and stops reading after each. Whoever works on
+a request may have the rest of its body read to where it is wanted instead.
 """
 
 import asyncio
