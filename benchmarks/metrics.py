@@ -118,7 +118,7 @@ def _pair(metrics: bool, first: bool, turns: int, tasks: int) -> tuple[dict[str,
 
 
 def _counting_us() -> float:
-    counters = AgentCounters()
+    counters = AgentCounters(tuple)
     began_s = time.perf_counter()
     for number in range(_CALLS):
         counters.task_completed("probe", 1.0, 1.001, 1.001 + number * 1e-6)

@@ -393,6 +393,6 @@ def _counted(parts: Parts) -> "AgentCounters":
     """Counters of what the link is given from now on."""
     from stageloom.edge_agent.metrics.counting import AgentCounters, CountedLink
 
-    counters = AgentCounters()
+    counters = AgentCounters(lambda: parts.plans.models)
     parts.lifecycle.link = CountedLink(parts.lifecycle.link, counters)
     return counters

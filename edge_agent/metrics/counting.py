@@ -4,7 +4,7 @@ Times of tasks come from the ends that the engine process reports anyway; the re
 that pass on their way to the spool. The engine process does nothing for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 import msgspec
@@ -46,7 +46,9 @@ class AgentFigures(Struct, kw_only=True):
 class AgentCounters:
     """Used on the main loop's thread alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: Callable[[], Container[str]]) -> None:
+        """`served` tells the models of the active plan: others give their places up when one is wanted."""
+        self._served = served
         self._figures = AgentFigures(verdicts={verdict.value: 0 for verdict in Verdict})
         self._models: dict[str, ModelSeconds] = {}
 
@@ -54,12 +56,19 @@ class AgentCounters:
         """A task's instants on one clock."""
         times = self._models.get(model)
         if times is None:
-            if len(self._models) >= MOST_MODELS:
+            if len(self._models) >= MOST_MODELS and not self._forget_unserved(model):
                 return
             times = ModelSeconds(model, CountedSeconds.empty(), CountedSeconds.empty())
             self._models[model] = times
         times.latency.add(ended_s - received_s)
         times.queueing.add(started_s - received_s)
+
+    def _forget_unserved(self, wanted: str) -> bool:
+        """Make room for a model that is served; False if there is none."""
+        served = self._served()
+        if wanted in served:
+            self._models = {name: times for name, times in self._models.items() if name in served}
+        return len(self._models) < MOST_MODELS
 
     def row(self, row: RowData) -> None:
         """A row is recorded for the planner."""

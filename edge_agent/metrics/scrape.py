@@ -175,7 +175,9 @@ def _add_tasks(told: Samples, status: AgentStatus, figures: AgentFigures) -> Non
     for times in figures.models:
         told.add(LATENCY, times.latency, times.model)
         told.add(QUEUEING, times.queueing, times.model)
-    for totals in status.tasks[:MOST_MODELS]:
+    timed = {times.model for times in figures.models}  # of the same models everything is told
+    told_of = sorted(status.tasks, key=lambda totals: totals.model not in timed)[:MOST_MODELS]
+    for totals in told_of:
         told.add(SUBMITTED, totals.submitted, totals.model)
         told.add(OPEN, totals.open, totals.model)
         for outcome in Outcome:

@@ -36,7 +36,7 @@ def _verdict(verdict: Verdict) -> TrialEnded:
 
 @pytest.mark.promise("metrics-count-each-once")
 def test_times_of_completed_tasks_alone_are_counted() -> None:
-    counters = AgentCounters()
+    counters = AgentCounters(tuple)
     ledger = TaskLedger(counters)
     for outcome, started_s in ((Outcome.COMPLETED, 1.003), (Outcome.EXPIRED, 1.5), (Outcome.REFUSED, None)):
         task = ledger.open(owner=1, owner_task=1, model="a", now_s=1.0)
@@ -57,7 +57,7 @@ def test_rows_are_counted_and_passed_on() -> None:
         def record(self, rows: Sequence[RowData]) -> None:
             self.rows = rows
 
-    kept, counters = Kept(), AgentCounters()
+    kept, counters = Kept(), AgentCounters(tuple)
     rows: list[RowData] = [
         StepTimings(PLAN[:16], 0, 1, 40, 250_000, 9_000),
         StepTimings(PLAN[:16], 1, 1, 2, 500_000, 9_000),
@@ -79,7 +79,7 @@ def test_rows_are_counted_and_passed_on() -> None:
 
 @pytest.mark.promise("metrics-count-each-once")
 def test_every_page_fits_a_packet_and_models_are_bounded() -> None:
-    counters = AgentCounters()
+    counters = AgentCounters(tuple)
     for model in range(MOST_MODELS + 5):
         counters.task_completed(f"{model:0128d}", 0.0, 0.001, 0.01)
     for times in counters._models.values():
@@ -94,3 +94,12 @@ def test_every_page_fits_a_packet_and_models_are_bounded() -> None:
         if not more:
             break
     assert names == [f"{model:0128d}" for model in range(MOST_MODELS)]
+
+
+@pytest.mark.promise("metrics-count-each-once")
+def test_models_that_are_served_no_more_make_room_for_those_that_are() -> None:
+    old, served = [f"a{model}" for model in range(MOST_MODELS)], {"a7", "new"}
+    counters = AgentCounters(lambda: served)
+    for model in (*old, "gone", "new"):
+        counters.task_completed(model, 0.0, 0.001, 0.01)
+    assert [times.model for times in _figures(counters).models] == ["a7", "new"]
