@@ -373,12 +373,13 @@ class _Session:
                 try:
                     result = future.deliver(layout, ended.shapes)
                 finally:
+                    if not layout.fits(ended.shapes):  # a plan has pinned or opened a model
+                        self._forget_models()
                     self._layouts.give_back(layout)
                 future.set_result(result)
                 return
             if ended.code == "signature_changed":
-                self._infos = {}  # the plan has changed: ask again before the next task
-                self._layouts.invalidate()
+                self._forget_models()
             if ended.code in LAYOUT_CODES:
                 self._layouts.discard(layout)
             else:
@@ -386,6 +387,11 @@ class _Session:
             future.set_exception(_error_of(ended))
         except Exception as error:  # a result that cannot be read must not end the reader
             future.set_exception(error)
+
+    def _forget_models(self) -> None:
+        """The plan has changed: ask again before the next task, and make its layout anew."""
+        self._infos = {}
+        self._layouts.invalidate()
 
     def _end(self, why: str) -> None:
         """The connection is over: everything still open is answered, once."""

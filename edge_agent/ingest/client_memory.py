@@ -193,7 +193,11 @@ class TaskLayout:
     is_open: bool = False  # each task says what shapes its outputs have
 
     def outputs(self, shapes: Shapes = ()) -> Outputs | dict[str, Outputs]:
-        """Copies of the outputs, so that the places can be used again; `shapes` as `TaskEnded` has them."""
+        """Copies of the outputs, so that the places can be used again; `shapes` as `TaskEnded` has them.
+
+        Raises:
+            DecodeError: shapes are missing; the layout is out of date (`fits`).
+        """
         if len(self.names) == 1:
             return {tensor: view.copy() for tensor, view in self.output_views(shapes).items()}
         by_model: dict[str, Outputs] = {name: {} for name in self.names}
@@ -205,11 +209,18 @@ class TaskLayout:
         """The outputs of the only model where they lie; the next task in this layout overwrites them."""
         return {tensor: view for _, tensor, view in self._made(shapes)}
 
+    def fits(self, shapes: Shapes) -> bool:
+        """Whether the models are as open as when the layout was made: shapes are told of those that are."""
+        return self.is_open == bool(shapes) or not self.results
+
     def _made(self, shapes: Shapes) -> Sequence[tuple[int, str, Array]]:
-        if not self.is_open:
+        if not self.is_open and not shapes:
             return self.results
         if len(shapes) != len(self.results):
-            raise DecodeError("the agent has not said what shapes the outputs have")
+            raise DecodeError(
+                "the agent has not said what shapes the outputs have",
+                remedy="submit again: the plan may have changed meanwhile",
+            )
         return [
             (model, tensor, view.reshape(-1)[: prod(shape)].reshape(shape))
             for (model, tensor, view), shape in zip(self.results, shapes, strict=True)
@@ -224,18 +235,21 @@ class LayoutPool:
         self._arenas = arenas
         self._send = send
         self._lock = threading.Lock()
-        self._idle: dict[Kind, list[TaskLayout]] = {}
+        self._idle: dict[Kind, list[TaskLayout]] = {}  # no kind without one
         self._numbers = itertools.count()
         self._count = 0
         self._valid = object()  # layouts made for another one name outputs that are out of date
 
     def take(self, kind: Kind) -> TaskLayout | None:
         """An idle layout of this kind."""
-        idle = self._idle.get(kind)
-        try:
-            return idle.pop() if idle else None
-        except IndexError:  # another thread was faster
-            return None
+        with self._lock:
+            idle = self._idle.get(kind)
+            if idle is None:
+                return None
+            layout = idle.pop()
+            if not idle:  # with open dimensions there are as many kinds as shapes
+                del self._idle[kind]
+            return layout
 
     def make(self, kind: Kind, infos: Sequence[ModelSignature]) -> TaskLayout:
         """A new layout, which the agent knows when this returns.
@@ -299,10 +313,11 @@ class LayoutPool:
 
     def give_back(self, layout: TaskLayout) -> None:
         """The task that used it has ended."""
-        if layout.made_for is self._valid:
-            self._idle.setdefault(layout.kind, []).append(layout)
-        else:
-            self.discard(layout)
+        with self._lock:
+            if layout.made_for is self._valid:
+                self._idle.setdefault(layout.kind, []).append(layout)
+                return
+        self.discard(layout)
 
     def discard(self, layout: TaskLayout) -> None:
         """Free its places; no task uses it."""
@@ -314,7 +329,8 @@ class LayoutPool:
 
     def invalidate(self) -> None:
         """The models have changed: every layout is made anew."""
-        self._valid = object()
+        with self._lock:
+            self._valid = object()
         self._drop_idle()
 
     def _drop_idle(self) -> None:
@@ -323,7 +339,8 @@ class LayoutPool:
                 self.discard(layout)
 
     def close(self) -> None:
-        self._idle.clear()
+        with self._lock:
+            self._idle.clear()
         self._arenas.close()
 
 

@@ -152,11 +152,12 @@ class ArenaTasks:
         targets = {name: (arena, offset) for name, arena, offset in declared.outputs}
         shapes = dict(zip(sources, declared.shapes, strict=bool(declared.shapes)))
         models = [bound.models[bound.model_index[m]] for m in declared.models if m in bound.model_index]
-        # New dictionaries: tasks in flight go on with what they have.
-        layout.inputs, layout.outputs = {}, {}
+        # New dictionaries: tasks in flight go on with what they have, a layout that does not fit stays whole.
+        inputs: dict[str, dict[str, numpy.ndarray]] = {}
+        outputs: dict[str, dict[str, numpy.ndarray]] = {}
         for model in models:
             graph, name = model.graph, model.plan.name
-            layout.inputs[name] = {
+            inputs[name] = {
                 tensor.name: self._view(
                     tensor, sources.get(f"{name}/{tensor.name}") or sources.get(tensor.name), name
                 )
@@ -164,15 +165,16 @@ class ArenaTasks:
                     _as_declared(graph, t, shapes.get(graph.tensors[t].name)) for t in graph.inputs
                 )
             }
-            layout.outputs[name] = {
+            outputs[name] = {
                 tensor.name: self._view(tensor, place, name)
                 for tensor in (graph.tensors[t] for t in graph.outputs)
                 if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
             }
+        layout.inputs, layout.outputs = inputs, outputs
         layout.open_models = frozenset(model.plan.name for model in models if model.graph.ranges is not None)
         layout.addressing = {
             name: tuple(key for key, view in views.items() if view.dtype.name in ADDRESSING)
-            for name, views in layout.inputs.items()
+            for name, views in inputs.items()
             if any(view.dtype.name in ADDRESSING for view in views.values())
         }
         layout.input_bytes = models[0].input_bytes if models else 0
@@ -317,7 +319,17 @@ class _Layout:
 class _ArenaTask(EngineTask):
     """One task in place."""
 
-    __slots__ = ("_application", "_arenas", "_command", "_inputs", "_layout", "_made", "_outputs", "_owner")
+    __slots__ = (
+        "_application",
+        "_arenas",
+        "_command",
+        "_declared",
+        "_inputs",
+        "_made",
+        "_open_models",
+        "_outputs",
+        "_owner",
+    )
 
     def __init__(self, owner: ArenaTasks, layout: _Layout, command: RunTask) -> None:
         super().__init__(
@@ -332,7 +344,8 @@ class _ArenaTask(EngineTask):
         self._command = command
         self._inputs = layout.inputs if not layout.addressing else layout.settled_inputs()
         self._outputs = layout.outputs
-        self._layout = layout
+        self._open_models = layout.open_models  # of this plan: the layout may be located for the next one
+        self._declared = layout.declared.outputs
         self._made: dict[str, tuple[int, ...]] = {}  # shapes of what models with open dimensions made
         self._arenas = layout.arenas
         for arena in layout.arenas:
@@ -344,7 +357,7 @@ class _ArenaTask(EngineTask):
 
     def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
         """Write the outputs that the client has named a place for."""
-        if model not in self._layout.open_models:
+        if model not in self._open_models:
             for name, place in self._outputs[model].items():
                 place[...] = outputs[name]
             return
@@ -382,4 +395,4 @@ class _ArenaTask(EngineTask):
             for name, view in views.items()
         }
         known = pinned | self._made
-        return tuple(known[name] for name, _, _ in self._layout.declared.outputs)
+        return tuple(known[name] for name, _, _ in self._declared)
