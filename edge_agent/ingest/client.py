@@ -55,7 +55,7 @@ from stageloom.edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_served_name, choose_shapes
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_any_name, choose_shapes
 from stageloom.shared.errors import (
     AgentRestarted,
     DecodeError,
@@ -310,7 +310,7 @@ class _Session:
 
     def _served(self) -> dict[str, tuple[ModelSignature, ...]]:
         """By the plan's names, and by those that several of its models share."""
-        return by_served_name(self._infos.values()) | {name: (one,) for name, one in self._infos.items()}
+        return by_any_name(self._infos.values())
 
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""

@@ -51,12 +51,29 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
 
 
 def by_served_name(infos: Iterable[ModelSignature]) -> dict[str, tuple[ModelSignature, ...]]:
-    """Models by what applications call them: several where each is pinned to other shapes."""
+    """Models by what applications call them: several where each is pinned to other shapes.
+
+    A model that differs in more than shapes from the first of the name only looks like one of them, and is
+    left out.
+    """
     found: dict[str, tuple[ModelSignature, ...]] = {}
     for info in infos:
         name = served_name(info.name)
-        found[name] = (*found.get(name, ()), info)
+        before = found.get(name, ())
+        if not before or _form(before[0]) == _form(info):
+            found[name] = (*before, info)
     return found
+
+
+def by_any_name(infos: Iterable[ModelSignature]) -> dict[str, tuple[ModelSignature, ...]]:
+    """Models by the plan's names, and by those that several of them share; a plan's name means its model."""
+    known = tuple(infos)
+    return by_served_name(known) | {info.name: (info,) for info in known}
+
+
+def _form(info: ModelSignature) -> tuple[list[tuple[str, str, int]], ...]:
+    """Names, types and ranks of inputs and outputs: what models pinned to several shapes have in common."""
+    return tuple([(t.name, t.dtype, len(t.shape)) for t in side] for side in (info.inputs, info.outputs))
 
 
 def choose_shapes(

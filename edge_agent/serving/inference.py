@@ -16,7 +16,7 @@ import numpy as np
 from stageloom.edge_agent.ingest.client import Client, TaskFuture
 from stageloom.edge_agent.ingest.client_memory import Outputs, TaskInput
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
-from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_served_name, tensor_bytes
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_any_name, tensor_bytes
 from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
 from stageloom.edge_agent.serving.models import VERSION, as_one
@@ -56,9 +56,12 @@ class InferenceService:
     # What is served
 
     async def refresh(self) -> dict[str, tuple[ModelSignature, ...]]:
-        """The models of the active plan: several of a name where each is pinned to other shapes."""
+        """The models of the active plan: several of a name where each is pinned to other shapes.
+
+        Each is under its plan's name, too: a model's own name may look like that of one of several shapes.
+        """
         found = await asyncio.to_thread(self._client.models)
-        self._models = by_served_name(found.values())
+        self._models = by_any_name(found.values())
         return self._models
 
     async def ready(self) -> bool:

@@ -3,7 +3,7 @@
 Over gRPC the same values are put into messages of the same fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import structs
@@ -39,6 +39,12 @@ def as_one(served: str, models: Sequence[ModelSignature]) -> ModelSignature:
     outputs = zip(*(model.outputs for model in models), strict=True)
     batchable = all(model.batchable for model in models)
     return ModelSignature(served, tuple(map(hull, inputs)), tuple(map(hull, outputs)), batchable)
+
+
+def listed_names(models: Mapping[str, Sequence[ModelSignature]]) -> list[str]:
+    """Names in lists of models: several of one name are one, not listed by their own names, too."""
+    parts = {one.name for several in models.values() if len(several) > 1 for one in several}
+    return sorted(models.keys() - parts)
 
 
 def server_metadata() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, unsupported
 from stageloom.edge_agent.serving.inference import InferenceService
-from stageloom.edge_agent.serving.models import VERSION, model_config, model_metadata
+from stageloom.edge_agent.serving.models import VERSION, listed_names, model_config, model_metadata
 from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.shared.errors import NotFoundError
 
@@ -36,13 +36,16 @@ class Verbs:
     async def statistics(self, name: str, version: str) -> dict[str, Any]:
         """Of one model, or of all for an empty name."""
         models = await self.service.refresh()
-        names = [(await self.service.model(name, version)).name] if name else sorted(models)
+        names = [(await self.service.model(name, version)).name] if name else listed_names(models)
         return {"model_stats": [self.service.statistics.of(one) for one in names]}
 
     async def index(self) -> list[dict[str, Any]]:
         """The models of the active plan; all of them are ready, or none is listed."""
         models = await self.service.refresh()
-        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in sorted(models)]
+        return [
+            {"name": name, "version": VERSION, "state": "READY", "reason": ""}
+            for name in listed_names(models)
+        ]
 
     async def load(self, name: str, parameters: Any) -> None:
         """Fine for a model that is served as it is; plans decide about everything else.

@@ -3,8 +3,8 @@
 import pytest
 
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
-from stageloom.edge_agent.ingest.signature import by_served_name
-from stageloom.edge_agent.serving.models import as_one, model_config, model_metadata
+from stageloom.edge_agent.ingest.signature import by_any_name, by_served_name
+from stageloom.edge_agent.serving.models import as_one, listed_names, model_config, model_metadata
 
 pytestmark = pytest.mark.promise("shape-sets")
 
@@ -42,3 +42,24 @@ def test_batches_are_promised_only_where_every_shape_takes_them() -> None:
 
 def test_one_of_a_set_is_called_as_the_set() -> None:
     assert as_one("net", [_model("net--1x3x8x8", 8, 8)]).name == "net"
+
+
+def test_a_model_whose_own_name_looks_like_one_of_a_set_is_served_by_it() -> None:
+    lone = _model("yolo--640", 8, 8)
+    assert by_any_name([lone]) == {"yolo": (lone,), "yolo--640": (lone,)}
+
+
+def test_models_that_differ_in_more_than_shapes_are_not_one() -> None:
+    one, other = _model("net--1x3x8x8", 8, 8), _model("net--1x3x8x16", 8, 16)
+    x, y = one.inputs[0], one.outputs[0]
+    for inputs, outputs in (
+        ((x, TensorInfo("more", "float32", (1,))), (y,)),
+        ((TensorInfo("x", "int8", x.shape),), (y,)),
+        ((x,), (TensorInfo("y", "float32", (1, 8)),)),
+    ):
+        stranger = ModelSignature("net--640", inputs, outputs)
+        found = by_any_name([one, stranger, other])
+        assert found["net"] == (one, other)
+        assert found["net--640"] == (stranger,)
+        assert listed_names(found) == ["net", "net--640"]
+        assert all(as_one(name, models).name == name for name, models in found.items())
