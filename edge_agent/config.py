@@ -18,6 +18,7 @@ from stageloom.edge_agent.serving.settings import ServingSettings
 from stageloom.shared.engine.interval_guard import GuardConfig, Seconds
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError
+from stageloom.shared.messages.base import ModelVersion
 from stageloom.shared.policy.queues import QueueMeasure
 
 SETTINGS_NAME = "agent.toml"
@@ -35,10 +36,12 @@ Variance = Annotated[float, Meta(gt=0.0, le=1e15)]
 
 
 class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An ONNX file to serve without a planner; `name` is what applications call it."""
+    """An ONNX file to serve without a planner; `name` is what applications call it, `version` what clients of
+    the Open Inference Protocol see."""
 
     path: str
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+    version: ModelVersion = 1
     shapes: dict[str, tuple[int, ...]] = {}  # of inputs whose dimensions the file leaves open
     smallest: dict[str, tuple[int, ...]] = {}  # of those that stay open, up to `shapes`
 

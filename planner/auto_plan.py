@@ -15,7 +15,7 @@ from stageloom.planner.plan_search import model_choices
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import desired
 from stageloom.planner.store.machines import CHOSEN, TRIED, Machine, machine_of, whole_times
-from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.models import newest_models
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -105,7 +105,7 @@ def named(store: ReadStore, request: PlanCreateRequest) -> PlanCreateRequest:
     if wanted is not None and wanted.plan:
         names = [model.name for model in decode_plan(wanted.plan).models]
     else:
-        names = [info.model for info in store.read(model_infos, limit=MAX_MODELS + 1)]
+        names = store.read(newest_models, MAX_MODELS + 1)
     if not names:
         raise InputError("the planner has no models", remedy="add some with `stageloom model add`")
     if len(names) > MAX_MODELS:

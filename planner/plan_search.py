@@ -123,7 +123,7 @@ def model_choices(store: ReadStore, models: Sequence[Choice]) -> tuple[ModelChoi
         raise InputError(f"{both[0]} has cuts and a partition", remedy="give one of the two")
     return tuple(
         ModelChoice(
-            name=choice.model,
+            name=info.model,
             artifact=info.digest,
             graph=store.graph(info.digest),
             partition=choice.cuts or choice.partition,

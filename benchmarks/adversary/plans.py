@@ -13,7 +13,9 @@ def add_plan(ground: Ground, name: str) -> str:
     path = write_model(ground.folder / f"{name}.onnx", 4 + len(name))
     ground.ok("model", "add", str(path), "--name", name)
     ground.ok("plan", "create", "--model", name, "--name", name)
-    return str(ground.query(f"select digest from models where name = '{name}'")[0][0])
+    return str(
+        ground.query(f"select digest from model_versions where model = '{name}' order by number desc")[0][0]
+    )
 
 
 def write_model(path: Path, width: int) -> Path:

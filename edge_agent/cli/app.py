@@ -123,7 +123,13 @@ def run(
     if model:
         models = tuple(
             msgspec.to_builtins(
-                ModelFile(path=one.path, name=one.called, shapes=one.largest, smallest=one.smallest)
+                ModelFile(
+                    path=one.path,
+                    name=one.called,
+                    version=one.version or 1,
+                    shapes=one.largest,
+                    smallest=one.smallest,
+                )
             )
             for argument in parse_models(model, shape or ())
             for one in argument.each()

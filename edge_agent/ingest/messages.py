@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages.base import ModelVersion
 from stageloom.shared.shape_ranges import range_text, within
 
 PROTOCOL_VERSION: Final = 1
@@ -61,13 +62,14 @@ class ModelSignature(Struct, frozen=True, array_like=True):
     """What a model takes and gives.
 
     `batchable`: axis 0 of every input and output counts rows that do not depend on each other, as the
-    importer tried it.
+    importer tried it. `version`: which one of the model this is, as the planner counts them.
     """
 
     name: ModelName
     inputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     outputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     batchable: bool = False
+    version: ModelVersion = 1
 
     @property
     def is_open(self) -> bool:

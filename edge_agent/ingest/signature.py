@@ -28,7 +28,7 @@ LAYOUT_CODES: Final = frozenset(
 """Codes of refusals that say something about the layout, so that every task in it would be refused."""
 
 
-def model_info(name: str, graph: Graph) -> ModelSignature:
+def model_info(name: str, graph: Graph, version: int = 1) -> ModelSignature:
     """What a model takes and gives, from its graph.
 
     Raises:
@@ -44,7 +44,8 @@ def model_info(name: str, graph: Graph) -> ModelSignature:
             for t, low in smallest.items()
         )
 
-    info = ModelSignature(name, describe(graph.inputs), describe(graph.outputs), graph.batchable)
+    inputs, outputs = describe(graph.inputs), describe(graph.outputs)
+    info = ModelSignature(name, inputs, outputs, graph.batchable, version)
     if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
         raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
     return info

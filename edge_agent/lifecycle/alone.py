@@ -68,7 +68,7 @@ def own_models(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
         choices.append(ModelChoice(name=model.name, artifact=artifact.digest, graph=artifact.graph))
         progress(f"imported {model.path} as {model.name}: {report.operators} operators")
-        needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size))
+        needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size, model.version))
     return OwnModels(tuple(choices), tuple(needs), precision=config.precision)
 
 

@@ -1,7 +1,7 @@
 """Is a plan legal here, and are its artifacts whole? Slow (it hashes them), so it runs off the main loop."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from stageloom.shared.bound import bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed
 from stageloom.shared.plan import Plan, decode_plan
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class PlanChecker:
                 reason = f"missing or damaged artifacts: {names}; the planner sends them again"
                 return PlanUnusable(digest, reason, frozenset(damaged))
             bind(decoded, graphs)
-            return _facts(decoded, graphs)
+            return _facts(decoded, graphs, plan.artifacts)
         except StageloomError as error:
             return PlanUnusable(digest, str(error))
         except Exception as error:  # ours; without an answer the deployment would stand still for ever
@@ -95,14 +96,20 @@ def _file_state(path: Path) -> _FileState:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _facts(decoded: Plan, graphs: Mapping[Digest, Graph]) -> PlanFacts:
+def _facts(decoded: Plan, graphs: Mapping[Digest, Graph], needs: Sequence[ArtifactNeed]) -> PlanFacts:
+    versions = {(need.model, need.digest): need.version for need in needs}
     members = tuple(
         tuple(decoded.models[member.model].name for member in combined.members)
         for combined in decoded.combined
     )
     return PlanFacts(
         digest=decoded.digest,
-        models={model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models},
+        models={
+            model.name: model_info(
+                model.name, graphs[model.artifact], versions.get((model.name, model.artifact), 1)
+            )
+            for model in decoded.models
+        },
         artifacts={model.name: model.artifact for model in decoded.models},
         members=members,
         strict_s=strict_intervals_s(decoded),

@@ -7,7 +7,6 @@ import numpy as np
 
 from stageloom.edge_agent.ingest.client_memory import TaskInput
 from stageloom.edge_agent.serving.datatypes import BINARY_ONLY, numpy_type
-from stageloom.edge_agent.serving.models import VERSION
 from stageloom.edge_agent.serving.protocol import message
 from stageloom.edge_agent.serving.request import (
     FindRegion,
@@ -103,7 +102,7 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> TaskInput:
 def answer_message(answer: InferenceAnswer) -> Any:
     """A `ModelInferResponse`."""
     call = answer.call
-    made = message("ModelInferResponse")(model_name=call.model, model_version=VERSION, id=call.id)
+    made = message("ModelInferResponse")(model_name=call.model, model_version=str(answer.version), id=call.id)
     for one in answer.outputs:
         shown = made.outputs.add(name=one.wanted.name, datatype=one.datatype, shape=one.shape)
         if one.elements is None:

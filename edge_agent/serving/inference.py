@@ -4,6 +4,7 @@ It is the agent's application: everything goes through one `Client`.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.ingest.signature import LAYOUT_CODES, by_any_name, tensor_bytes
 from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
-from stageloom.edge_agent.serving.models import VERSION, as_one
+from stageloom.edge_agent.serving.models import as_one, versions_of
 from stageloom.edge_agent.serving.regions import RegionInput
 from stageloom.edge_agent.serving.request import (
     InferenceAnswer,
@@ -29,6 +30,9 @@ from stageloom.edge_agent.serving.request import (
 )
 from stageloom.edge_agent.serving.statistics import Statistics
 from stageloom.shared.errors import InputError, NotFoundError, StageloomError, TaskRefused
+
+_KNOWN_S: Final = 1.0
+"""For so long the models of the active plan are not asked for again."""
 
 _TEXT_BYTES: Final = 32  # of a number in JSON, at most where nobody pads it
 _HEADER_BYTES: Final = 64 << 10
@@ -46,6 +50,7 @@ class InferenceService:
         self._path = path
         self._client = Client(path)
         self._models: dict[str, tuple[ModelSignature, ...]] = {}  # by what clients call them
+        self._asked_s = -math.inf  # when the agent was asked for them
         self.most_rows = most_rows
         self.statistics = Statistics()
 
@@ -60,6 +65,7 @@ class InferenceService:
 
         Each is under its plan's name, too: a model's own name may look like that of one of several shapes.
         """
+        self._asked_s = time.monotonic()
         found = await asyncio.to_thread(self._client.models)
         self._models = by_any_name(found.values())
         return self._models
@@ -74,27 +80,37 @@ class InferenceService:
     async def model(self, name: str, version: str = "") -> ModelSignature:
         """A model of the active plan; of several shapes as one whose dimensions are open where they differ.
 
+        Its version is that of its models, the newest of them where no version is named and they differ.
+
         Raises:
             NotFoundError: it has none of this name, or not this version.
         """
         return as_one(name, await self.models(name, version))
 
     async def models(self, name: str, version: str = "") -> tuple[ModelSignature, ...]:
-        """The models of this name, one for each of its shapes.
+        """The models of this name and, where one is named, of this version: one for each of their shapes.
 
         Raises:
             NotFoundError: it has none of this name, or not this version.
         """
-        found = self._models.get(name) or (await self.refresh()).get(name)
+        found = self._models.get(name)
+        # Who names a version is told what runs now; the others may be told of the one before for a moment.
+        if found is None or version or time.monotonic() > self._asked_s + _KNOWN_S:
+            found = (await self.refresh()).get(name)
         if found is None:
             have = ", ".join(sorted(self._models)[:8]) or "none"
             raise NotFoundError(
                 f"Request for unknown model: '{name[:64]}' is not found",
                 remedy=f"models of the active plan: {have}",
             )
-        if version not in ("", VERSION):
-            raise NotFoundError(f"model '{name}' has no version '{version[:16]}', only {VERSION}")
-        return found
+        wanted = tuple(one for one in found if version in ("", str(one.version)))
+        if not wanted:
+            have = " or ".join(map(str, versions_of(found)))
+            raise NotFoundError(
+                f"Request for unknown model: '{name}' version {version[:16]} is not at ready state",
+                remedy=f"ask for version {have}, which the active plan has, or for none",
+            )
+        return wanted
 
     def body_limit(self, model: ModelSignature) -> int:
         """Bytes that a request for this model may have."""
@@ -124,7 +140,7 @@ class InferenceService:
                     raise
                 return await self._run(self._chosen(newer, call), call, began_s)
         except StageloomError:
-            self.statistics.failed(call.model, time.monotonic() - began_s)
+            self.statistics.failed(call.model, versions_of(models)[-1], time.monotonic() - began_s)
             raise
 
     def _chosen(self, models: Sequence[ModelSignature], call: InferenceCall) -> ModelSignature:
@@ -167,8 +183,8 @@ class InferenceService:
             for index, (one, info) in enumerate(wanted)
         ]
         rows = parts * (model.inputs[0].shape[0] if model.batchable else 1)
-        self.statistics.succeeded(call.model, rows, futures, began_s, time.monotonic())
-        return InferenceAnswer(call, outputs)
+        self.statistics.succeeded(call.model, model.version, rows, futures, began_s, time.monotonic())
+        return InferenceAnswer(call, model.version, outputs)
 
     def _submit(
         self,

@@ -13,7 +13,6 @@ from msgspec import Struct
 from stageloom.edge_agent.ingest.client_memory import Array, TaskInput
 from stageloom.edge_agent.serving.datatypes import BINARY_ONLY, numpy_type
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure
-from stageloom.edge_agent.serving.models import VERSION
 from stageloom.edge_agent.serving.request import (
     FindRegion,
     GivenInput,
@@ -195,7 +194,7 @@ def render_answer(answer: InferenceAnswer) -> tuple[list[bytes], int | None]:
         else:
             shown["data"] = _numbers(made)
         outputs.append(shown)
-    body: dict[str, Any] = {"model_name": answer.call.model, "model_version": VERSION}
+    body: dict[str, Any] = {"model_name": answer.call.model, "model_version": str(answer.version)}
     if answer.call.id:
         body["id"] = answer.call.id
     header = msgspec.json.encode(body | {"outputs": outputs})

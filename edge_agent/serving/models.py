@@ -12,7 +12,6 @@ from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
 from stageloom.shared.version import __version__
 
-VERSION: Final = "1"
 PLATFORM: Final = "stageloom_plan"
 _EXTENSIONS: Final = (
     "binary_tensor_data",
@@ -26,7 +25,10 @@ _EXTENSIONS: Final = (
 
 
 def as_one(served: str, models: Sequence[ModelSignature]) -> ModelSignature:
-    """Models of one name, each with shapes of its own, as one whose dimensions are open where they differ."""
+    """Models of one name, each with shapes of its own, as one whose dimensions are open where they differ.
+
+    Its version is the newest of theirs.
+    """
     if len(models) == 1:
         return structs.replace(models[0], name=served)
 
@@ -38,7 +40,13 @@ def as_one(served: str, models: Sequence[ModelSignature]) -> ModelSignature:
     inputs = zip(*(model.inputs for model in models), strict=True)
     outputs = zip(*(model.outputs for model in models), strict=True)
     batchable = all(model.batchable for model in models)
-    return ModelSignature(served, tuple(map(hull, inputs)), tuple(map(hull, outputs)), batchable)
+    newest = versions_of(models)[-1]
+    return ModelSignature(served, tuple(map(hull, inputs)), tuple(map(hull, outputs)), batchable, newest)
+
+
+def versions_of(models: Sequence[ModelSignature]) -> list[int]:
+    """The versions of models of one name, from the oldest: those of a set of shapes may differ."""
+    return sorted({model.version for model in models})
 
 
 def listed_names(models: Mapping[str, Sequence[ModelSignature]]) -> list[str]:
@@ -68,7 +76,7 @@ def model_metadata(model: ModelSignature) -> dict[str, Any]:
 
     return {
         "name": model.name,
-        "versions": [VERSION],
+        "versions": [str(model.version)],
         "platform": PLATFORM,
         "inputs": [tensor(info) for info in model.inputs],
         "outputs": [tensor(info) for info in model.outputs],
@@ -87,7 +95,7 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
         "name": model.name,
         "platform": PLATFORM,
         "backend": "stageloom",
-        "version_policy": {"specific": {"versions": [int(VERSION)]}},
+        "version_policy": {"specific": {"versions": [model.version]}},
         "max_batch_size": most_rows if batches else 0,
         "input": [tensor(info) for info in model.inputs],
         "output": [tensor(info) for info in model.outputs],

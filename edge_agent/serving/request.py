@@ -70,9 +70,10 @@ class MadeOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferenceAnswer:
-    """One answer."""
+    """One answer, of a version of its model."""
 
     call: InferenceCall
+    version: int
     outputs: list[MadeOutput]
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stageloom.edge_agent.ingest.client import TaskFuture
-from stageloom.edge_agent.serving.models import VERSION
 
 _PHASES: Final = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 
@@ -34,16 +33,22 @@ class ModelCounts:
 
 
 class Statistics:
-    """All models since the process began."""
+    """All models since the process began, each version by itself."""
 
     def __init__(self) -> None:
-        self._models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
+        self._models: defaultdict[tuple[str, int], ModelCounts] = defaultdict(ModelCounts)
 
     def succeeded(
-        self, model: str, rows: int, futures: Sequence[TaskFuture], began_s: float, now_s: float
+        self,
+        model: str,
+        version: int,
+        rows: int,
+        futures: Sequence[TaskFuture],
+        began_s: float,
+        now_s: float,
     ) -> None:
         """A request began and ended at these instants of CLOCK_MONOTONIC; its tasks have ended."""
-        counts = self._models[model]
+        counts = self._models[model, version]
         counts.last_ms = time.time_ns() // 1_000_000
         counts.rows += rows
         counts.tasks += len(futures)
@@ -56,17 +61,17 @@ class Statistics:
         counts.add("compute_infer", ended_s - started_s)
         counts.add("compute_output", now_s - ended_s)
 
-    def failed(self, model: str, seconds: float) -> None:
+    def failed(self, model: str, version: int, seconds: float) -> None:
         """A request for a model that is served came to nothing."""
-        self._models[model].add("fail", seconds)
+        self._models[model, version].add("fail", seconds)
 
-    def of(self, model: str) -> dict[str, Any]:
-        """One model's, in the protocol's form."""
-        counts = self._models.get(model) or ModelCounts()
+    def of(self, model: str, version: int) -> dict[str, Any]:
+        """One version's of a model, in the protocol's form."""
+        counts = self._models.get((model, version)) or ModelCounts()
         durations = {name: {"count": count, "ns": ns} for name, (count, ns) in counts.phases.items()}
         return {
             "name": model,
-            "version": VERSION,
+            "version": str(version),
             "last_inference": counts.last_ms,
             "inference_count": counts.rows,
             "execution_count": counts.tasks,

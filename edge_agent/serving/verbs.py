@@ -4,7 +4,7 @@ from typing import Any
 
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, unsupported
 from stageloom.edge_agent.serving.inference import InferenceService
-from stageloom.edge_agent.serving.models import VERSION, listed_names, model_config, model_metadata
+from stageloom.edge_agent.serving.models import listed_names, model_config, model_metadata, versions_of
 from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.shared.errors import NotFoundError
 
@@ -34,17 +34,20 @@ class Verbs:
         return model_config(await self.service.model(name, version), self.service.most_rows)
 
     async def statistics(self, name: str, version: str) -> dict[str, Any]:
-        """Of one model, or of all for an empty name."""
+        """Of one model, or of all for an empty name; each version by itself."""
         models = await self.service.refresh()
-        names = [(await self.service.model(name, version)).name] if name else listed_names(models)
-        return {"model_stats": [self.service.statistics.of(one) for one in names]}
+        asked = {name: await self.service.models(name, version)} if name else models
+        names = asked if name else listed_names(models)
+        found = [(one, number) for one in names for number in versions_of(asked[one])]
+        return {"model_stats": [self.service.statistics.of(*one) for one in found]}
 
     async def index(self) -> list[dict[str, Any]]:
         """The models of the active plan; all of them are ready, or none is listed."""
         models = await self.service.refresh()
         return [
-            {"name": name, "version": VERSION, "state": "READY", "reason": ""}
+            {"name": name, "version": str(version), "state": "READY", "reason": ""}
             for name in listed_names(models)
+            for version in versions_of(models[name])
         ]
 
     async def load(self, name: str, parameters: Any) -> None:

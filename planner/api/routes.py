@@ -214,7 +214,7 @@ MODEL_LIST: Final = Route(
     model.ModelListRequest,
     Page[model.ModelInfo],
     Role.VIEWER,
-    "Models, by name.",
+    "Versions of models, by name.",
     offline=True,
 )
 MODEL_ADD: Final = Route(
@@ -222,10 +222,20 @@ MODEL_ADD: Final = Route(
     "PUT",
     "/v1/models/{model}",
     model.ModelAddRequest,
-    model.ModelInfo,
+    model.ModelAdded,
     Role.OPERATOR,
     "Give the planner a model that `stageloom model add` has imported.",
     form=AnswerForm.UPLOAD,
+)
+MODEL_SHOW: Final = Route(
+    "model.show",
+    "GET",
+    "/v1/models/{model}",
+    model.ModelShowRequest,
+    model.ModelDetail,
+    Role.VIEWER,
+    "One version of a model (`NAME@VERSION`, else the newest), and where it runs.",
+    offline=True,
 )
 MODEL_EXPORT: Final = Route(
     "model.export",
@@ -234,7 +244,7 @@ MODEL_EXPORT: Final = Route(
     model.ModelExportRequest,
     bytes,
     Role.OPERATOR,
-    "A model's normalised ONNX file, which plans are of.",
+    "The normalised ONNX file of a version of a model, which plans are of.",
     form=AnswerForm.DOWNLOAD,
     offline=True,
 )
@@ -245,7 +255,7 @@ MODEL_REMOVE: Final = Route(
     model.ModelRemoveRequest,
     Done,
     Role.OPERATOR,
-    "Forget a model that no device should run.",
+    "Forget a model, or `NAME@VERSION`, that no device should run or runs.",
 )
 
 # -- plans ------------------------------------------------------------------------------------------------

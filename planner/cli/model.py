@@ -1,4 +1,4 @@
-"""`stageloom model ...`: look at ONNX files, import them, forget them."""
+"""`stageloom model ...`: look at ONNX files, import them, show where they run, forget them."""
 
 import sys
 import tempfile
@@ -27,9 +27,10 @@ from stageloom.shared.importer.model_argument import (
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at ONNX files, import them, list and remove models.",
+    help="Look at ONNX files, import them, list, show and remove models.",
 )
 
+NameOrVersion = Annotated[str, typer.Argument(metavar="NAME[@VERSION]")]
 File = Annotated[str, typer.Argument(metavar=MODEL_METAVAR, help="An ONNX file, open inputs pinned.")]
 
 
@@ -65,16 +66,23 @@ def add(
     ] = None,
     shape: Shapes = None,
 ) -> None:
-    """Import a model and give it to the planner. The same file again changes nothing.
+    """Import a model and give it to the planner. The same file again changes nothing; another one under
+    the same name becomes the model's next version, which plans made from now on take.
 
     \b
     stageloom model add resnet50.onnx --shape data=1x3x224x224
     stageloom model add detector=yolo.onnx:images=1x3x640x640
     stageloom model add bert.onnx:input_ids=1x128,attention_mask=1x128
+    stageloom model add yolo_retrained.onnx --name detector
     """
     from stageloom.shared.importer.api import artifact_path, import_model
 
     model = _single(named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name))
+    if model.version is not None:
+        raise InputError(
+            f"the version of {str(model.name)!r} is not yours to choose: the planner counts them",
+            remedy=f"add it as {model.called}",
+        )
     checked(schema.ModelRemoveRequest(model=model.called))
     call(routes.STATUS, StatusRequest())  # known before minutes go into an import
     with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
@@ -88,25 +96,28 @@ def add(
         request = checked(schema.ModelAddRequest(model=model.called, digest=report.digest))
         with connected() as caller:
             info = caller.upload(routes.MODEL_ADD, request, artifact_path(Path(scratch), report.digest))
-    show({**report.to_json(), "model": info.model}, lambda: emit(info.model))
+    told = {"model": info.model, "version": info.version, "added": info.added}
+    show({**report.to_json(), **told}, lambda: emit(info.model))
+    again = "" if info.added else " (the same artifact, which was there already)"
     progress(
-        f"model {info.model}: {info.operators} operators, {info.base_cuts} base cuts, {info.opaque} opaque, "
-        f"{info.size_bytes / (1 << 20):.1f} MiB, artifact {info.digest[:12]}"
+        f"model {info.model}@{info.version}{again}: {info.operators} operators, {info.base_cuts} base cuts, "
+        f"{info.opaque} opaque, {info.size_bytes / (1 << 20):.1f} MiB, artifact {info.digest[:12]}"
     )
 
 
 @app.command("list")
 def list_models() -> None:
-    """List the models.
+    """List models and versions.
 
     \b
     stageloom model list
     """
     infos = every(routes.MODEL_LIST, schema.ModelListRequest())
-    columns = ["model", "operators", "base cuts", "opaque", "MiB", "artifact", "added (UTC)"]
+    columns = ["model", "version", "operators", "base cuts", "opaque", "MiB", "artifact", "added (UTC)"]
     rows = [
         (
             info.model,
+            info.version,
             info.operators,
             info.base_cuts,
             info.opaque,
@@ -122,15 +133,37 @@ def list_models() -> None:
     )
 
 
+@app.command("show")
+def show_model(name: NameOrVersion) -> None:
+    """Show a version of a model, its plans and devices. The newest one where none is named.
+
+    \b
+    stageloom model show detector@1
+    """
+    detail = call(routes.MODEL_SHOW, checked(schema.ModelShowRequest(model=name)))
+    info = detail.info
+    rows = (
+        ("model", f"{info.model}@{info.version}" + (", the newest" if info.newest else "")),
+        ("artifact", info.digest),
+        ("size", f"{info.size_bytes / (1 << 20):.1f} MiB, {info.operators} operators"),
+        ("added (UTC)", when(info.added_at_us)),
+        ("in plans", ", ".join(detail.plans) or "none"),
+        ("desired on", ", ".join(detail.desired_on) or "no device"),
+        ("runs on", ", ".join(detail.running_on) or "no device"),
+    )
+    show(detail, lambda: emit("\n".join(f"{label:<12}{text}" for label, text in rows)))
+
+
 @app.command("export")
 def export_model(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: NameOrVersion,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="To be written; it must not exist.")],
 ) -> None:
-    """Write a model's normalised ONNX file. Plans, and their exports, are of its nodes.
+    """Write a version's normalised ONNX file. Plans of it, and their exports, are of its nodes.
 
     \b
     stageloom model export resnet50 resnet50.onnx
+    stageloom model export detector@1 detector_before.onnx
     """
     request = checked(schema.ModelExportRequest(model=name))
     with connected(live=False) as caller:
@@ -139,11 +172,12 @@ def export_model(
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
-    """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed.
+def remove(name: NameOrVersion) -> None:
+    """Forget a model or a version that no device runs. Plans of it stay, and can no longer be pushed.
 
     \b
     stageloom model remove resnet50
+    stageloom model remove detector@1
     """
     call(routes.MODEL_REMOVE, checked(schema.ModelRemoveRequest(model=name)))
     show({"model": name, "removed": True}, lambda: None)

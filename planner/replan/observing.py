@@ -15,7 +15,7 @@ from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.expected import expected_regimes
 from stageloom.planner.store.machines import CHOSEN, Machine, machine_of, whole_times
-from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.models import model_references
 from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import Begun, barred_plans, begun_replan, committed_plans, plan_wires
@@ -137,7 +137,7 @@ def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
         )
     if not missing:
         return []
-    names = {model.digest: model.model for model in store.read(model_infos, limit=1_000_000)}
+    names = store.read(model_references)
     return [names[artifact] for artifact in missing if artifact in names]
 
 

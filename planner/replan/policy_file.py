@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,6 @@ from stageloom.shared.errors import DecodeError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.base import Count, ShortText
 from stageloom.shared.policy.maddpg.checkpoint import KIND, MAX_BYTES, MaddpgCheckpoint, decode, encode
-
-_EVERY: Final = 1_000_000
 
 
 class CheckedPolicy(NamedTuple):
@@ -45,7 +43,7 @@ def checked_policy(store: ReadStore, path: Path, device: DeviceId | None) -> Che
     own = found
     if device is not None:
         device_class = store.read(device_info, device).device_class
-        here = {info.digest: store.graph(info.digest) for info in store.read(model_infos, limit=_EVERY)}
+        here = {info.digest: store.graph(info.digest) for info in store.read(model_infos, limit=None)}
         own = adopted(found, device_class, here)
     body = encode(own)
     reply = PolicyImportReply(

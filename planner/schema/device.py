@@ -16,6 +16,7 @@ from stageloom.shared.messages.base import (
     Line,
     MicroSeconds,
     Name,
+    NameOrVersion,
     Real,
     ShortText,
     SmallCount,
@@ -116,7 +117,7 @@ class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     """
 
     device: DeviceName
-    models: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
+    models: Annotated[tuple[NameOrVersion, ...], Meta(max_length=16)] = ()
     plan: Name | None = None
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     executor: Name | None = None

@@ -26,6 +26,7 @@ from stageloom.shared.messages.base import (
     Line,
     MicroSeconds,
     Name,
+    NameOrVersion,
     PlanBytes,
     Seconds,
     ShortText,
@@ -135,7 +136,7 @@ class ModelOptions(RequestPart, frozen=True, kw_only=True):
     may run a block; empty: any.
     """
 
-    model: Name
+    model: NameOrVersion  # the newest version where none is named
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     partition: Name = "whole"  # a partition that the artifact offers: whole, base, paper where there is one

@@ -14,6 +14,7 @@ from stageloom.shared.messages.base import (
     DigestText,
     Line,
     Name,
+    NameOrVersion,
     Real,
     Seconds,
     ShortText,
@@ -36,7 +37,7 @@ class GpgTrainingRequest(Request, frozen=True, kw_only=True):
     A training that was interrupted goes on when the same is asked again, from its last validation.
     """
 
-    models: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    models: Annotated[tuple[NameOrVersion, ...], Meta(max_length=64)] = ()
     device: DeviceName | None = None
     imitation_steps: Annotated[int, Meta(ge=0, le=500_000)] = 400
     episodes: Annotated[int, Meta(ge=0, le=500_000)] = 300

@@ -63,7 +63,7 @@ def _attempt(store: ReadStore, target: Path, files: list[Path]) -> bool:
         copy_database(store.database, copy)
         with closing(sqlite3.connect(copy)) as opened:
             # An artifact's row outlives its last model, and its file does not.
-            named = [Digest(row[0]) for row in opened.execute("SELECT DISTINCT digest FROM models")]
+            named = [Digest(row[0]) for row in opened.execute("SELECT DISTINCT digest FROM model_versions")]
         with archive.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             with tarfile.open(fileobj=out, mode="w") as tar:

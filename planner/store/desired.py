@@ -24,7 +24,7 @@ from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
     GenerationRow,
-    ModelRow,
+    ModelVersionRow,
     PlannerRow,
     PlanRow,
     ProfileRow,
@@ -90,8 +90,8 @@ _LEVELS: Final = select(
 _PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
 
 _ARTIFACTS: Final = (
-    select(ArtifactRow.digest, ArtifactRow.size_bytes, ModelRow.name)
-    .outerjoin(ModelRow, ModelRow.digest == ArtifactRow.digest)
+    select(ArtifactRow.digest, ArtifactRow.size_bytes, ModelVersionRow.model, ModelVersionRow.number)
+    .outerjoin(ModelVersionRow, ModelVersionRow.digest == ArtifactRow.digest)
     .where(ArtifactRow.digest.in_(_NAMES))
 )
 
@@ -430,9 +430,9 @@ class _PlanCache:
             if row is not None:
                 rows[prefix] = row
         needed = {model.artifact for row in rows.values() for model in _decoded(row[2]).models}
-        sizes, named_ones = self._artifacts(needed)
+        known = self._artifacts(needed)
         for one in missing:
-            self._plans[one] = _plan(*rows[one][:3], sizes, named_ones) if one in rows else None
+            self._plans[one] = _plan(*rows[one][:3], known) if one in rows else None
 
     def _by_digest(self, prefix: str) -> Any:
         wanted = (
@@ -443,20 +443,30 @@ class _PlanCache:
         )
         return self._connection.execute(wanted).first()
 
-    def _artifacts(self, digests: Collection[Digest]) -> tuple[dict[str, int], frozenset[str]]:
-        """Sizes in bytes, and those that a model still has."""
-        rows = self._connection.execute(_ARTIFACTS, {"names": sorted(digests)}).all()
-        return {row[0]: row[1] for row in rows}, frozenset(row[0] for row in rows if row[2] is not None)
+    def _artifacts(self, digests: Collection[Digest]) -> dict[str, "_Artifact"]:
+        known: dict[str, _Artifact] = {}
+        rows = self._connection.execute(_ARTIFACTS, {"names": sorted(digests)})
+        for digest, size_bytes, model, number in rows:
+            artifact = known.setdefault(digest, _Artifact(size_bytes, {}))
+            if model is not None:
+                artifact.versions[model] = number
+        return known
 
 
-def _plan(name: str, digest: str, wire: bytes, sizes: dict[str, int], named_ones: frozenset[str]) -> _Plan:
-    needs = tuple(
-        ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1))
-        for model in _decoded(wire).models
-    )
-    return _Plan(
-        name, Digest(digest), wire, needs, tuple(need for need in needs if need.digest not in named_ones)
-    )
+class _Artifact(NamedTuple):
+    """An artifact of the store: its size in bytes, and by model which version it is of it."""
+
+    size_bytes: int
+    versions: dict[str, int]
+
+
+def _plan(name: str, digest: str, wire: bytes, known: Mapping[str, _Artifact]) -> _Plan:
+    needs = []
+    for model in _decoded(wire).models:
+        size_bytes, versions = known.get(model.artifact, _Artifact(1, {}))
+        needs.append(ArtifactNeed(model.name, model.artifact, size_bytes, versions.get(model.name, 1)))
+    removed = (need for need in needs if not known.get(need.digest, _Artifact(1, {})).versions)
+    return _Plan(name, Digest(digest), wire, tuple(needs), tuple(removed))
 
 
 class _Extras:

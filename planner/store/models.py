@@ -1,4 +1,4 @@
-"""Models: names for artifacts, and the artifact files beside the database, named by their digests.
+"""Models: versions of a name, and their artifacts' files beside the database, named by their digests.
 
 An artifact file appears under its name only when it is complete and synced, so its size may be trusted; its
 bytes are checked against the digest when it comes in.
@@ -7,22 +7,31 @@ bytes are checked against the digest when it comes in.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.schema.model import ModelInfo
+from stageloom.planner.schema.model import ModelDetail, ModelInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import message_of
-from stageloom.planner.store.tables import ArtifactRow, DesiredRow, ModelRow, PlanRow
+from stageloom.planner.store.tables import (
+    ArtifactRow,
+    DesiredRow,
+    DeviceRow,
+    ModelRow,
+    ModelVersionRow,
+    PlanRow,
+    ReportedRow,
+)
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.durable_file import sync_directory
 from stageloom.shared.errors import DecodeError, InputError, NotFoundError, StorageError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.model_version import MOST_VERSIONS, ModelReference, model_reference
 from stageloom.shared.plan import decode_plan
 
 
@@ -106,18 +115,21 @@ def _os_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def name_artifact(session: Session, name: str, digest: Digest, graph: Graph, size_bytes: int) -> ModelInfo:
-    """Give an artifact a name; a repeat with the same artifact changes nothing.
+def name_artifact(
+    session: Session, name: str, digest: Digest, graph: Graph, size_bytes: int
+) -> tuple[ModelInfo, bool]:
+    """Make an artifact the next version of a model; an artifact that is one of its versions stays that one.
+
+    Returns the version, and whether it was made now.
 
     Raises:
-        InputError: the name belongs to another artifact.
+        InputError: the model has had as many versions as may be.
     """
-    row = session.get(ModelRow, name)
-    if row is not None and row.digest != digest:
-        raise InputError(
-            f"model {name!r} is artifact {row.digest[:12]}",
-            remedy=f"choose another name, or run `stageloom model remove {name}` first",
-        )
+    row = session.get(ModelRow, name, with_for_update=True)
+    if row is None:
+        row = ModelRow(name=name, versions_made=0)
+        session.add(row)
+        session.flush()
     if session.get(ArtifactRow, digest) is None:
         session.add(
             ArtifactRow(
@@ -130,63 +142,156 @@ def name_artifact(session: Session, name: str, digest: Digest, graph: Graph, siz
             )
         )
         session.flush()
-    if row is None:
-        session.add(ModelRow(name=name, digest=digest, added_at_us=now_us(session)))
+    known = session.scalar(
+        select(ModelVersionRow.number).where(ModelVersionRow.model == name, ModelVersionRow.digest == digest)
+    )
+    if known is None:
+        if row.versions_made >= MOST_VERSIONS:
+            raise InputError(f"model {name!r} has had {MOST_VERSIONS} versions", remedy="use another name")
+        row.versions_made += 1
+        session.add(
+            ModelVersionRow(model=name, number=row.versions_made, digest=digest, added_at_us=now_us(session))
+        )
         session.flush()
-    return named_models(session, [name])[0]
+    (info,) = named_models(session, [str(ModelReference(name, known or row.versions_made))])
+    return info, known is None
 
 
-def forget_name(session: Session, name: str) -> Digest | None:
-    """Forget a name; returns the artifact's digest if nothing else needs its file.
+def forget_versions(session: Session, text: str) -> list[Digest]:
+    """Forget `NAME@VERSION`, or all versions of `NAME`; returns the artifacts whose files nothing else needs.
 
     Raises:
-        InputError: there is no such model, or a device's desired plan runs it.
+        InputError: there is no such model, or a device should run it, or does.
     """
-    info = named_models(session, [name])[0]
-    users = [
-        device
-        for device, wire in session.execute(
-            select(DesiredRow.device, PlanRow.wire).join(PlanRow, PlanRow.name == DesiredRow.plan)
-        )
-        if any(model.artifact == info.digest for model in decode_plan(wire).models)
-    ]
-    if users:
-        raise InputError(
-            f"model {name!r} is part of what {users[0]} should run",
-            remedy="push a plan without it there first, or revoke the device",
-        )
-    session.execute(delete(ModelRow).where(ModelRow.name == name))
-    shared = session.scalar(select(func.count()).select_from(ModelRow).where(ModelRow.digest == info.digest))
-    return None if shared else info.digest
+    name, version = model_reference(text)
+    infos = [info for info in _of(session, name) if version in (None, info.version)]
+    if not infos:
+        raise _unknown(session, name, version)
+    plans = _plans_with(session, {info.digest for info in infos})
+    for wanted, said in ((True, "is part of what {} should run"), (False, "is part of what {} runs")):
+        if users := _devices_of(session, plans, desired=wanted):
+            raise InputError(
+                f"model {text!r} {said.format(users[0])}",
+                remedy="push a plan without it there first, or revoke the device",
+            )
+    numbers = [info.version for info in infos]
+    session.execute(
+        delete(ModelVersionRow).where(ModelVersionRow.model == name, ModelVersionRow.number.in_(numbers))
+    )
+    gone = {info.digest for info in infos}
+    return sorted(gone - set(session.scalars(select(ModelVersionRow.digest))))
 
 
-def named_models(session: Session, names: list[str]) -> list[ModelInfo]:
-    """The named models, in the order asked.
+def model_detail(session: Session, text: str) -> ModelDetail:
+    """A version, or the newest of a name, with the plans and devices that have it.
+
+    Raises:
+        InputError: there is none.
+    """
+    (info,) = named_models(session, [text])
+    plans = _plans_with(session, {info.digest})
+    return ModelDetail(
+        info=info,
+        plans=tuple(sorted(plans)),
+        desired_on=tuple(_devices_of(session, plans, desired=True)),
+        running_on=tuple(_devices_of(session, plans, desired=False)),
+    )
+
+
+def _plans_with(session: Session, artifacts: set[Digest]) -> dict[str, Digest]:
+    """Digests of the plans that hold one of them, by name."""
+    return {
+        name: Digest(digest)
+        for name, digest, wire in session.execute(select(PlanRow.name, PlanRow.digest, PlanRow.wire))
+        if any(model.artifact in artifacts for model in decode_plan(wire).models)
+    }
+
+
+def _devices_of(session: Session, plans: Mapping[str, Digest], *, desired: bool) -> list[DeviceId]:
+    """The devices that should run one of the plans, or that said last that they do; revoked ones never."""
+    if desired:
+        users = select(DesiredRow.device).where(DesiredRow.plan.in_(list(plans)))
+    else:
+        users = select(ReportedRow.device).where(ReportedRow.active.in_(sorted(set(plans.values()))))
+    here = select(DeviceRow.name).where(DeviceRow.revoked.is_(False), DeviceRow.name.in_(users))
+    return [DeviceId(name) for name in session.scalars(here.order_by(DeviceRow.name))]
+
+
+def named_models(session: Session, names: Sequence[str]) -> list[ModelInfo]:
+    """The versions that `NAME` (its newest) or `NAME@VERSION` name, in the order asked.
 
     Raises:
         InputError: one of them does not exist.
     """
-    found = {info.model: info for info in model_infos(session, names=names, limit=len(names))}
-    for name in names:
-        if name not in found:
-            raise NotFoundError(f"there is no model {name!r}", remedy="see `stageloom model list`")
-    return [found[name] for name in names]
+    asked = [model_reference(name) for name in names]
+    found = {
+        key: info
+        for info in model_infos(session, names=sorted({name for name, _ in asked}), limit=None)
+        for key in [ModelReference(info.model, info.version), *([ModelReference(info.model)] * info.newest)]
+    }
+    for name, version in asked:
+        if (name, version) not in found:
+            raise _unknown(session, name, version)
+    return [found[one] for one in asked]
+
+
+def _unknown(session: Session, name: str, version: int | None) -> InputError:
+    here = [str(info.version) for info in _of(session, name)]
+    if version is None or not here:
+        return NotFoundError(f"there is no model {name!r}", remedy="see `stageloom model list`")
+    said = f"model {name!r} has no version {version}, only {', '.join(here[-8:])}"
+    return NotFoundError(said, remedy="see `stageloom model list`")
+
+
+def _of(session: Session, name: str) -> list[ModelInfo]:
+    return model_infos(session, names=[name], limit=None)
 
 
 def model_infos(
-    session: Session, *, names: list[str] | None = None, after: str = "", limit: int = 256
+    session: Session, *, names: list[str] | None = None, after: str = "", limit: int | None = 256
 ) -> list[ModelInfo]:
-    """Models by name."""
+    """Versions by model and number, those after `NAME` or `NAME@VERSION`; no `limit`: all of them."""
+    name, version = model_reference(after)
+    behind = ModelVersionRow.model > name
+    if version is not None:
+        behind |= (ModelVersionRow.model == name) & (ModelVersionRow.number > version)
+    newest = (
+        select(ModelVersionRow.model, func.max(ModelVersionRow.number).label("number"))
+        .group_by(ModelVersionRow.model)
+        .subquery()
+    )
     wanted = (
-        select(ModelRow, ArtifactRow)
-        .join(ArtifactRow, ArtifactRow.digest == ModelRow.digest)
-        .where(ModelRow.name > after)
-        .order_by(ModelRow.name)
+        select(ModelVersionRow, ArtifactRow, newest.c.number)
+        .join(ArtifactRow, ArtifactRow.digest == ModelVersionRow.digest)
+        .join(newest, newest.c.model == ModelVersionRow.model)
+        .where(behind)
+        .order_by(ModelVersionRow.model, ModelVersionRow.number)
         .limit(limit)
     )
     if names is not None:
-        wanted = wanted.where(ModelRow.name.in_(names))
+        wanted = wanted.where(ModelVersionRow.model.in_(names))
     return [
-        message_of(ModelInfo, artifact, model=model.name, added_at_us=model.added_at_us)
-        for model, artifact in session.execute(wanted)
+        message_of(
+            ModelInfo,
+            artifact,
+            model=row.model,
+            version=row.number,
+            newest=row.number == last,
+            added_at_us=row.added_at_us,
+        )
+        for row, artifact, last in session.execute(wanted)
     ]
+
+
+def newest_models(session: Session, limit: int) -> list[str]:
+    """Names of models, of which a plan takes the newest versions."""
+    wanted = select(ModelVersionRow.model).distinct().order_by(ModelVersionRow.model).limit(limit)
+    return list(session.scalars(wanted))
+
+
+def model_references(session: Session) -> dict[Digest, str]:
+    """For each artifact what names it: `NAME` where it is the newest version, else `NAME@VERSION`."""
+    return {
+        info.digest: str(ModelReference(info.model, None if info.newest else info.version))
+        for info in model_infos(session, limit=None)
+    }

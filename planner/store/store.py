@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from msgspec.structs import asdict
 from sqlalchemy.orm import Session
 
-from stageloom.planner.schema.model import ModelInfo
+from stageloom.planner.schema.model import ModelAdded
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.models import Blobs, forget_name, name_artifact
+from stageloom.planner.store.models import Blobs, forget_versions, name_artifact
 from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE, kept_url
 from stageloom.planner.store.writer import Item, Together, Writer
 from stageloom.shared.artifact import Artifact, open_artifact
@@ -173,27 +174,26 @@ class Store(ReadStore):
         """`submit` of one item; items that wait for the same commit are worked on together (`Writer`)."""
         return self.writer.submit_one(together, item)
 
-    def add_model(self, name: str, source: Path, digest: Digest) -> ModelInfo:
-        """Copy an artifact file in and name it.
+    def add_model(self, name: str, source: Path, digest: Digest) -> ModelAdded:
+        """Copy an artifact file in and make it a version of a model.
 
         Raises:
-            InputError: the name belongs to another artifact.
+            InputError: the model has had as many versions as may be.
             DecodeError: the file is no artifact, or not the one of this digest.
             StorageError: the disk is full.
         """
         artifact = open_artifact(source, digest)
         size_bytes = self.blobs.put_file(source, digest)
-        info = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
+        info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
         self._graphs[digest] = artifact.graph
-        return info
+        return ModelAdded(**asdict(info), added=added)
 
     def remove_model(self, name: str) -> None:
-        """Forget a model, and its artifact's file where nothing needs it any more.
+        """Forget a version or all of a model's, and the files of artifacts that nothing needs any more.
 
         Raises:
-            InputError: there is no such model, or a device should run it.
+            InputError: there is no such model, or a device should run it, or does.
         """
-        orphan = self.write(forget_name, name)
-        if orphan is not None:
+        for orphan in self.write(forget_versions, name):
             self._graphs.pop(orphan, None)
             self.blobs.remove(orphan)

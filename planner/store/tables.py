@@ -119,12 +119,22 @@ class ArtifactRow(Table):
 
 
 class ModelRow(Table):
-    """A name for an artifact."""
+    """A name of a model. It stays when all versions are removed, so that no number is given twice."""
 
     __tablename__ = "models"
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    digest: Mapped[str] = mapped_column(_DIGEST, ForeignKey("artifacts.digest"))
+    versions_made: Mapped[int]
+
+
+class ModelVersionRow(Table):
+    """An artifact as version `number` of a model, counted from 1."""
+
+    __tablename__ = "model_versions"
+    model: Mapped[str] = mapped_column(_NAME, ForeignKey("models.name"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str] = mapped_column(_DIGEST, ForeignKey("artifacts.digest"), index=True)
     added_at_us: Mapped[int]
+    __table_args__ = (UniqueConstraint("model", "digest"),)
 
 
 class PlanRow(Table):

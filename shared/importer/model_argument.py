@@ -1,6 +1,7 @@
-"""Models as files on a command line: `[NAME=]FILE[:INPUT=DIMS[,INPUT=DIMS]...]`.
+"""Models as files on a command line: `[NAME[@VERSION]=]FILE[:INPUT=DIMS[,INPUT=DIMS]...]`.
 
     detector=yolo.onnx:images=1x3x640x640
+    detector@2=yolo.onnx:images=1x3x640x640
     bert.onnx:input_ids=1x128,attention_mask=1x128
     'saved model.onnx:serving_default_args_0:0=1x16,temperature=scalar'
     rec=rec.onnx:x=1..6x3x48x16..2400
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stageloom.shared.errors import InputError, ModelError, UnpinnedShape
+from stageloom.shared.model_version import ModelReference, model_reference
 from stageloom.shared.served_name import shaped_name
 
 Shape = tuple[int, ...]
@@ -65,7 +67,7 @@ class ModelArgument:
     """One ONNX file, what it is called, and the shapes that pin its inputs."""
 
     path: str
-    name: str | None = None  # None: the file's
+    name: str | None = None  # with its version where one is given; None: the file's
     shapes: tuple[tuple[str, Dims], ...] = ()  # input and dimensions, each input once
 
     @property
@@ -118,7 +120,8 @@ class ModelArgument:
         ]
         pairs = zip(shapes, self.shapes, strict=True)
         own = [format_dims(dims) for (_, dims), (_, given) in pairs if dims != given]
-        one = replace(self, name=shaped_name(self.called, own), shapes=tuple(shapes))
+        shaped = ModelReference(shaped_name(self.called, own), self.version)
+        one = replace(self, name=str(shaped), shapes=tuple(shapes))
         _ = one.called
         return one
 
@@ -127,15 +130,24 @@ class ModelArgument:
         """The name that applications use.
 
         Raises:
-            InputError: none was given, and the file's cannot be one.
+            InputError: none was given, and the file's cannot be one; or what is behind its @ is no version.
         """
-        name = Path(self.path).stem if self.name is None else self.name
+        name = Path(self.path).stem if self.name is None else model_reference(self.name).name
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{name[:_SHOWN]!r} cannot be the name of a model",
                 remedy="give one of up to 64 letters, digits, dots, dashes and underscores, as NAME=FILE",
             )
         return name
+
+    @property
+    def version(self) -> int | None:
+        """The version that was given with the name.
+
+        Raises:
+            InputError: what is behind the @ is none.
+        """
+        return None if self.name is None else model_reference(self.name).version
 
     def with_shapes(self, shapes: Iterable[tuple[str, Dims]]) -> "ModelArgument":
         """The same with further inputs pinned.
@@ -219,7 +231,7 @@ def parse_models(texts: Sequence[str], shapes: Sequence[str] = ()) -> tuple[Mode
             remedy=f"write --model NAME=FILE:INPUT=DIMS, for example --model {format_model(first)!r}",
         )
     named = [
-        replace(argument, name=argument.called).with_shapes(map(parse_shape, shapes))
+        replace(argument, name=argument.name or argument.called).with_shapes(map(parse_shape, shapes))
         for argument in arguments
     ]
     seen: set[str] = set()

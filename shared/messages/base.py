@@ -39,6 +39,13 @@ PositiveBytes = Annotated[int, Meta(ge=1, le=2**44)]
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 """A name of a model, plan or device that a person typed."""
 
+NameOrVersion = Annotated[
+    str, Meta(min_length=1, max_length=71, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[1-9][0-9]{0,5})?\Z")
+]
+"""A model's name, or one of its versions: `stageloom.shared.model_version`."""
+
+ModelVersion = Annotated[int, Meta(ge=1, le=999_999)]
+
 DeviceName = Annotated[DeviceId, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 DigestText = Annotated[Digest, Meta(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}\Z")]
 PublicKey = Annotated[str, Meta(min_length=40, max_length=40, pattern=r"^[\x21-\x7e]{40}\Z")]

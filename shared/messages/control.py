@@ -23,6 +23,7 @@ from stageloom.shared.messages.base import (
     Mask,
     Message,
     MicroSeconds,
+    ModelVersion,
     Name,
     PlanBytes,
     PositiveBytes,
@@ -71,12 +72,13 @@ class Activation(str, Enum):
     NOW = "now"  # at once and guarded: an operator's order
 
 
-class ArtifactNeed(Struct, frozen=True):
-    """An artifact that a plan names."""
+class ArtifactNeed(Struct, frozen=True, omit_defaults=True):
+    """An artifact that a plan names, and which version of the model it is."""
 
     model: Name
     digest: DigestText
     size_bytes: PositiveBytes
+    version: ModelVersion = 1
 
 
 MAX_POLICY_BYTES: Final = 64 << 20

@@ -158,6 +158,8 @@ def test_sets_of_sizes_are_models_of_their_own_under_one_name() -> None:
         "a--b",
         "r",
     ]
+    numbered = parse_model("rec@3=m.onnx:x=1x{160,320}", is_file=only("m.onnx")).each()
+    assert [(one.called, one.version) for one in numbered] == [("rec--1x160", 3), ("rec--1x320", 3)]
     alone = parse_model("m.onnx:x=1..4", is_file=only("m.onnx"))
     assert alone.each() == (alone,)
     uneven = parse_model("m.onnx:x={1,2,3},y={4,5}", is_file=only("m.onnx"))

@@ -53,7 +53,10 @@ def serving_agent(directory: Path, **settings: Any) -> Iterator[AgentProcess]:
         "kinds": write_kinds(directory / "kinds.onnx"),
         "divider": write_divider(directory / "divider.onnx"),
     }
-    models = tuple(ModelFile(path=str(file), name=name) for name, file in files.items())
+    versions = {"divider": 3}
+    models = tuple(
+        ModelFile(path=str(file), name=name, version=versions.get(name, 1)) for name, file in files.items()
+    )
     serving = ServingSettings(**({"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"} | settings))
     with AgentProcess(directory / "home", models=models, executor="onnx", serving=serving) as agent:
         agent.until(

@@ -41,8 +41,10 @@ def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, s
     plain = onnxruntime.InferenceSession(file)
     spans = ModelFile(path=str(file), name="spans", shapes=LARGEST, smallest=SMALLEST)
     sizes = [
-        ModelFile(path=str(file), name=one.called, shapes=one.largest)
-        for one in parse_model(f"sizes={file}:x={{1,2}}x3x8x{{8,16}},ids=4").each()
+        ModelFile(path=str(file), name=one.called, version=version, shapes=one.largest)
+        for version, one in zip(
+            (2, 3), parse_model(f"sizes={file}:x={{1,2}}x3x8x{{8,16}},ids=4").each(), strict=True
+        )
     ]
     serving = ServingSettings(http="127.0.0.1:0", grpc="127.0.0.1:0")
     with AgentProcess(tmp_path / "home", models=(spans, *sizes), executor="onnx", serving=serving) as agent:
@@ -77,13 +79,23 @@ def test_every_client_gets_the_bits_of_the_file_in_every_shape(tmp_path: Path, s
 
 def _routes_by_shape(native: Client, tritons: list[Triton], plain: Any) -> None:
     """Two models of one name: each takes tasks of its own shape, and clients see one with open dimensions."""
-    for shape in ((1, 3, 8, 8), (2, 3, 8, 16)):
+    for shape, version in (((1, 3, 8, 8), "2"), ((2, 3, 8, 16), "3")):
         inputs = spans_inputs(shape, 4)
         wanted = dict(zip(NAMES, plain.run(None, inputs), strict=True))
         assert _equal(native.run("sizes", inputs, timeout_s=60), wanted)
         for triton in tritons:
-            answer = triton.client.infer("sizes", _asked(triton, inputs))
-            assert _equal({name: answer.as_numpy(name) for name in NAMES}, wanted)
+            for asked in ("", version):
+                answer = triton.client.infer("sizes", _asked(triton, inputs), model_version=asked)
+                assert _equal({name: answer.as_numpy(name) for name in NAMES}, wanted)
+                assert triton.json(answer.get_response())["model_version"] == version
+            with pytest.raises(InferenceServerException, match=r"model 'sizes--.*' takes"):
+                triton.client.infer("sizes", _asked(triton, inputs), model_version="23".replace(version, ""))
+            found = triton.json(triton.client.get_inference_statistics("sizes", version))["model_stats"]
+            counts = [
+                (one["name"], one["version"], int(one["inference_stats"]["success"]["count"]))
+                for one in found
+            ]
+            assert counts == [("sizes", version, 2 if triton.kind == "http" else 4)]
     other = spans_inputs((1, 3, 8, 16), 4)
     with pytest.raises(
         TaskRefused,
@@ -98,8 +110,12 @@ def _routes_by_shape(native: Client, tritons: list[Triton], plain: Any) -> None:
         assert [[int(dim) for dim in one["shape"]] for one in found["inputs"]] == [[-1, 3, 8, -1], [4]]
         assert triton.client.is_model_ready("sizes")
         index = triton.json(triton.client.get_model_repository_index())
-        names = [one["name"] for one in (index["models"] if triton.kind == "grpc" else index)]
-        assert names == ["sizes", "spans"]
+        listed = [
+            (one["name"], one["version"]) for one in (index["models"] if triton.kind == "grpc" else index)
+        ]
+        assert listed == [("sizes", "2"), ("sizes", "3"), ("spans", "1")]
+        with pytest.raises(InferenceServerException, match="'sizes' version 1 is not at ready state"):
+            triton.client.get_model_metadata("sizes", "1")
 
 
 def _answers_json(address: str, inputs: dict[str, Any], wanted: dict[str, Any]) -> None:

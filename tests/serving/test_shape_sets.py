@@ -4,17 +4,18 @@ import pytest
 
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.ingest.signature import by_any_name, by_served_name
-from stageloom.edge_agent.serving.models import as_one, listed_names, model_config, model_metadata
+from stageloom.edge_agent.serving.models import as_one, listed_names, model_config, model_metadata, versions_of
 
 pytestmark = pytest.mark.promise("shape-sets")
 
 
-def _model(name: str, height: int, width: int, *, batchable: bool = True) -> ModelSignature:
+def _model(name: str, height: int, width: int, *, batchable: bool = True, version: int = 1) -> ModelSignature:
     return ModelSignature(
         name,
         (TensorInfo("x", "float32", (1, 3, height, width)),),
         (TensorInfo("y", "float32", (1, height, 10)),),
         batchable,
+        version,
     )
 
 
@@ -63,3 +64,12 @@ def test_models_that_differ_in_more_than_shapes_are_not_one() -> None:
         assert found["net--640"] == (stranger,)
         assert listed_names(found) == ["net", "net--640"]
         assert all(as_one(name, models).name == name for name, models in found.items())
+
+
+def test_a_set_has_the_version_of_its_models_and_the_newest_where_they_differ() -> None:
+    older, newer = _model("net--1x3x8x64", 8, 64, version=2), _model("net--1x3x8x16", 8, 16, version=10)
+    assert model_metadata(as_one("net", [older, _model("net--1x3x8x8", 8, 8, version=2)]))["versions"] == [
+        "2"
+    ]
+    assert as_one("net", [newer, older]).version == 10
+    assert versions_of([newer, older, newer]) == [2, 10]

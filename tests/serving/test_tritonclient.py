@@ -100,8 +100,26 @@ def test_repository_index(triton: Triton) -> None:
     found = triton.json(triton.client.get_model_repository_index())
     models = found["models"] if triton.kind == "grpc" else found
     assert [(one["name"], one["version"], one["state"]) for one in models] == [
-        (name, "1", "READY") for name in ("divider", "kinds", "tiny")
+        ("divider", "3", "READY"),
+        ("kinds", "1", "READY"),
+        ("tiny", "1", "READY"),
     ]
+
+
+def test_a_model_is_served_as_the_version_that_it_is_and_as_no_other(triton: Triton) -> None:
+    ours, others = "3", "1"
+    metadata = triton.json(triton.client.get_model_metadata("divider", ours))
+    assert metadata["versions"] == [ours]
+    assert triton.client.is_model_ready("divider", ours)
+    assert not triton.client.is_model_ready("divider", others)
+    one = triton.input("x", np.full((1, 2), 4.0, np.float32))
+    for asked in ("", ours):
+        result = triton.client.infer("divider", [one], model_version=asked)
+        assert triton.json(result.get_response())["model_version"] == ours
+    found = triton.json(triton.client.get_inference_statistics("divider", ours))["model_stats"]
+    assert [(model["name"], model["version"]) for model in found] == [("divider", ours)]
+    with pytest.raises(InferenceServerException, match="'divider' version 1 is not at ready state"):
+        triton.client.infer("divider", [one], model_version=others)
 
 
 def test_load_of_a_model_that_is_served_is_fine(triton: Triton) -> None:
@@ -450,5 +468,5 @@ def test_wrong_requests_are_answered_with_what_is_wrong(triton: Triton) -> None:
     one = triton.input("input", rows(1))
     with pytest.raises(InferenceServerException, match="unexpected inference output 'other'"):
         triton.client.infer("tiny", [one], outputs=[module.InferRequestedOutput("other")])
-    with pytest.raises(InferenceServerException, match="no version '2'"):
+    with pytest.raises(InferenceServerException, match="'tiny' version 2 is not at ready state"):
         triton.client.infer("tiny", [one], model_version="2")

@@ -172,8 +172,11 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             "expected_regimes",
             "webhooks",
             "webhook_messages",
+            "model_versions",
+            "models",
         ):
             session.execute(text(f"DROP TABLE {table}"))
+        session.execute(text("CREATE TABLE models (name TEXT, digest TEXT, added_at_us BIGINT)"))
         for column in ("executor", "intra_op_threads"):
             session.execute(text(f"ALTER TABLE profiles DROP COLUMN {column}"))
         for table, column in (

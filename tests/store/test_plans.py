@@ -34,17 +34,6 @@ def test_a_model_is_copied_in_and_read_back(store: Store, tmp_path: Path) -> Non
     assert LinkStore(store).artifact(Digest("0" * 64)) is None
 
 
-def test_a_name_keeps_its_artifact_until_it_is_removed(store: Store, tmp_path: Path) -> None:
-    digest = add_model(store, tmp_path)
-    add_model(store, tmp_path)
-    with pytest.raises(InputError, match="stageloom model remove relu"):
-        add_model(store, tmp_path, operators=8)
-    store.remove_model("relu")
-    assert LinkStore(store).artifact(digest) is None and store.read(model_infos) == []
-    with pytest.raises(InputError, match="no model 'relu'"):
-        store.remove_model("relu")
-
-
 def test_an_artifact_under_two_names_stays_until_both_are_gone(store: Store, tmp_path: Path) -> None:
     digest = add_model(store, tmp_path)
     store.add_model("again", tmp_path / "relu.artifact", digest)
@@ -52,15 +41,6 @@ def test_an_artifact_under_two_names_stays_until_both_are_gone(store: Store, tmp
     assert LinkStore(store).artifact(digest) is not None
     store.remove_model("again")
     assert LinkStore(store).artifact(digest) is None
-
-
-def test_a_model_in_use_cannot_be_removed(store: Store, tmp_path: Path) -> None:
-    add_model(store, tmp_path)
-    enrol(store)
-    store.write(add_plan, "first", small_plan(store), "sequential")
-    store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
-    with pytest.raises(InputError, match="part of what nano should run"):
-        store.remove_model("relu")
 
 
 def test_a_file_of_another_digest_is_refused_and_nothing_is_kept(tmp_path: Path) -> None:

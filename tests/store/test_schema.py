@@ -67,10 +67,19 @@ def test_an_older_database_is_upgraded_to_the_declared_tables_and_keeps_its_data
     with store.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
     del before["alembic_version"]
+    tables.remove(tables.tables["models"])
     after = _contents(store.database, tables)
+    assert _first_versions(store.database) == before.pop("models"), "a name's artifact is its version 1"
     assert {name: after[name] for name in before} == before
     assert all(len(rows) == 2 for rows in before.values()) and len(before) >= 14
     store.close()
+
+
+def _first_versions(database: Database) -> list[tuple[object, ...]]:
+    """Name, artifact and time of every model, as tables of before had them."""
+    columns = "SELECT model, digest, added_at_us FROM model_versions WHERE number = 1 ORDER BY model"
+    with database.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(columns))]
 
 
 def _filled(table: sa.Table, number: int) -> dict[str, object]:

@@ -25,7 +25,7 @@ from stageloom.planner.store.devices import (
 )
 from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.machines import machine_of, whole_times
-from stageloom.planner.store.models import model_infos, named_models
+from stageloom.planner.store.models import named_models, newest_models
 from stageloom.planner.store.policies import attach_policy
 from stageloom.planner.store.profiles import (
     answer_reasons,
@@ -170,7 +170,7 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
         UnavailableError: it does not answer in time.
         JobCancelled: the job should end.
     """
-    models = request.models or tuple(info.model for info in api.store.read(model_infos))
+    models = request.models or tuple(api.store.read(newest_models, 256))
     if request.plan is not None:
         reply = _ask_stages(api, request, request.plan)
     elif models:

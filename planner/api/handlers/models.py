@@ -8,18 +8,25 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, handles
 from stageloom.planner.schema import model as schema
 from stageloom.planner.schema.base import Done, Page
-from stageloom.planner.store.models import model_infos, named_models
+from stageloom.planner.store.models import model_detail, model_infos, named_models
+from stageloom.shared.model_version import ModelReference
 
 
 @handles(routes.MODEL_LIST)
 def model_list(api: ApiContext, request: schema.ModelListRequest, call: ApiCall) -> Page[schema.ModelInfo]:
     infos = api.reader.read(model_infos, after=request.after, limit=request.limit + 1)
     shown = tuple(infos[: request.limit])
-    return Page(items=shown, next=shown[-1].model if len(infos) > request.limit else "")
+    last = str(ModelReference(shown[-1].model, shown[-1].version)) if len(infos) > request.limit else ""
+    return Page(items=shown, next=last)
+
+
+@handles(routes.MODEL_SHOW)
+def model_show(api: ApiContext, request: schema.ModelShowRequest, call: ApiCall) -> schema.ModelDetail:
+    return api.reader.read(model_detail, request.model)
 
 
 @handles(routes.MODEL_ADD)
-def model_add(api: ApiContext, request: schema.ModelAddRequest, call: ApiCall) -> schema.ModelInfo:
+def model_add(api: ApiContext, request: schema.ModelAddRequest, call: ApiCall) -> schema.ModelAdded:
     assert call.upload is not None
     return api.store.add_model(request.model, call.upload, request.digest)
 

@@ -12,7 +12,7 @@ from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.schema.training import GpgTrainingReply, GpgTrainingRequest
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import machine_of, usual_executor
-from stageloom.planner.store.models import model_infos, named_models
+from stageloom.planner.store.models import named_models, newest_models
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError
@@ -22,6 +22,7 @@ from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.policy.gpg.checkpoint import decode
 
 STATE_FILE: Final = "run.pt"
+_MOST: Final = 256  # models that are learned from unasked
 _EVERY_S: Final = 0.25  # between two tellings
 
 
@@ -90,7 +91,7 @@ def _result(found: GpgResult, device_class: str, began: int | None) -> Trained:
 
 def _models(store: ReadStore, wanted: tuple[str, ...]) -> tuple[dict[Digest, Graph], dict[Digest, str]]:
     """Graphs and names by digest."""
-    infos = store.read(named_models, list(wanted)) if wanted else store.read(model_infos)
+    infos = store.read(named_models, list(wanted) or store.read(newest_models, _MOST))
     if not infos:
         raise InputError(
             "the planner has no models to learn from", remedy="add some with `stageloom model add`"

@@ -46,6 +46,7 @@ COMMANDS: list[tuple[str, int]] = [
     (f"device release {NANO}", 0),
     ("model add {chain} --name chain", 0),
     ("model list", 0),
+    ("model show chain", 0),
     ("model export chain {run}/chain.onnx", 0),
     ("plan create --model diamond --scheduler greedy --name again", 0),
     ("plan list", 0),
