@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.shared.errors import AgentRestarted, TaskCancelled, TaskExpired, TaskRefused
 from tests.e2e.application import WINDOW
 from tests.e2e.fleet import Device
-from tests.e2e.networks import reference, rows
+from tests.e2e.networks import reference, rows, write_chain
 from tests.planner.processes import ROOT, until
 
 
@@ -82,7 +82,9 @@ def test_application_submits_cancels_and_sets_deadlines_as_the_readme_shows(
 
 
 @contextmanager
-def _load(device: Device, names: list[str], given: Any) -> Iterator[dict[int, tuple[str, Any]]]:
+def _load(
+    device: Device, names: list[str], given: Any, deadline_s: float | None = None
+) -> Iterator[dict[int, tuple[str, Any]]]:
     """Threads that keep tasks in flight; on leaving, `ended` holds each task's model and result."""
     ended: dict[int, tuple[str, Any]] = {}
     numbers, stop = count(), threading.Event()
@@ -90,7 +92,11 @@ def _load(device: Device, names: list[str], given: Any) -> Iterator[dict[int, tu
     def go(client: Client, name: str) -> None:
         while not stop.is_set():
             burst = [
-                (n := next(numbers), client.submit(name, {"input": given[n % len(given)]})) for _ in "1234"
+                (
+                    n := next(numbers),
+                    client.submit(name, {"input": given[n % len(given)]}, deadline_s=deadline_s),
+                )
+                for _ in "1234"
             ]
             for number, future in burst:
                 error = future.exception(60)
@@ -142,6 +148,52 @@ def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     totals = _totals(device)
     assert totals["submitted"] == totals["completed"] == len(ended)
     device.drain_telemetry()
+
+
+@pytest.mark.promise("version-of-a-model")
+def test_push_of_another_version_under_load_loses_refuses_and_delays_no_task(
+    device: Device, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """A model's file changes while its tasks come.
+
+    1. The device runs version 1 of a model in several blocks; a thread keeps it busy with tasks that have a
+       deadline.
+    2. Other weights are added under the same name, and a plan of them is pushed: version 2 serves.
+    3. The plan of version 1 is pushed again.
+    4. Every task completed in time, with the output of one of the versions; they are of 1, then of 2, then of
+       1, and the agent says which version it serves.
+    """
+    fleet = device.fleet
+    newer = write_chain(tmp_path / "newer.onnx", seed=77)
+    fleet.do("model", "add", str(files["alpha"]), "--name", "gamma")
+    fleet.make_plan("first", "--model", "gamma:partition=base")
+    fleet.do("model", "add", str(newer), "--name", "gamma")
+    fleet.make_plan("second", "--model", "gamma:partition=base")
+    given = rows(8)
+    device.start()
+    device.run("first")
+    served = []
+    with _load(device, ["gamma"], given, deadline_s=30.0) as ended, Client(device.running.socket) as client:
+        for plan in ("first", "second", "first"):
+            device.run(plan)
+            served.append(client.models()["gamma"].version)
+            until(_grown(ended))
+    assert served == [1, 2, 1]
+    detail = fleet.ask("model", "show", "gamma@1")
+    assert detail["running_on"] == [device.name]
+    expected = [[reference(f).run(None, {"input": row})[0] for row in given] for f in (files["alpha"], newer)]
+    ran = []
+    for number in range(len(ended)):
+        result = ended[number][1]
+        assert not isinstance(result, Exception), result
+        close = [np.allclose(result, one[number % len(given)], rtol=1e-3, atol=1e-4) for one in expected]
+        assert close.count(True) == 1, "the output of neither version, or of both"
+        ran.append(close.index(True) + 1)
+    assert ran[0] == 1
+    changes = sum(a != b for a, b in pairwise(ran))
+    assert changes == 2, "each swap was one moment in the order of the tasks"
+    totals = _totals(device)
+    assert totals["submitted"] == totals["completed"] == len(ended)
 
 
 def _all_three_have_open_tasks(status: AgentStatus) -> bool:
