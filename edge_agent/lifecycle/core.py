@@ -464,6 +464,8 @@ class Lifecycle:
             environment, at_us = self.state.environment, self._now_us
             call = partial(self.plans.run_trial, attempt.id, attempt.plan, environment, at_us, now_s)
             return self._ask(attempt, "trial", call)
+        if way is Way.FIRST and staged.interface:
+            return self._become(attempts.refused(self.state, attempt, bounded(staged.interface)))
         if way.guarded and staged.starves:
             return self._become(attempts.refused(self.state, attempt, staged.starves))
         # The record is on disk before the plan runs: a crash from here on is found at boot.

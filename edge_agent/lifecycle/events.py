@@ -71,6 +71,7 @@ class PlanStaged:
     control: Digest | None = None
     intervals_only: bool = False  # it differs from the control in launch intervals and in nothing else
     starves: str = ""  # why its launch intervals would admit fewer tasks than arrive
+    interface: str = ""  # which model would have other inputs or outputs than now
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,9 @@ class Pursuit:
     def _staged(self, candidate: Candidate) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
-            return PlanStaged(candidate.attempt)
+            running = None if self.active is None else self._checked.get(self.active.ref.digest)
+            ours = self._checked[candidate.digest]
+            return PlanStaged(candidate.attempt, interface=ours.new_interface(running) if running else "")
         ours, theirs = self._checked[candidate.digest], self._checked[control.ref.digest]
         arrivals_per_s = self._waiting.last_arrivals_per_s(_RATES_S)
         return PlanStaged(
