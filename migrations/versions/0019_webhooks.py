@@ -35,6 +35,7 @@ def upgrade() -> None:
             nullable=False,
         ),
         sa.Column("webhook", sa.String(64), nullable=False),
+        sa.Column("device", sa.String(64), nullable=False),
         sa.Column("message", sa.String(64), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("at_us", sa.BigInteger(), nullable=False),

@@ -159,7 +159,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
             "body": msgspec.msgpack.encode(alarm),
         },
     )
-    tell_webhooks(session, WebhookEvent.ALARM, {"device": device, **_told(alarm, _ALARM_FIELDS)})
+    tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     if pending is not None and (running := _running(session, device, at_us)) is not None:
         running.later_alarms += 1
         return None
@@ -331,7 +331,7 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
     owner = session.get(DeviceRow, device)
     if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
-        tell_webhooks(session, WebhookEvent.VERDICT, {"device": device, **_told(ended, _VERDICT_FIELDS)})
+        tell_webhooks(session, WebhookEvent.VERDICT, device, _told(ended, _VERDICT_FIELDS))
     session.merge(
         TrialRow(
             device=device,

@@ -634,6 +634,7 @@ class WebhookMessageRow(Table):
     __tablename__ = "webhook_messages"
     number: Mapped[int] = mapped_column(_AUTO, primary_key=True)
     webhook: Mapped[str] = mapped_column(_NAME, index=True)
+    device: Mapped[str] = mapped_column(_NAME)
     message: Mapped[str] = mapped_column(_NAME)
     body: Mapped[bytes]
     at_us: Mapped[int]

@@ -1,7 +1,7 @@
 """Webhooks, and the messages that wait for them.
 
 A message is written in the transaction of what it tells of, and goes once its receiver took it. What nobody
-takes is bounded: in number for each webhook, and in age.
+takes is bounded: in number for each webhook, shared fairly among devices, and in age.
 """
 
 import uuid
@@ -108,22 +108,40 @@ def webhook_infos(session: Session) -> list[WebhookInfo]:
     ]
 
 
-def tell_webhooks(session: Session, event: WebhookEvent, data: Mapping[str, Any]) -> None:
-    """Have a message wait for every webhook that listens to this event; `data` becomes JSON."""
+def tell_webhooks(session: Session, event: WebhookEvent, device: str, data: Mapping[str, Any]) -> None:
+    """Have a message of this device wait for every webhook that listens to this event; JSON of `data`."""
     rows = [row for row in session.scalars(select(WebhookRow)) if event.value in row.events]
     if not rows:
         return
     at_us = now_us(session)
     at = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat().replace("+00:00", "Z")
-    body = msgspec.json.encode({"type": event.value, "timestamp": at, "data": data})
+    body = msgspec.json.encode({"type": event.value, "timestamp": at, "data": {"device": device, **data}})
     for row in rows:
-        waiting = select(func.count()).where(WebhookMessageRow.webhook == row.name)
-        if (session.scalar(waiting) or 0) >= MOST_WAITING:
-            row.dropped += 1
-            continue
         session.add(
-            WebhookMessageRow(webhook=row.name, message=f"msg_{uuid.uuid4().hex}", body=body, at_us=at_us)
+            WebhookMessageRow(
+                webhook=row.name, device=device, message=f"msg_{uuid.uuid4().hex}", body=body, at_us=at_us
+            )
         )
+        waiting = select(func.count()).where(WebhookMessageRow.webhook == row.name)
+        if (session.scalar(waiting) or 0) > MOST_WAITING:
+            _drop_one(session, row)
+
+
+def _drop_one(session: Session, row: WebhookRow) -> None:
+    """Drop the oldest message of the device that has most: one device's storm does not silence the others.
+    The webhook's oldest stays, as it may be under way."""
+    mine = WebhookMessageRow.webhook == row.name
+    under_way = select(func.min(WebhookMessageRow.number)).where(mine).scalar_subquery()
+    oldest = func.min(WebhookMessageRow.number)
+    dropped = session.scalar(
+        select(oldest)
+        .where(mine, WebhookMessageRow.number > under_way)
+        .group_by(WebhookMessageRow.device)
+        .order_by(func.count().desc(), oldest)
+        .limit(1)
+    )
+    session.execute(delete(WebhookMessageRow).where(WebhookMessageRow.number == dropped))
+    row.dropped += 1
 
 
 def waiting_messages(session: Session, at_us: int) -> list[WaitingMessage]:

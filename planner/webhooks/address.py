@@ -4,7 +4,7 @@ A name is resolved once, what it resolves to is checked, and the connection goes
 resolves to something else the next moment gains nothing.
 """
 
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -12,6 +12,18 @@ from stageloom.shared.errors import InputError
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _PORTS: Final = {"https": 443, "http": 80}
+
+_NEVER: Final = tuple(
+    ip_network(text)
+    for text in (
+        "100.100.100.200",  # Alibaba's metadata
+        "168.63.129.16",  # Azure's channel to its machines
+        "192.0.0.0/24",  # protocols' own, and Oracle's older metadata: Python 3.11 calls it global
+        "192.88.99.0/24",  # relays of 6to4, given up: Python calls it global
+        "fd00:ec2::/32",  # Amazon's metadata and resolvers
+        "fd20:ce::254",  # Google's metadata
+    )
+)
 
 
 def checked_url(url: str, *, private: bool) -> SplitResult:
@@ -52,16 +64,18 @@ def port_of(parts: SplitResult) -> int:
 def address_problem(address: IPv4Address | IPv6Address, *, private: bool) -> str:
     """Why nothing is sent there; empty where it may be.
 
-    Link-local addresses, where clouds keep their metadata, are refused always, and so are those that mean no
-    one host. Loopback and local networks are refused unless `private`.
+    Link-local addresses and others where clouds keep their metadata are refused always, and so are those that
+    mean no one host. Loopback and local networks are refused unless `private`.
     """
     inner = _embedded(address)
     if inner is not None:
         return address_problem(inner, private=private)
     nowhere = address.is_reserved and not address.is_loopback  # Python counts ::1 among the reserved
-    if address.is_link_local or address.is_multicast or address.is_unspecified or nowhere:
-        return "an address that webhooks never go to (link-local, multicast or reserved)"
-    if not address.is_global and not private:
+    metadata = any(address in network for network in _NEVER)
+    if address.is_link_local or address.is_multicast or address.is_unspecified or nowhere or metadata:
+        return "an address that webhooks never go to (link-local, metadata, multicast or reserved)"
+    site = isinstance(address, IPv6Address) and address.is_site_local  # Python counts it among the global
+    if (site or not address.is_global) and not private:
         return "an address of a local network, which needs --allow-private"
     return ""
 

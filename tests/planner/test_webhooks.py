@@ -1,8 +1,10 @@
 """Webhooks: signed as the standard asks, sent nowhere inside, kept until they arrive, and bounded."""
 
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,6 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.config import PlannerConfig
+from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.service import Planner
 from stageloom.planner.store.link import LinkStore
@@ -78,6 +81,45 @@ class Receiver:
         self._server.server_close()
 
 
+class Dripping:
+    """A stranger that sends a byte each 0.05 s, for half a minute; `cut` is set once nobody reads on."""
+
+    def __init__(self, answer: bytes, context: ssl.SSLContext | None) -> None:
+        self.cut = threading.Event()
+        self._answer = answer
+        self._context = context
+        self._stop = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            link, _ = self._listening.accept()
+            with closing(link):
+                if self._context is not None:
+                    link = self._context.wrap_socket(link, server_side=True)
+                self._drip(link)
+
+    def _drip(self, link: socket.socket) -> None:
+        with closing(link):
+            try:
+                for at in range(len(self._answer)):
+                    link.sendall(self._answer[at : at + 1])
+                    if self._stop.wait(0.05):
+                        return
+            except OSError:
+                self.cut.set()
+
+    def close(self) -> None:
+        self._stop.set()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listening.close()
+
+
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with closing(Receiver()) as made:
@@ -115,7 +157,15 @@ def test_a_strangers_library_verifies_the_signature_and_refuses_any_change() -> 
         ("192.168.1.1", False, True),
         ("100.64.0.1", False, True),
         ("fd00::1", False, True),
+        ("fec0::1", False, True),
         ("169.254.169.254", False, False),
+        ("100.100.100.200", False, False),
+        ("168.63.129.16", False, False),
+        ("192.0.0.192", False, False),
+        ("192.88.99.1", False, False),
+        ("fd00:ec2::254", False, False),
+        ("fd20:ce::254", False, False),
+        ("::ffff:100.100.100.200", False, False),
         ("fe80::1", False, False),
         ("0.0.0.0", False, False),
         ("::", False, False),
@@ -185,6 +235,48 @@ def test_a_receiver_that_does_not_answer_or_listen_is_given_up(receiver: Receive
         url = gone.url
     with pytest.raises(NotDelivered, match="no connection"):
         send(url, {}, b"{}", private=True)
+
+
+@pytest.mark.parametrize("part", ["handshake", "answer"])
+def test_a_receiver_that_drips_within_tls_is_cut_off(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "receiver.pem"
+    certificate_digest(file, hosts=["127.0.0.1"])
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    if part == "handshake":
+        context, answer = None, b"\x16\x03\x03\x40\x00" + bytes(600)  # a record of 16 KiB begins
+    else:
+        context, answer = (
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            b"HTTP/1.1 204 X\r\nX: %b\r\n\r\n" % (b"x" * 600),
+        )
+        context.load_cert_chain(file)
+    with closing(Dripping(answer, context)) as dripping:
+        with pytest.raises(NotDelivered, match="no answer"):
+            send(f"https://127.0.0.1:{dripping.port}/", {}, b"{}", private=True, limit_s=1)
+        assert dripping.cut.wait(10), "before it had sent all"
+
+
+def test_addresses_are_tried_in_turn_and_the_host_is_named_as_in_the_url(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = receiver.url.partition("127.0.0.1:")[2].partition("/")[0]
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # its own, and does not listen
+        refuses = silent.getsockname()
+        places = [refuses, ("127.0.0.1", int(port))]
+
+        def found(*_: object, **__: object) -> list[object]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        for named in (f"[::1]:{port}", "two.example"):
+            send(f"http://{named}/", {}, b"{}", private=True)
+            assert receiver.taken[-1][0]["Host"] == named
+        places.remove(places[1])
+        with pytest.raises(NotDelivered, match="no connection"):
+            send("http://two.example/", {}, b"{}", private=True)
 
 
 @pytest.mark.promise("webhooks-signed-and-kept")
