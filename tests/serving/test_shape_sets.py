@@ -4,7 +4,13 @@ import pytest
 
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.ingest.signature import by_any_name, by_served_name
-from stageloom.edge_agent.serving.models import as_one, listed_names, model_config, model_metadata, versions_of
+from stageloom.edge_agent.serving.models import (
+    as_one,
+    listed_names,
+    model_config,
+    model_metadata,
+    versions_of,
+)
 
 pytestmark = pytest.mark.promise("shape-sets")
 
