@@ -17,9 +17,6 @@ from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import TaskCounters, TrialEnded
 from stageloom.shared.metrics import CountedSeconds
 
-MOST_DEVICES: Final = 512
-"""Devices that have metrics of their own."""
-
 OUTCOMES: Final = ("completed", "refused", "cancelled", "expired", "failed")
 SEARCH_ENDS: Final = ("completed", "failed", "cancelled")
 
@@ -36,7 +33,7 @@ class PlannerCounters:
         self.searches: Counter[tuple[str, str]] = Counter()  # by where and how they ended
         self.search_s: dict[str, CountedSeconds] = {}  # of completed ones, by where
         self.searching: Counter[str] = Counter()
-        self.tasks: defaultdict[DeviceId, Counter[str]] = defaultdict(Counter)  # by outcome
+        self.tasks: defaultdict[DeviceId, Counter[str]] = defaultdict(Counter)  # of all, by outcome
         self.verdicts: Counter[str] = Counter({verdict.value: 0 for verdict in Verdict})
         self.replans = 0
 
@@ -81,13 +78,9 @@ class PlannerCounters:
         with self._lock:
             for device, row in rows:
                 if isinstance(row.data, TaskCounters):
-                    self._add_tasks(device, row.data)
+                    self.tasks[device].update({name: getattr(row.data, name) for name in OUTCOMES})
                 elif isinstance(row.data, TrialEnded) and row.data.verdict in self.verdicts:
                     self.verdicts[row.data.verdict] += 1
-
-    def _add_tasks(self, device: DeviceId, counted: TaskCounters) -> None:
-        if device in self.tasks or len(self.tasks) < MOST_DEVICES:
-            self.tasks[device].update({name: getattr(counted, name) for name in OUTCOMES})
 
 
 def _of(by_name: dict[str, CountedSeconds], name: str) -> CountedSeconds:

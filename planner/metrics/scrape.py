@@ -5,13 +5,16 @@ from typing import Final
 
 from stageloom.planner.api.context import ApiContext
 from stageloom.planner.api.handlers.devices import now
-from stageloom.planner.metrics.counting import MOST_DEVICES, OUTCOMES, SEARCH_ENDS, PlannerCounters
+from stageloom.planner.metrics.counting import OUTCOMES, SEARCH_ENDS, PlannerCounters
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.store.devices import device_infos, device_numbers, planner_epoch
 from stageloom.planner.store.events import unreadable_records
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.shared.metrics import CountedSeconds, MetricKind, MetricSpec, Samples
 from stageloom.shared.version import __version__
+
+MOST_DEVICES: Final = 512
+"""Devices that have metrics of their own."""
 
 _gauge, _counter, _histogram = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
 
@@ -120,7 +123,7 @@ def scrape(api: ApiContext, accept: str) -> tuple[bytes, str]:
 
 
 def planner_samples(api: ApiContext) -> Samples:
-    """All of `PLANNER_METRICS`; a device's once it has enrolled."""
+    """All of `PLANNER_METRICS`; a device's from when it enrols until it is revoked."""
     told, live, counters = Samples(), api.live, api.live.counters.copy()
     told.add(INFO, 1, __version__)
     told.add(UPTIME, api.clock.monotonic_s() - live.started_s)
@@ -139,8 +142,8 @@ def planner_samples(api: ApiContext) -> Samples:
     _add_work(told, counters)
     told.add(WORKERS, live.pool.workers)
     told.add(ON_RAY, live.pool.where == "ray")
-    infos = now(api, api.reader.read(device_infos, limit=MOST_DEVICES))
-    told.add(UNTOLD, max(numbers.enrolled - len(infos), 0))
+    infos = now(api, api.reader.read(device_infos, limit=MOST_DEVICES, with_revoked=False))
+    told.add(UNTOLD, max(numbers.enrolled - numbers.revoked - len(infos), 0))
     _add_devices(told, infos, counters)
     return told
 

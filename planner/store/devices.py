@@ -302,7 +302,12 @@ def report_of(row: ReportedRow | None) -> Report:
 
 
 def device_infos(
-    session: Session, *, device: DeviceId | None = None, after: str = "", limit: int = 256
+    session: Session,
+    *,
+    device: DeviceId | None = None,
+    after: str = "",
+    limit: int = 256,
+    with_revoked: bool = True,
 ) -> list[DeviceInfo]:
     """Devices by name; `online` is False here, since only a running planner knows."""
     wanted = (
@@ -317,6 +322,8 @@ def device_infos(
     )
     if device is not None:
         wanted = wanted.where(DeviceRow.name == device)
+    if not with_revoked:
+        wanted = wanted.where(~DeviceRow.revoked)
     found = session.execute(wanted).all()
     unread = unreadable_by_device(session, found[0][0].name, found[-1][0].name) if found else {}
     return [

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from stageloom.edge_agent.metrics.counting import MOST_MODELS
 from stageloom.edge_agent.metrics.scrape import AGENT_METRICS, PROCESS_METRICS
-from stageloom.planner.metrics.counting import MOST_DEVICES
-from stageloom.planner.metrics.scrape import PLANNER_METRICS
+from stageloom.planner.metrics.scrape import MOST_DEVICES, PLANNER_METRICS
 from stageloom.shared.metrics import MetricKind, MetricSpec
 
 _PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

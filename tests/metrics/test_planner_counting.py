@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.metrics.counting import MOST_DEVICES, CountedPool, PlannerCounters
+from stageloom.planner.metrics.counting import CountedPool, PlannerCounters
+from stageloom.planner.metrics.scrape import MOST_DEVICES
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
@@ -100,11 +101,11 @@ def test_rows_that_come_again_are_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("metrics-count-each-once")
-def test_devices_are_bounded() -> None:
+def test_tasks_of_every_device_count_since_others_are_shown_than_reported_first() -> None:
     counters = PlannerCounters()
     counted = row(0, TaskCounters("a", 1, 1, 1, 0, 0, 0, 0))
     names = [DeviceId(f"edge{number}") for number in range(MOST_DEVICES + 2)]
     counters.rows_stored([(name, counted) for name in (*names, names[0])])
     now = counters.copy()
-    assert list(now.tasks) == names[:MOST_DEVICES]
+    assert list(now.tasks) == names
     assert now.tasks[names[0]]["completed"] == 2

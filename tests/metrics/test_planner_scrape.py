@@ -18,12 +18,13 @@ from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.service import Planner
+from stageloom.planner.store.devices import revoke_device
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import RowKind, TaskCounters
 from stageloom.shared.metrics import MetricKind
 from tests.planner.api.rig import unverified
 from tests.planner.world import World
-from tests.store.helpers import NANO, row
+from tests.store.helpers import NANO, enrol, row
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,8 @@ def test_scrape_says_what_the_planner_did(planner: Planner) -> None:
         client.call(routes.DEVICE_SHOW, DeviceShowRequest(device=NANO))
         with pytest.raises(ApiRefused):
             client.call(routes.DEVICE_SHOW, DeviceShowRequest(device=DeviceId("nobody")))
+    enrol(planner.store, DeviceId("gone"), 9)
+    planner.store.write(revoke_device, DeviceId("gone"))
     status, text = _scrape(planner, bearer)
     assert status == 200
     families = _families(text)
@@ -89,7 +92,10 @@ def test_scrape_says_what_the_planner_did(planner: Planner) -> None:
         assert {*found.samples[0].labels} - {"le"} == set(spec.labels), spec.name
     assert not families
     values = {(one.name, *one.labels.values()): one.value for family in parse(text) for one in family.samples}
-    assert values["stageloom_planner_devices", "enrolled"] == 1
+    assert values["stageloom_planner_devices", "enrolled"] == 2
+    assert values["stageloom_planner_devices", "revoked"] == 1
+    assert values["stageloom_devices_untold",] == 0
+    assert ("stageloom_device_online", "gone") not in values, "it would be told as offline for ever"
     assert values["stageloom_planner_devices", "online"] == 0
     assert values["stageloom_device_online", NANO] == 0
     assert values["stageloom_device_tasks_total", NANO, "completed"] == 7
