@@ -96,7 +96,7 @@ def extensions(group: ExtensionGroup, taken: Collection[str]) -> Extensions:
     usable: dict[str, Extension] = {}
     problems: dict[str, ExtensionError] = {}
     for name, offers in sorted(found.items()):
-        wrong = _wrong_name(name, taken, offers)
+        wrong = _wrong_name(name, taken, offers) or _wrong_target(offers[0].entry)
         if wrong:
             problems[name] = offers[0].error(wrong)
         else:
@@ -112,6 +112,14 @@ def _wrong_name(name: str, taken: Collection[str], offers: list[Extension]) -> s
     if len(offers) > 1:
         others = " and ".join(sorted(offer.distribution for offer in offers[1:]))
         return f"has a name that {others} offers, too"
+    return ""
+
+
+def _wrong_target(entry: EntryPoint) -> str:
+    try:
+        entry.module, entry.attr  # noqa: B018 - which parse what the metadata says
+    except AttributeError:
+        return f"points to {entry.value!r}, which is no module:name"
     return ""
 
 

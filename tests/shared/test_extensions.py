@@ -124,6 +124,15 @@ def test_names_that_are_taken_or_not_to_be_typed_are_refused_and_the_rest_stands
     require_scheduler("ios")
 
 
+def test_an_entry_point_that_is_no_module_and_name_is_a_problem_and_the_agent_looks_on(folder: Path) -> None:
+    install(folder, "odd-one", EXECUTORS, {"odd": "my-pkg:f", "gone": "gone_two:f"})
+    found = added_executors()
+    assert list(found.usable) == ["gone"]
+    assert found.problems["odd"].cause == "odd of odd-one 1.0 points to 'my-pkg:f', which is no module:name"
+    told = added_problems()
+    assert list(told) == ["gone", "odd"] and all(told.values())
+
+
 def test_an_added_policy_turns_one_search_into_another(folder: Path) -> None:
     source = """
 from dataclasses import replace
