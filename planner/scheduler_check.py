@@ -5,6 +5,7 @@ process (the order of a set, memory addresses) shows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +13,9 @@ from typing import Final
 
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.processes import ProcessPool
-from stageloom.shared.errors import UnavailableError
+from stageloom.shared.errors import ExtensionError, UnavailableError
 from stageloom.shared.search.conformance import (
+    IN_TIME,
     RULES,
     Case,
     CaseOutcome,
@@ -25,6 +27,8 @@ from stageloom.shared.search.interface import Scheduler
 from stageloom.shared.search.registry import unchecked_scheduler
 
 _CALLS: Final = 2  # that `try_case` makes
+_LOAD_S: Final = 120.0
+"""Seconds for a scheduler's import, which may load a large library from a slow disk."""
 _SAME: Final = 1e-9
 """Two sums of the same seconds in another order differ by less, as a share."""
 
@@ -62,18 +66,30 @@ class SchedulerCheck:
 
 
 def check_scheduler(
-    name: str, cases: Sequence[Case], limit_s: float, told: Callable[[int], None]
+    name: str,
+    cases: Sequence[Case],
+    limit_s: float,
+    told: Callable[[int], None],
+    *,
+    load_s: float = _LOAD_S,
 ) -> SchedulerCheck:
-    """Try it on every case; `limit_s` bounds one call, `told` hears how many cases are done.
+    """Try it on every case; `told` hears how many cases are done.
+
+    A call may take `limit_s`. One that has taken what all calls of its case may take together is ended.
 
     Raises:
         SettingError: there is no scheduler of that name.
-        ExtensionError: it does not load.
+        ExtensionError: it does not load, or not within `load_s`.
         UnavailableError: its import ended its process.
     """
     with closing(ProcessPool()) as first, closing(ProcessPool()) as second:
-        for pool in (first, second):
-            pool.submit(_load, name).result()  # its import is no part of a call
+        loading = [pool.submit(_load, name) for pool in (first, second)]  # no part of a call
+        if wait(loading, load_s).not_done:
+            raise ExtensionError(
+                f"the import of {name} does not end within {load_s:g} s", remedy="repair that package"
+            )
+        for future in loading:
+            future.result()
         outcomes: list[CaseOutcome] = []
         for outcome in _outcomes(name, cases, limit_s, (first, second)):
             outcomes.append(outcome)
@@ -85,14 +101,16 @@ def _outcomes(
     name: str, cases: Sequence[Case], limit_s: float, pools: tuple[SearchPool, SearchPool]
 ) -> Iterator[CaseOutcome]:
     for case in cases:
-        running = [pool.submit(_tried, name, case) for pool in pools]
+        running = [pool.submit(_tried, name, case, limit_s) for pool in pools]
         try:
-            here, there = (future.result(_CALLS * limit_s) for future in running)
-        except TimeoutError:
-            for future in running:
-                future.cancel()
-            yield _ended(Fault("in time", f"{case.name}: no answer within {limit_s:g} s"))
-            return
+            late = wait(running, _CALLS * limit_s).not_done
+            if late:
+                for future in late:
+                    future.cancel()
+                text = f"{case.name}: {_CALLS} calls do not end within {_CALLS * limit_s:g} s"
+                yield _ended(Fault(IN_TIME, text))
+                return
+            here, there = (future.result() for future in running)
         except UnavailableError as error:
             yield _ended(Fault("answers", f"{case.name}: {error}"))
             return
@@ -112,8 +130,8 @@ def _load(name: str) -> None:
     _loaded(name)
 
 
-def _tried(name: str, case: Case) -> CaseOutcome:
-    return try_case(_loaded(name), case)
+def _tried(name: str, case: Case, limit_s: float) -> CaseOutcome:
+    return try_case(_loaded(name), case, limit_s)
 
 
 def _report(name: str, cases: int, outcomes: Sequence[CaseOutcome]) -> SchedulerCheck:

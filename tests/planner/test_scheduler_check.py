@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.cli.app import execute
-from stageloom.shared.errors import ExitCode
+from stageloom.planner.scheduler_check import check_scheduler
+from stageloom.shared.errors import ExitCode, ExtensionError
 from stageloom.shared.search.cases import cases
-from stageloom.shared.search.conformance import RULES, try_case
+from stageloom.shared.search.conformance import RULES, compared_outcomes, try_case
 from stageloom.shared.search.registry import schedulers
 from tests.shared.strangers import install
 
@@ -84,6 +85,27 @@ def test_a_scheduler_without_end_is_ended_and_one_that_ends_its_process_is_told(
     assert execute(["scheduler", "check", "mine", "--json"]) == ExitCode.FAILED
     found = json.loads(capsys.readouterr().out)
     assert found["tried"] == 1 and "ended with code 9" in found["rules"][0]["example"]
+
+
+@pytest.mark.promise("scheduler-check-finds-every-broken-rule")
+def test_each_call_is_timed_in_either_process() -> None:
+    case = next(iter(cases(1, 0)))
+    clock = iter((0.0, 1.0, 1.0, 4.0))
+    slow = try_case(schedulers()["greedy"], case, 2.0, lambda: next(clock))
+    assert [fault.rule for fault in slow.faults] == ["in time"] and "3 s, more than 2 s" in slow.faults[
+        0
+    ].detail
+    quick = try_case(schedulers()["greedy"], case, 2.0, lambda: 0.0)
+    assert quick.faults == ()
+    assert compared_outcomes(case, quick, slow).faults == slow.faults
+    assert compared_outcomes(case, slow, quick).faults == slow.faults
+
+
+def test_an_import_without_end_is_ended(folder: Path) -> None:
+    points = {"mine": "stuck_one:mine"}
+    install(folder, "stuck-one", "stageloom.schedulers", points, "while True: pass")
+    with pytest.raises(ExtensionError, match="the import of mine does not end within"):
+        check_scheduler("mine", [], 1.0, lambda done: None, load_s=0.2)
 
 
 def test_cases_are_the_same_for_the_same_seed_and_every_scheduler_of_ours_passes_a_few() -> None:
