@@ -223,7 +223,8 @@ def push(
     refused = [entry for entry in pushed if entry.cause]
     if len(devices) == 1 and refused:
         raise InputError(refused[0].cause)
-    found = _outcomes(pushed) if wait else ()
+    taken = [entry for entry in pushed if not entry.cause]
+    found = _outcomes(pushed, taken) if wait else ()
     rows = found or pushed
     show_result(rows[0] if len(devices) == 1 else rows, lambda: None if wait else _tell_pushed(pushed))
     for entry in refused[:_SHOWN]:
@@ -233,7 +234,7 @@ def push(
             f"{len(refused)} of {len(pushed)} devices were refused",
             remedy="the others have it; push to these again once the cause is gone",
         )
-    if not all(map(push_wait.kept, found)):
+    if wait and not push_wait.all_kept(taken, found):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -249,11 +250,11 @@ def _replies(request: schema.PlanPushRequest, devices: Sequence[str]) -> Iterato
             yield reply
 
 
-def _outcomes(pushed: Sequence[schema.Pushed]) -> list[schema.HistoryEntry]:
+def _outcomes(pushed: Sequence[schema.Pushed], taken: Sequence[schema.Pushed]) -> list[schema.HistoryEntry]:
     _tell_pushed(pushed)
     with connected() as caller:
         return push_wait.outcomes(
-            [entry for entry in pushed if not entry.cause],
+            taken,
             lambda device: caller.call(routes.DEVICE_SHOW, DeviceShowRequest(device=DeviceId(device))),
             progress,
             time.monotonic,

@@ -30,6 +30,11 @@ def kept(entry: HistoryEntry) -> bool:
     return entry.state == DeviceState.COMMITTED.value
 
 
+def all_kept(pushed: Sequence[Pushed], found: Sequence[HistoryEntry]) -> bool:
+    """Whether each device is known to run it for good; one without an outcome is not."""
+    return {one.device for one in pushed} == {entry.device for entry in found if kept(entry)}
+
+
 def outcomes(
     pushed: Sequence[Pushed],
     look: Callable[[str], DeviceShowReply],
@@ -50,6 +55,8 @@ def outcomes(
             reply = look(device)
             entry = _of(reply, one)
             if entry is None:
+                tell(f"{device}: what became of it is no longer shown, since so much newer was pushed")
+                found.pop(device, None)
                 del open_ones[device]
                 continue
             if _said(entry) != (_said(found[device]) if device in found else ""):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from stageloom.planner.cli.push_wait import OFFLINE_S, kept, outcomes
+from stageloom.planner.cli.push_wait import OFFLINE_S, all_kept, kept, outcomes
 from stageloom.planner.schema.device import DeviceInfo, DeviceShowReply
 from stageloom.planner.schema.plan import HistoryEntry, Pushed
 from stageloom.shared.ids import DeviceId
@@ -109,3 +109,7 @@ def test_a_device_that_stays_away_is_not_waited_for_and_one_that_returns_is() ->
 def test_a_generation_that_is_too_old_to_be_shown_is_not_waited_for() -> None:
     played = Played({"a": [reply(replace(entry("a", "trial"), generation=4))]})
     assert played.wait() == []
+    assert "no longer shown" in played.told[-1]
+    asked = [Pushed(device=DeviceId("a"), epoch=1, generation=3)]
+    assert not all_kept(asked, []), "nothing is known of it"
+    assert all_kept(asked, [entry("a", "committed")])
