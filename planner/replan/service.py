@@ -38,6 +38,7 @@ from stageloom.shared.plan import Plan
 from stageloom.shared.policy.trigger import Cause
 from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.job import BlockJob, SearchJob
+from stageloom.shared.search.registry import schedulers
 from stageloom.shared.stage_string import to_string
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ PROFILE_WAIT_S: Final = 60.0
 
 _POLL_S: Final = 0.1
 _LONGEST_S: Final = 600.0
-"""Seconds after which the searches of a re-plan are ended: another package's scheduler may never end."""
+"""Seconds after which a re-plan ends a search by another package's scheduler, which may never end. They
+count from when it is asked for. Stageloom's own end by their budget, however long they wait for a worker."""
 _SLOW: Final = 4  # devices that wait for a search or a profile at the same time
 
 
@@ -243,10 +245,14 @@ class Replanner:
                 return
 
     def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
-        end_s = self._clock.monotonic_s() + _LONGEST_S
-        return plans_found(
-            self.pool, jobs, lambda: not self._stopping.is_set() and self._clock.monotonic_s() < end_s
-        )
+        end_s, own = self._clock.monotonic_s() + _LONGEST_S, schedulers()
+
+        def goes_on(job: SearchJob) -> bool:
+            if self._stopping.is_set():
+                return False
+            return job.scheduler in own or self._clock.monotonic_s() < end_s
+
+        return plans_found(self.pool, jobs, goes_on)
 
     def _carry_out(self, seen: Observation, replan: int, decision: ReplanDecision, remark: str) -> None:
         self._schedules.want(seen.costs_key, self._policy.missing(seen))
@@ -307,15 +313,17 @@ def _scheduler(proposal: Proposal) -> str:
 
 
 def plans_found(
-    pool: SearchPool, jobs: Sequence[SearchJob], goes_on: Callable[[], bool]
+    pool: SearchPool, jobs: Sequence[SearchJob], goes_on: Callable[[SearchJob], bool]
 ) -> list[tuple[SearchJob, Plan]]:
-    """What searches found; those that have not ended when `goes_on` says no are cancelled."""
+    """What searches found; one that has not ended when `goes_on` says no of it is cancelled."""
     futures: list[Future[Plan]] = [pool.submit(search, job) for job in jobs]
     pending = set(futures)
-    while pending and goes_on():
-        _, pending = wait_for(pending, timeout=_POLL_S)
-    for future in pending:
-        future.cancel()
+    while pending:
+        wait_for(pending, timeout=_POLL_S)
+        pending = {future for future in pending if not future.done()}  # `wait_for` keeps cancelled ones
+        for job, future in zip(jobs, futures, strict=True):
+            if future in pending and not goes_on(job) and future.cancel():
+                log.warning("a search by the scheduler %s has not ended, and is cancelled", job.scheduler)
     plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
     return [(job, plan) for job, plan in plans if plan is not None]
 

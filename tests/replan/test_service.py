@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.replan.service import Replanner, plans_found
 from stageloom.planner.store.replans import end_replan, unfinished_replans
@@ -71,16 +73,19 @@ class PlayedPool:
         pass
 
 
-def test_a_search_that_never_ends_is_ended_and_what_the_others_found_counts() -> None:
+def test_a_search_that_never_ends_is_ended_and_what_the_others_found_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     digest, graph = model("diamond", DIAMOND)
     models = (ModelChoice(name="diamond", artifact=digest, graph=graph),)
     jobs = [SearchJob(models=models, scheduler=name) for name in ("endless", "greedy", "broken")]
-    asked: list[bool] = []
+    asked: list[str] = []
 
-    def goes_on() -> bool:
-        asked.append(True)
+    def goes_on(job: SearchJob) -> bool:
+        asked.append(job.scheduler)
         return len(asked) < 3
 
     ((job, plan),) = plans_found(PlayedPool(), jobs, goes_on)
     assert job.scheduler == "greedy" and plan == compose(models, scheduler="greedy")
-    assert len(asked) == 3
+    assert asked == ["endless"] * 3
+    assert "by the scheduler endless has not ended" in caplog.text
