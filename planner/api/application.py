@@ -87,7 +87,7 @@ class Api:
         self._handlers = {route: handler_of(route) for route in routes}
         self._limits = limits or RequestLimits()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        for name in (".upload-????????", ".backup-????????", ".backup-????????.tar"):
+        for name in (".upload-????????", ".export-????????", ".backup-????????", ".backup-????????.tar"):
             for left in context.config.data_dir.glob(name):  # by a planner that was killed
                 shutil.rmtree(left, ignore_errors=True)
                 left.unlink(missing_ok=True)

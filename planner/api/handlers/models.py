@@ -37,10 +37,14 @@ def model_export(api: ApiContext, request: schema.ModelExportRequest, call: ApiC
     artifact = api.reader.load_artifact(info.digest)
     with (
         artifact.path.open("rb") as source,
-        tempfile.NamedTemporaryFile(prefix="stageloom-model-", delete=False) as file,
+        tempfile.NamedTemporaryFile(prefix=".export-", dir=api.config.data_dir, delete=False) as file,
     ):
-        source.seek(artifact.onnx_offset)
-        shutil.copyfileobj(source, file, 1 << 20)
+        try:
+            source.seek(artifact.onnx_offset)
+            shutil.copyfileobj(source, file, 1 << 20)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
     return Path(file.name)
 
 

@@ -1,0 +1,37 @@
+"""The file that a model's export makes: where it is, and that none stays if it cannot be written."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stageloom.planner.api.handlers.models import model_export
+from stageloom.planner.schema.model import ModelExportRequest
+from stageloom.planner.store.store import Store
+from tests.store.helpers import add_model
+
+
+def test_an_export_is_made_beside_the_database_and_one_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    store = Store(home)
+    add_model(store, tmp_path)
+    api: Any = SimpleNamespace(reader=store, config=SimpleNamespace(data_dir=home))
+    call: Any = SimpleNamespace()
+    made = model_export(api, ModelExportRequest(model="relu"), call)
+    assert (made.parent, made.read_bytes()) == (home, b"relu")
+    made.unlink()
+    before = set(home.iterdir())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        model_export(api, ModelExportRequest(model="relu"), call)
+    assert set(home.iterdir()) == before
+    store.close()
