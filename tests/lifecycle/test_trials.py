@@ -41,6 +41,15 @@ def state(world: World) -> DeviceState | None:
     return world.core.state.state
 
 
+def settle_while(world: World, *states: DeviceState) -> None:
+    """Let time pass until it is in none of these."""
+    for _ in range(10_000):
+        if state(world) not in states:
+            return
+        world.settle(0.5)
+    raise AssertionError(f"it stays {state(world)}")
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     ("nature", "ends", "verdict"),
@@ -213,8 +222,7 @@ def test_another_environment_ends_a_guard_and_the_plan_is_judged_anew_there(seed
 def test_idle_device_takes_a_plan_under_guard_without_calling_it_proven() -> None:
     world = trial_world(1, BETTER, busy=False)
     push(world, "a", 1)
-    while state(world) is not DeviceState.PROBATION:
-        world.settle(0.5)
+    settle_while(world, *(one for one in DeviceState if one is not DeviceState.PROBATION))
     began_s, announced = world.now_s, world.core.report().reason
     told = re.fullmatch(r"no load to compare under: runs guarded for (\d+) s", announced)
     assert told is not None, announced
@@ -236,8 +244,7 @@ def test_load_that_comes_to_an_idle_device_ends_a_plan_under_which_tasks_wait(
     """1. Nothing comes: the plan runs guarded. 2. Tasks come, and wait for so long. 3. It stays, or goes."""
     world = trial_world(1, BETTER, busy=False)
     push(world, "a", 1)
-    while state(world) is not DeviceState.PROBATION:
-        world.settle(0.5)
+    settle_while(world, *(one for one in DeviceState if one is not DeviceState.PROBATION))
     for _ in range(40):
         world.settle(0.5)
         world.waiting.seen(world.now_s, age_s, {"m": 100})
@@ -254,13 +261,11 @@ def test_slow_load_ends_in_a_verdict_within_the_time_that_was_announced(
     world.waiting.seen(0.0, 0.0, {"m": 0})
     world.waiting.seen(10.0, 0.0, {"m": 2})
     push(world, "a", 1)
-    while state(world) in (DeviceState.RECEIVED, DeviceState.VERIFIED, DeviceState.STAGED):
-        world.settle(0.5)
+    settle_while(world, DeviceState.RECEIVED, DeviceState.VERIFIED, DeviceState.STAGED)
     began_s, announced = world.now_s, world.core.report().reason
     told = re.fullmatch(r"the trial takes up to (\d+) (s|min)", announced)
     assert told is not None, announced
-    while state(world) is DeviceState.TRIAL:
-        world.settle(0.5)
+    settle_while(world, DeviceState.TRIAL)
     assert world.now_s - began_s <= int(told[1]) * (60 if told[2] == "min" else 1) + 1
     world.settle()
     assert state(world) is DeviceState.COMMITTED

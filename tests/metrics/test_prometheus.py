@@ -28,7 +28,7 @@ from tests.e2e.networks import ROW_SHAPE, write_chain
 from tests.metrics.deployed import EXAMPLE, RULES, panel_queries
 from tests.planner.api.rig import unverified
 
-_LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
+_LISTENING = re.compile(r'^(?=.*msg="Listening on").*\baddress="?([^\s"]+)', re.MULTILINE)
 
 
 class Prometheus:
@@ -115,6 +115,20 @@ def _body(url: str, token: str = "") -> str:
     request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request, context=context, timeout=20) as answer:
         return str(answer.read().decode())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'ts=1 level=info component=web msg="Listening on" address=127.0.0.1:9090',
+        'time=1 level=INFO msg="Listening on" component=web address="127.0.0.1:9090" tls=false',
+        'time=1 address=127.0.0.1:9090 level=INFO msg="Listening on"',
+    ],
+)
+def test_address_is_found_wherever_a_version_logs_it(line: str) -> None:
+    first = 'ts=0 msg="Start listening for connections" address=127.0.0.1:0'
+    found = _LISTENING.search(f"{first}\n{line}\n")
+    assert found is not None and found[1] == "127.0.0.1:9090"
 
 
 @pytest.mark.full
