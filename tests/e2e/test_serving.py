@@ -180,7 +180,7 @@ def test_push_of_another_version_under_load_loses_refuses_and_delays_no_task(
             until(_grown(ended))
     assert served == [1, 2, 1]
     detail = fleet.ask("model", "show", "gamma@1")
-    assert detail["running_on"] == [device.name]
+    assert device.name in detail["running_on"]  # beside those that run the same file under another name
     expected = [[reference(f).run(None, {"input": row})[0] for row in given] for f in (files["alpha"], newer)]
     ran = []
     for number in range(len(ended)):

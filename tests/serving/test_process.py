@@ -95,7 +95,7 @@ def test_not_a_number_is_not_written_as_json(agent: AgentProcess) -> None:
         {
             "id": "a",
             "model_name": "divider",
-            "model_version": "1",
+            "model_version": "3",
             "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [0.25, 1.0]}],
         },
     )
