@@ -9,6 +9,7 @@ from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from time import monotonic
 from typing import Final
 
 from stageloom.planner.cluster.interface import SearchPool
@@ -131,7 +132,7 @@ def _load(name: str) -> None:
 
 
 def _tried(name: str, case: Case, limit_s: float) -> CaseOutcome:
-    return try_case(_loaded(name), case, limit_s)
+    return try_case(_loaded(name), case, limit_s, monotonic)
 
 
 def _report(name: str, cases: int, outcomes: Sequence[CaseOutcome]) -> SchedulerCheck:
