@@ -97,7 +97,7 @@ def try_case(
     limit_s: float = inf,
     now_s: Callable[[], float] = lambda: 0.0,
 ) -> CaseOutcome:
-    """Call it twice and look at both results; each may take `limit_s` by the clock `now_s`, if one is given."""
+    """Call it twice and look at both results; each may take `limit_s` by the clock `now_s`."""
     found: list[Schedule] = []
     longest_s = 0.0
     try:
