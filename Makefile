@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
-.PHONY: help setup demo test test-edge test-docs test-api test-full test-gpu lint types imports spell house check docs clean
+.PHONY: help setup demo test test-edge test-docs test-api test-full test-gpu lint types imports spell house check docs deb clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ house: setup ## Counts of the product; names that occur twice, import circles
 
 docs: setup ## The documentation as a site, in var/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+deb: setup ## The agent as a Debian package, in var/deb/
+	$(BIN)/python -m deploy.deb
 
 check: lint types imports spell house ## Format, types, import contracts, spelling, the house
 

@@ -23,13 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.runner import Report, progress, run
+from deploy.own_wheel import ROOT, build_wheel
 
-ROOT: Final = Path(__file__).parents[1]
 LIMITS_MB: Final = {"planner-lite": 180.0, "edge,onnx": 260.0, "edge,openvino": 380.0, "planner": 700.0}
 _LARGE: Final = "planner"  # left out by --quick
-_NOT_COPIED: Final = shutil.ignore_patterns(
-    ".git", ".venv*", "var", "build", "*.egg-info", "__pycache__", ".*_cache"
-)
 _MODEL: Final = """
 import sys, onnx
 from onnx import TensorProto, helper
@@ -40,16 +37,6 @@ graph = helper.make_graph(nodes, "fork", ends[:1], ends[1:])
 onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), sys.argv[1])
 """
 """A program that writes a model of three operators, two of them independent."""
-
-
-def build_wheel(folder: Path) -> Path:
-    """A wheel of the checkout as it is, built from a copy: setuptools packs what an old build left behind."""
-    copy = folder / "source"
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=_NOT_COPIED)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
-    subprocess.run([*command, str(copy)], check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 class Installation:

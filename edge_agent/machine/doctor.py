@@ -32,7 +32,7 @@ from stageloom.edge_agent.machine.executors import (
 from stageloom.shared.errors import SettingError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.search.registry import added_schedulers
-from stageloom.shared.systemd.install import UNIT_DIRECTORY
+from stageloom.shared.systemd.install import PACKAGED_UNIT_DIRECTORY, UNIT_DIRECTORY
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -80,7 +80,7 @@ def examine(home: Path) -> list[Check]:
         _files,
         _shared_memory,
         lambda: clock_check(time.time()),
-        lambda: unit_check(UNIT_DIRECTORY / "stageloom-agent.service"),
+        lambda: unit_check((UNIT_DIRECTORY, PACKAGED_UNIT_DIRECTORY)),
     ]
     return [check() for check in checks]
 
@@ -301,12 +301,16 @@ def _shared_memory() -> Check:
     return _ok("shared memory", "memory files can be sealed")
 
 
-def unit_check(unit: Path) -> Check:
-    """An installed unit starts a program that there is; those of 0.1.0 start `python -m edge_agent`."""
-    try:
-        lines = unit.read_text(encoding="utf-8").splitlines()
-    except OSError:
+def unit_check(directories: Sequence[Path]) -> Check:
+    """The unit in the first of systemd's directories that has one starts a program that there is.
+
+    Those of 0.1.0 start `python -m edge_agent`.
+    """
+    units = [directory / "stageloom-agent.service" for directory in directories]
+    unit = next((path for path in units if path.exists()), None)
+    if unit is None:
         return _ok("unit", "not installed as a service")
+    lines = unit.read_text(encoding="utf-8").splitlines()
     command = next((line.partition("=")[2] for line in lines if line.startswith("ExecStart=")), "")
     words = command.split()
     if "-m" in words or not words or not os.access(words[0].strip('"'), os.X_OK):

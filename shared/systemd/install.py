@@ -21,6 +21,7 @@ from stageloom.shared.errors import SettingError, StorageError, UnavailableError
 from stageloom.shared.systemd.unit import command_line, hidden_from_service, state_settings, with_settings
 
 UNIT_DIRECTORY = Path("/etc/systemd/system")
+PACKAGED_UNIT_DIRECTORY = Path("/usr/lib/systemd/system")  # one of the same name above hides its unit
 _RUNNING = Path("/run/systemd/system")  # exists where systemd is process 1 (sd_booted(3))
 
 _USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")

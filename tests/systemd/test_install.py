@@ -287,11 +287,22 @@ COMMAND_OF_0_1_0 = "/opt/stageloom/bin/python -m edge_agent run --home /var/lib/
 
 def test_doctor_names_a_unit_of_0_1_0_until_it_is_installed_again(machine: System) -> None:
     unit = machine.units / "stageloom-agent.service"
-    assert unit_check(unit).detail == "not installed as a service"
+    assert unit_check([machine.units]).detail == "not installed as a service"
     unit.write_text(f"[Service]\nExecStart={COMMAND_OF_0_1_0}\n")
-    old = unit_check(unit)
+    old = unit_check([machine.units])
     assert old.result == "fail"
     assert old.detail == f"{unit} starts `{COMMAND_OF_0_1_0}`, which this version does not have"
     assert "sudo stageloom-agent install" in old.remedy
     machine.install()
-    assert unit_check(unit).result == "ok"
+    assert unit_check([machine.units]).result == "ok"
+
+
+def test_doctor_sees_the_unit_of_a_package_unless_one_of_etc_hides_it(
+    machine: System, tmp_path: Path
+) -> None:
+    packaged = tmp_path / "packaged"
+    packaged.mkdir()
+    (packaged / "stageloom-agent.service").write_text("[Service]\nExecStart=/usr/bin/env\n")
+    assert "packaged" in unit_check([machine.units, packaged]).detail
+    machine.install()
+    assert str(machine.units) in unit_check([machine.units, packaged]).detail

@@ -1,0 +1,1 @@
+"""How an agent and a planner reach a machine: packages, images, and what observes them."""

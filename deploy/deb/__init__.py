@@ -1,0 +1,1 @@
+"""The agent as a Debian package that brings its wheels: `python -m deploy.deb`."""
