@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from examples.ocr import AgentSession, on_agent
 from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
 from tests.agent.process import AgentProcess
@@ -27,18 +28,16 @@ WORDS = (
 )
 
 
-class _AgentSession:
-    """What RapidOCR calls instead of a session of onnxruntime."""
+class _NotingSession(AgentSession):
+    """The example's, which notes the shapes that it was asked for."""
 
     def __init__(self, client: Client, model: str) -> None:
-        self._client = client
-        self._model = model
+        super().__init__(client, model)
         self.shapes: set[tuple[int, ...]] = set()
 
-    def __call__(self, content: np.ndarray) -> Any:
+    def __call__(self, content: np.ndarray) -> np.ndarray:
         self.shapes.add(content.shape)
-        (made,) = self._client.run(self._model, {"x": content}, timeout_s=120).values()
-        return made
+        return super().__call__(content)
 
 
 def _served(name: str, file: Path, smallest: tuple[int, ...], largest: tuple[int, ...]) -> ModelFile:
@@ -80,9 +79,8 @@ def test_rapidocr_reads_the_same_on_an_agent_as_on_onnxruntime(tmp_path: Path) -
         _served("rec", folder / "PP-OCRv6_rec_small.onnx", (1, 3, 48, 320), (6, 3, 48, 1600)),
     )
     with AgentProcess(tmp_path / "home", models=models) as agent, Client(agent.socket_when_ready()) as client:
-        detector, recogniser = _AgentSession(client, "det"), _AgentSession(client, "rec")
-        pipeline.text_det.session, pipeline.text_rec.session = detector, recogniser
-        found = _read(pipeline, images)
+        detector, recogniser = _NotingSession(client, "det"), _NotingSession(client, "rec")
+        found = _read(on_agent(pipeline, detector, recogniser), images)
     for (texts, boxes, scores), (own_texts, own_boxes, own_scores) in zip(found, wanted, strict=True):
         assert texts == own_texts
         assert np.array_equal(boxes, own_boxes)
