@@ -16,7 +16,7 @@ from msgspec import Struct
 from stageloom.planner.replan.policy import How, Observation, Proposal, paced
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.plain import Load, plain_replan
+from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.regime import weights
 from stageloom.shared.policy.trigger import Cause
 
@@ -110,9 +110,9 @@ def known_winner(seen: Observation, library: Sequence[KnownRegime]) -> Proposal 
     if best is None:
         return None
     if best.structure != seen.incumbent.structure:
-        return Proposal(plain_replan(best, seen.loads), How.REGIME)
+        return Proposal(paced(best, seen), How.REGIME)
     if seen.cause == Cause.REGIME.value:
-        return Proposal(plain_replan(seen.incumbent, seen.loads), How.REGIME)
+        return Proposal(paced(seen.incumbent, seen), How.REGIME)
     return None
 
 

@@ -19,7 +19,7 @@ from stageloom.planner.replan.regimes import (
     winner,
 )
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, StepChoice
 from stageloom.shared.policy.plain import Load
 from tests.policy.test_plain import PLAN, plan_of, with_intervals
 
@@ -89,6 +89,12 @@ def test_a_known_winner_is_proposed_with_launch_intervals_for_the_load() -> None
     assert found is not None and found.how is How.REGIME
     assert found.plan.structure == A.structure
     assert found.plan.models[0].launch_interval_us == 100_000
+
+
+def test_a_known_winner_that_goes_by_deadlines_without_intervals_gets_none() -> None:
+    fast = replace(with_intervals((0, 0, 0)), step_choice=StepChoice.DEADLINE)
+    found = known_winner(seen(replace(B, lanes=3), "regime", DAY), [entry(fast, B, DAY)])
+    assert found is not None and found.plan is fast
 
 
 def test_the_plan_that_runs_is_the_answer_to_other_arrivals_that_it_won_under() -> None:
