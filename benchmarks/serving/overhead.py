@@ -1,14 +1,5 @@
-"""What serving over HTTP, gRPC and shared memory costs beyond the native client.
+"""Latencies of one request at a time over every transport, beside the native client and bare servers."""
 
-    python -m benchmarks.serving [--json] [--quick]
-
-One agent serves a mean over 1x3x224x224 float32 (602 kB in, 12 bytes out), which takes the engine little
-time. The native client, tritonclient over HTTP and gRPC, and tritonclient with the input in system shared
-memory take turns, one request at a time, in shuffled order; each sends the same array. A latency is from the
-call to the result; with shared memory it includes writing the input there, as the native client's does.
-"""
-
-import argparse
 import contextlib
 import random
 import subprocess
@@ -24,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.runner import Report, progress, run
+from benchmarks.runner import Report, progress
+from benchmarks.serving.echo import KINDS
 from stageloom import Client
 from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
 from stageloom.edge_agent.ingest.channel import socket_of
@@ -35,13 +27,19 @@ from stageloom.shared.errors import UnavailableError
 _SHAPE: Final = (1, 3, 224, 224)
 _REGION: Final = "stageloom-benchmark"
 _START_S: Final = 60.0
+_ECHO_OF: Final = {
+    f"{kind}{way}": f"echo_{echo}{way}"
+    for kind, echo in (("http", "http"), ("grpc", "grpc_asyncio"))
+    for way in ("", "_shared_memory")
+}
+"""What each way is compared with: the server that it is built on, asked by the same client."""
 
 Call = Callable[[], Any]
 
 
-def measure(report: Report, options: argparse.Namespace) -> None:
+def measure_overhead(report: Report, *, quick: bool) -> None:
     """All ways in turn."""
-    rounds = 200 if options.quick else 1500
+    rounds = 200 if quick else 1500
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         status = stack.enter_context(_agent(Path(folder)))
         assert status.serving is not None
@@ -53,6 +51,9 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         expected = calls["native"]()
         for name, call in calls.items():
             assert np.array_equal(call(), expected), name
+        for kind in KINDS:
+            address = stack.enter_context(_echo(kind))
+            calls |= _triton(kind.partition("_")[0], address, image, stack, echo=kind)
         latencies_ms = _take_turns(calls, rounds)
     _tell(report, latencies_ms)
 
@@ -74,18 +75,22 @@ def _take_turns(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
 
 
 def _tell(report: Report, latencies_ms: dict[str, list[float]]) -> None:
-    native_ms = median(latencies_ms["native"])
+    p50_ms = {name: median(values) for name, values in latencies_ms.items()}
     for name, values in latencies_ms.items():
-        p50_ms = median(values)
-        row = {"way": name, "p50_ms": p50_ms, "p99_ms": quantiles(values, n=100)[98], "requests": len(values)}
-        figures = {f"{name}_p50_ms": p50_ms}
-        if name != "native":
-            figures[f"{name}_beyond_native_ms"] = p50_ms - native_ms
+        p99_ms = quantiles(values, n=100)[98]
+        row = {"way": name, "p50_ms": p50_ms[name], "p99_ms": p99_ms, "requests": len(values)}
+        figures = {f"{name}_p50_ms": p50_ms[name]}
+        if name in _ECHO_OF:
+            beyond_ms = p50_ms[name] - p50_ms["native"]
+            figures[f"{name}_beyond_native_ms"] = beyond_ms
+            figures[f"{name}_own_part_ms"] = beyond_ms - p50_ms[_ECHO_OF[name]]
         report.add(figures, [{"part": "latency", **row}])
 
 
-def _triton(kind: str, address: str, image: Any, stack: contextlib.ExitStack) -> dict[str, Call]:
-    """tritonclient with the tensor in the request, and with it in shared memory."""
+def _triton(
+    kind: str, address: str, image: Any, stack: contextlib.ExitStack, *, echo: str = ""
+) -> dict[str, Call]:
+    """tritonclient with the tensor in the request, and with it in shared memory; `echo`: of a bare server."""
     import tritonclient.grpc
     import tritonclient.http
     import tritonclient.utils.shared_memory as shm
@@ -99,10 +104,12 @@ def _triton(kind: str, address: str, image: Any, stack: contextlib.ExitStack) ->
         given.set_data_from_numpy(image)
         return client.infer("mean", [given]).as_numpy("y")
 
-    name = f"{_REGION}-{kind}"
+    way = f"echo_{echo}" if echo else kind
+    name = f"{_REGION}-{way}"
     region = shm.create_shared_memory_region(name, f"/{name}", image.nbytes)
     stack.callback(shm.destroy_shared_memory_region, region)
-    client.register_system_shared_memory(name, f"/{name}", image.nbytes)
+    if not echo:
+        client.register_system_shared_memory(name, f"/{name}", image.nbytes)
 
     def in_memory() -> Any:
         shm.set_shared_memory_region(region, [image])
@@ -110,7 +117,19 @@ def _triton(kind: str, address: str, image: Any, stack: contextlib.ExitStack) ->
         given.set_shared_memory(name, image.nbytes)
         return client.infer("mean", [given]).as_numpy("y")
 
-    return {kind: in_request, f"{kind}_shared_memory": in_memory}
+    return {way: in_request, f"{way}_shared_memory": in_memory}
+
+
+@contextlib.contextmanager
+def _echo(kind: str) -> Iterator[str]:
+    """The address of a bare server."""
+    command = [sys.executable, "-m", "benchmarks.serving.echo", kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -145,7 +164,3 @@ def _when_serving(home: Path) -> AgentStatus:
                 return status
         time.sleep(0.1)
     raise UnavailableError("the agent does not serve", remedy="look at what it said")
-
-
-if __name__ == "__main__":
-    sys.exit(run(measure, ("numpy", "onnxruntime", "tritonclient", "grpcio", "uvicorn", "httptools")))

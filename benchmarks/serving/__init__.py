@@ -1,0 +1,1 @@
+"""What serving over HTTP and gRPC costs, and what it carries beside other inference servers."""
