@@ -70,7 +70,8 @@ async def serve(config: ServingConfig) -> None:
         if settings.http:
             bound["http"] = await _serve_http(settings, verbs, tokens, servers)
         if settings.grpc:
-            bound["grpc"] = await _serve_grpc(settings, verbs, tokens, servers)
+            threaded = Verbs(service.in_threads(), verbs.regions)
+            bound["grpc"] = _serve_grpc(settings, threaded, tokens, servers)
         os.write(config.report, msgspec.json.encode(bound) + b"\n")
         os.close(config.report)
         _log.info("serving %s", ", ".join(f"{kind} on {address}" for kind, address in bound.items()))
@@ -92,15 +93,15 @@ async def _serve_http(
     return address_text(listening.getsockname()[0], listening.getsockname()[1])
 
 
-async def _serve_grpc(
+def _serve_grpc(
     settings: ServingSettings, verbs: Verbs, tokens: frozenset[str], servers: contextlib.AsyncExitStack
 ) -> str:
     try:
         server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, _pem(settings))
-        port = await server.start()
+        port = server.start()
     except (OSError, RuntimeError) as error:
         raise _unusable(settings.grpc, error) from error
-    servers.push_async_callback(server.stop)
+    servers.push_async_callback(asyncio.to_thread, server.stop)
     return address_text(host_and_port(settings.grpc)[0], port)
 
 

@@ -1,8 +1,15 @@
-"""The protocol over gRPC: one handler per method of the service."""
+"""The protocol over gRPC: one handler per method of the service, each call in a thread of its own.
 
-import asyncio
+grpc's synchronous server answers a call sooner than the one for asyncio, which wakes the event loop by way of
+a socket for every event of every call.
+"""
+
+import contextlib
+import queue
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -10,6 +17,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.json_format import ParseDict
 
+from stageloom.edge_agent.ingest.client import TaskFuture
 from stageloom.edge_agent.serving.access import check_account, check_token
 from stageloom.edge_agent.serving.failures import InferenceFailure, failure_of
 from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, plain
@@ -18,9 +26,13 @@ from stageloom.edge_agent.serving.protocol import SERVICE, message, service
 from stageloom.edge_agent.serving.regions import MemoryRegion
 from stageloom.edge_agent.serving.settings import host_and_port
 from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
+from stageloom.edge_agent.serving.waiting import blocking
+from stageloom.shared.errors import StageloomError
 
 _AHEAD: Final = 32  # requests of a stream that are worked on at once
-_CALLS: Final = 256  # of all clients at once
+_CALLS: Final = 256  # of all clients at once; a thread each, made when it is needed
+_FRAME_BYTES: Final = (1 << 24) - 1  # HTTP/2's most: tensors come in few pieces
+_WINDOW_BYTES: Final = 4 << 20  # a stream may send ahead
 _FINISH_S: Final = 5.0
 
 
@@ -35,7 +47,7 @@ class GrpcServer:
         message_bytes: int,
         certificate: tuple[bytes, bytes] | None,
     ) -> None:
-        """`certificate`: it and its key in PEM, for TLS."""
+        """`verbs`: of a service `in_threads`. `certificate`: it and its key in PEM, for TLS."""
         self._verbs = verbs
         self._tokens = tokens
         self._address = address
@@ -43,18 +55,22 @@ class GrpcServer:
         self._certificate = certificate
         self._bound = ("", 0)
         self._server: Any = None
+        self._threads = ThreadPoolExecutor(_CALLS, "stageloom-grpc")
 
-    async def start(self) -> int:
+    def start(self) -> int:
         """Bind and serve; the port.
 
         Raises:
             RuntimeError: the address cannot be bound.
         """
-        self._server = grpc.aio.server(
+        self._server = grpc.server(
+            self._threads,
             maximum_concurrent_rpcs=_CALLS,
             options=[
                 ("grpc.max_receive_message_length", self._message_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.http2.max_frame_size", _FRAME_BYTES),
+                ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
                 ("grpc.so_reuseport", 0),  # a second server must not share the port in silence
             ],
         )
@@ -67,12 +83,13 @@ class GrpcServer:
             port = self._server.add_secure_port(self._address, credentials)
         host, _ = host_and_port(self._address)
         self._bound = ("127.0.0.1" if host == "localhost" else host, port)
-        await self._server.start()
+        self._server.start()
         return int(port)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Take no more calls; those in work get a few seconds."""
-        await self._server.stop(_FINISH_S)
+        self._server.stop(_FINISH_S).wait()
+        self._threads.shutdown(wait=False)
 
     def _handlers(self) -> Any:
         handlers = {}
@@ -103,13 +120,13 @@ class GrpcServer:
             return partial(self._refuse, refused[name])
         return getattr(self, f"_{name}")
 
-    async def _unary(self, verb: Any, asked: Any, context: Any) -> Any:
+    def _unary(self, verb: Any, asked: Any, context: Any) -> Any:
         try:
             self._check_token(context)
-            return await verb(asked, context)
+            return blocking(verb(asked, context))
         except Exception as error:
             failure = failure_of(error)
-        await context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
+        return context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
     def _check_token(self, context: Any) -> None:
         if self._tokens:
@@ -186,42 +203,59 @@ class GrpcServer:
             self._check_account(context)
             return self._verbs.regions.get(region)
 
-        return answer_message(await self._verbs.service.infer(parse_call(asked, find), began_s))
+        def cancelled_with_call(futures: Sequence[TaskFuture]) -> None:
+            if not context.add_callback(lambda: _cancel(futures)):
+                _cancel(futures)  # it has ended before they began
 
-    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        found = await self._verbs.service.infer(parse_call(asked, find), began_s, cancelled_with_call)
+        return answer_message(found)
+
+    def _stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         """Answers in the order of the requests, which are worked on side by side."""
-        await self._begin_stream(context)
-        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_AHEAD)
+        self._begin_stream(context)
+        answers: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        ahead = threading.Semaphore(_AHEAD)
+        ended = threading.Event()
+        with ThreadPoolExecutor(1 + _AHEAD, "stageloom-grpc-stream") as threads:
 
-        async def read() -> None:
-            async for asked in requests:
-                await answers.put(asyncio.ensure_future(self._stream_answer(asked, context)))
-            await answers.put(None)
+            def read() -> None:
+                with contextlib.suppress(grpc.RpcError):  # the client has gone
+                    for asked in requests:
+                        ahead.acquire()
+                        if ended.is_set():
+                            break
+                        answers.put(threads.submit(self._stream_answer, asked, context))
+                answers.put(None)
 
-        reader = asyncio.ensure_future(read())
-        try:
-            while (answer := await answers.get()) is not None:
-                yield await answer
-        finally:
-            reader.cancel()
-            while not answers.empty():
-                if (left := answers.get_nowait()) is not None:
-                    left.cancel()
+            threads.submit(read)
+            try:
+                while (answer := answers.get()) is not None:
+                    yield answer.result()
+                    ahead.release()
+            finally:
+                ended.set()
+                ahead.release()
 
-    async def _begin_stream(self, context: Any) -> None:
+    def _begin_stream(self, context: Any) -> None:
         try:
             self._check_token(context)
         except InferenceFailure as failure:
-            await context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
+            context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
-    async def _stream_answer(self, asked: Any, context: Any) -> Any:
+    def _stream_answer(self, asked: Any, context: Any) -> Any:
         made = message("ModelStreamInferResponse")()
         try:
-            made.infer_response.CopyFrom(await self._ModelInfer(asked, context))
+            made.infer_response.CopyFrom(blocking(self._ModelInfer(asked, context)))
         except Exception as error:
             made.error_message = str(failure_of(error))
             made.infer_response.id = asked.id
         return made
+
+
+def _cancel(futures: Sequence[TaskFuture]) -> None:
+    for future in futures:
+        with contextlib.suppress(StageloomError):  # an agent that has gone has no task of ours
+            future.cancel()
 
 
 def _address_of(peer: str) -> tuple[str, int] | None:

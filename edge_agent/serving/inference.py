@@ -3,10 +3,10 @@
 It is the agent's application: everything goes through one `Client`.
 """
 
-import asyncio
+import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from stageloom.edge_agent.serving.request import (
     WantedOutput,
 )
 from stageloom.edge_agent.serving.statistics import Statistics
+from stageloom.edge_agent.serving.waiting import InThread, OnLoop, Waiting
 from stageloom.shared.errors import InputError, NotFoundError, StageloomError, TaskRefused
 
 _KNOWN_S: Final = 1.0
@@ -39,7 +40,7 @@ _HEADER_BYTES: Final = 64 << 10
 
 
 class InferenceService:
-    """Every verb that needs the agent; on an event loop."""
+    """Every verb that needs the agent; on an event loop, unless it is one made by `in_threads`."""
 
     def __init__(self, path: Path, most_rows: int) -> None:
         """`path`: the agent's socket; `most_rows`: of one request.
@@ -49,6 +50,7 @@ class InferenceService:
         """
         self._path = path
         self._client = Client(path)
+        self._waiting: Waiting = OnLoop()
         self._models: dict[str, tuple[ModelSignature, ...]] = {}  # by what clients call them
         self._asked_s = -math.inf  # when the agent was asked for them
         self.most_rows = most_rows
@@ -58,6 +60,15 @@ class InferenceService:
         """Cancel what has not ended."""
         self._client.close()
 
+    def in_threads(self) -> "InferenceService":
+        """The same one for threads that may wait: its coroutines block, see `waiting.blocking`.
+
+        It shares the client and the statistics, and asks for the models of the active plan itself.
+        """
+        other = copy.copy(self)
+        other._waiting = InThread()
+        return other
+
     # What is served
 
     async def refresh(self) -> dict[str, tuple[ModelSignature, ...]]:
@@ -66,14 +77,14 @@ class InferenceService:
         Each is under its plan's name, too: a model's own name may look like that of one of several shapes.
         """
         self._asked_s = time.monotonic()
-        found = await asyncio.to_thread(self._client.models)
+        found = await self._waiting.call(self._client.models)
         self._models = by_any_name(found.values())
         return self._models
 
     async def ready(self) -> bool:
         """Whether the agent would take a task."""
         try:
-            return (await asyncio.to_thread(ask_status, self._path)).ready
+            return (await self._waiting.call(ask_status, self._path)).ready
         except StageloomError:
             return False
 
@@ -121,8 +132,13 @@ class InferenceService:
 
     # Inference
 
-    async def infer(self, call: InferenceCall, began_s: float) -> InferenceAnswer:
-        """Run the request, which came at `began_s` (CLOCK_MONOTONIC).
+    async def infer(
+        self,
+        call: InferenceCall,
+        began_s: float,
+        submitted: "Callable[[Sequence[TaskFuture]], None]" = lambda futures: None,
+    ) -> InferenceAnswer:
+        """Run the request, which came at `began_s` (CLOCK_MONOTONIC); `submitted` is told its tasks.
 
         Raises:
             StageloomError: it cannot run, or one of its tasks did not complete; the others are cancelled.
@@ -130,7 +146,7 @@ class InferenceService:
         models = await self.models(call.model, call.version)
         try:
             try:
-                return await self._run(self._chosen(models, call), call, began_s)
+                return await self._run(self._chosen(models, call), call, began_s, submitted)
             except TaskRefused as error:
                 if error.code not in LAYOUT_CODES:
                     raise
@@ -138,7 +154,7 @@ class InferenceService:
                 newer = await self.models(call.model, call.version)
                 if newer == models:
                     raise
-                return await self._run(self._chosen(newer, call), call, began_s)
+                return await self._run(self._chosen(newer, call), call, began_s, submitted)
         except StageloomError:
             self.statistics.failed(call.model, versions_of(models)[-1], time.monotonic() - began_s)
             raise
@@ -158,17 +174,21 @@ class InferenceService:
         taken = " or ".join(", ".join(f"'{i.name}' {_taken(i)}" for i in m.inputs[:8]) for m in models[:8])
         raise InputError(f"model '{call.model}' takes {taken}; the first refuses because {tried[0][0]}")
 
-    async def _run(self, model: ModelSignature, call: InferenceCall, began_s: float) -> InferenceAnswer:
+    async def _run(
+        self,
+        model: ModelSignature,
+        call: InferenceCall,
+        began_s: float,
+        submitted: "Callable[[Sequence[TaskFuture]], None]",
+    ) -> InferenceAnswer:
         parts = check_inputs(model, call, self.most_rows)
         wanted = _wanted(model, call, parts)
         futures: list[TaskFuture] = []
         try:
             for part in range(parts):  # one by one: those that were submitted are cancelled on an error
                 futures.append(self._submit(model, call, part, parts, wanted, began_s))  # noqa: PERF401
-            if parts == 1:
-                results = [await asyncio.wrap_future(futures[0])]
-            else:
-                results = await _all_or_error(futures)
+            submitted(futures)
+            results = await self._waiting.results(futures)
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -330,8 +350,3 @@ def _too_small(one: WantedOutput, nbytes: int) -> InputError:
         f"output '{one.name}' has {nbytes} bytes, its place in shared memory region "
         f"'{one.region.name}' {one.nbytes}"
     )
-
-
-async def _all_or_error(futures: Sequence[TaskFuture]) -> list[Any]:
-    """The results in order; the first error ends the wait."""
-    return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))

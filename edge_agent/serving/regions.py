@@ -6,6 +6,7 @@ it would be killed.
 
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,9 +93,10 @@ class RegionInput(InputSource):
 
 
 class RegionTable:
-    """Regions by the names that clients gave them."""
+    """Regions by the names that clients gave them; for any number of threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # of changes: each look is one of the dictionary's own operations
         self._regions: dict[str, MemoryRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -104,21 +106,24 @@ class RegionTable:
             InferenceFailure: the name is taken.
             InputError: there is no such file of this account with so many bytes, or there are too many.
         """
-        if name in self._regions:
-            kind = FailureKind.EXISTS
-            raise InferenceFailure(kind, f"shared memory region {name[:64]!r} already in manager")
-        if len(self._regions) >= _MAX_REGIONS:
-            raise InputError(f"more than {_MAX_REGIONS} regions", remedy="unregister some")
         if not 0 <= offset <= _MAX_BYTES or not 1 <= byte_size <= _MAX_BYTES:
             raise InputError(f"a region of {byte_size} bytes from byte {offset} on is impossible")
-        self._regions[name] = MemoryRegion(name, key, offset, byte_size, _open(key, offset + byte_size))
+        with self._lock:
+            if name in self._regions:
+                kind = FailureKind.EXISTS
+                raise InferenceFailure(kind, f"shared memory region {name[:64]!r} already in manager")
+            if len(self._regions) >= _MAX_REGIONS:
+                raise InputError(f"more than {_MAX_REGIONS} regions", remedy="unregister some")
+            descriptor = _open(key, offset + byte_size)
+            self._regions[name] = MemoryRegion(name, key, offset, byte_size, descriptor)
 
     def unregister(self, name: str) -> None:
         """Forget one, or all of them for an empty name; one that is not there is forgotten already."""
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        with self._lock:
+            if name:
+                self._regions.pop(name, None)
+            else:
+                self._regions.clear()
 
     def get(self, name: str) -> MemoryRegion:
         """A region that is registered.

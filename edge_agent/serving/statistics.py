@@ -5,6 +5,7 @@ copying), `queue` until the first of them begins to run, `compute_infer` until t
 `compute_output` until the answer is made.
 """
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,9 +34,10 @@ class ModelCounts:
 
 
 class Statistics:
-    """All models since the process began, each version by itself."""
+    """All models since the process began, each version by itself; for any number of threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._models: defaultdict[tuple[str, int], ModelCounts] = defaultdict(ModelCounts)
 
     def succeeded(
@@ -48,27 +50,30 @@ class Statistics:
         now_s: float,
     ) -> None:
         """A request began and ended at these instants of CLOCK_MONOTONIC; its tasks have ended."""
-        counts = self._models[model, version]
-        counts.last_ms = time.time_ns() // 1_000_000
-        counts.rows += rows
-        counts.tasks += len(futures)
         queued_s = max(future.queued_at_s for future in futures)
         started_s = max(min(future.started_at_s for future in futures), queued_s)
         ended_s = max(started_s, *(future.ended_at_s for future in futures))
-        counts.add("success", now_s - began_s)
-        counts.add("compute_input", queued_s - began_s)
-        counts.add("queue", started_s - queued_s)
-        counts.add("compute_infer", ended_s - started_s)
-        counts.add("compute_output", now_s - ended_s)
+        with self._lock:
+            counts = self._models[model, version]
+            counts.last_ms = time.time_ns() // 1_000_000
+            counts.rows += rows
+            counts.tasks += len(futures)
+            counts.add("success", now_s - began_s)
+            counts.add("compute_input", queued_s - began_s)
+            counts.add("queue", started_s - queued_s)
+            counts.add("compute_infer", ended_s - started_s)
+            counts.add("compute_output", now_s - ended_s)
 
     def failed(self, model: str, version: int, seconds: float) -> None:
         """A request for a model that is served came to nothing."""
-        self._models[model, version].add("fail", seconds)
+        with self._lock:
+            self._models[model, version].add("fail", seconds)
 
     def of(self, model: str, version: int) -> dict[str, Any]:
         """One version's of a model, in the protocol's form."""
-        counts = self._models.get((model, version)) or ModelCounts()
-        durations = {name: {"count": count, "ns": ns} for name, (count, ns) in counts.phases.items()}
+        with self._lock:
+            counts = self._models.get((model, version)) or ModelCounts()
+            durations = {name: {"count": count, "ns": ns} for name, (count, ns) in counts.phases.items()}
         return {
             "name": model,
             "version": str(version),
