@@ -1,0 +1,79 @@
+"""How much load Stageloom's server and other inference servers carry within deadlines: one mix of models."""
+
+import time
+from collections.abc import Mapping
+
+from benchmarks.runner import progress
+from benchmarks.serving.contestants import STAGELOOM, ServerSetting
+from benchmarks.slo.one_mix import MixMeasurement, MixResult
+from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
+
+_LOOKING = 0.5  # of the time, then each setting's capacity is about known; the best ones have the rest
+_WORKERS = _THREADS = (1, 2)
+
+
+class ServersMeasurement(MixMeasurement):
+    """Measures one mix; `pythons`: of each rival, the interpreter that has it."""
+
+    pythons: Mapping[str, str]
+
+    def run(self) -> MixResult:
+        """Capacities, and their ratios to the best setting of each rival."""
+        load = ContestLoad(
+            weights=self._weights,
+            deadlines_s=[self._deadlines[model.name] for model in self._models],
+            window_s=self._effort.window_s,
+        )
+        with Contest(self._models, load, progress) as contest:
+            contest.enter(self._settings())
+            self._started_s = time.monotonic()
+            found = {name: CapacityFound() for name in contest.names}
+            first_per_s = self._first_per_s()
+            contest.capacities(found, self._effort.search(1, 1), first_per_s, self._until_s(_LOOKING))
+            best = {server: _best_of(found, server) for server in (*self.pythons, STAGELOOM)}
+            final = {name: found[name] for name in best.values() if name}
+            search = self._effort.search(1, self._effort.most_windows)
+            contest.capacities(final, search, first_per_s, self._until_s(1.0))
+            best = {server: _best_of(final, server) for server in best}
+            absent = dict(contest.absent)
+        self._tell_capacities(found, absent)
+        for server in self.pythons:
+            if best[server] and best[STAGELOOM]:
+                over, under = found[best[STAGELOOM]], found[best[server]]
+                self._ratio(f"in_time_over_{server}", over, under, best[server])
+        return self._result
+
+    def _settings(self) -> list[ServerSetting]:
+        every = [(workers, threads) for workers in _WORKERS for threads in _THREADS]
+        chosen = every if self._effort.every_setting else [(2, 1)]
+        latest_s = max(self._deadlines.values())
+        rivals = [
+            ServerSetting(f"{server}_{workers}x{threads}", server, python, workers, threads, latest_s)
+            for server, python in self.pythons.items()
+            for workers, threads in chosen
+        ]
+        return [ServerSetting(STAGELOOM, STAGELOOM, times_folder=self._times_folder), *rivals]
+
+    def _tell_capacities(self, found: Mapping[str, CapacityFound], absent: Mapping[str, str]) -> None:
+        for model, deadline_s in self._deadlines.items():
+            self._row("deadline", model=model, deadline_ms=deadline_s * 1e3)
+        for name, one in found.items():
+            per_s, low, high = one.estimate or (None, None, None)
+            windows = sum(map(len, one.samples.values()))
+            self._row(
+                "capacity",
+                server=name,
+                grid_per_s=one.per_s,
+                per_s=per_s,
+                low=low,
+                high=high,
+                windows=windows,
+            )
+        for name, reason in absent.items():
+            self._row("absent", server=name, reason=reason)
+
+
+def _best_of(found: Mapping[str, CapacityFound], server: str) -> str:
+    """The setting of a server with the largest capacity; empty where none of them is here."""
+    names = [name for name in found if name.partition("_")[0] == server]
+    return max(names, key=lambda name: found[name].per_s, default="")

@@ -1,0 +1,1 @@
+"""Models under other inference servers. Each file runs in its server's environment, without Stageloom."""
