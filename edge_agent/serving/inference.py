@@ -29,7 +29,7 @@ from stageloom.edge_agent.serving.request import (
     WantedOutput,
 )
 from stageloom.edge_agent.serving.statistics import Statistics
-from stageloom.edge_agent.serving.waiting import InThread, OnLoop, Waiting
+from stageloom.edge_agent.serving.waiting import InThread, OnLoop, ServiceWaiting
 from stageloom.shared.errors import InputError, NotFoundError, StageloomError, TaskRefused
 
 _KNOWN_S: Final = 1.0
@@ -50,7 +50,7 @@ class InferenceService:
         """
         self._path = path
         self._client = Client(path)
-        self._waiting: Waiting = OnLoop()
+        self._waiting: ServiceWaiting = OnLoop()
         self._models: dict[str, tuple[ModelSignature, ...]] = {}  # by what clients call them
         self._asked_s = -math.inf  # when the agent was asked for them
         self.most_rows = most_rows

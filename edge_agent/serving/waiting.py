@@ -13,7 +13,7 @@ from stageloom.edge_agent.ingest.client import TaskFuture
 _T = TypeVar("_T")
 
 
-class Waiting(Protocol):
+class ServiceWaiting(Protocol):
     """Waits for other threads and processes."""
 
     async def call(self, function: Callable[..., _T], *given: Any) -> _T:
