@@ -230,7 +230,8 @@ class LitServer(_Server):
             "latest_s": self.setting.latest_s,
             "models": {model.name: str(model.path.resolve()) for model in self.models},
         }
-        return [self.setting.python, str(_SERVERS / "litserve_server.py"), json.dumps(settings)]
+        script = "import sys; from litserve_server import serve; serve(sys.argv[1])"
+        return [self.setting.python, "-c", script, json.dumps(settings)]
 
     def connected(self) -> bool:
         asked = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5.0)

@@ -5,8 +5,8 @@
 Prints its address and serves until it is ended. The answers are such as tritonclient reads.
 """
 
+import argparse
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -94,4 +94,8 @@ KINDS: Final[dict[str, Callable[[], None]]] = {
 }
 
 if __name__ == "__main__":
-    KINDS[sys.argv[1]]()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=list(KINDS))
+    KINDS[parser.parse_args().kind]()

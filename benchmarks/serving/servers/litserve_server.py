@@ -1,13 +1,10 @@
 """LitServe over HTTP.
 
-    python litserve_server.py '{"port": P, "workers": W, "threads": T, "latest_s": S, "models": {NAME: FILE}}'
-
 A request is a line of JSON, the model's name and its inputs' names, types and shapes, then the inputs' bytes;
 the answer is the outputs' bytes.
 """
 
 import json
-import sys
 from math import prod
 from typing import Annotated, Any
 
@@ -49,8 +46,9 @@ class OnnxApi(litserve.LitAPI):  # type: ignore[misc]  # not installed where typ
         return Response(b"".join(array.tobytes() for array in output))
 
 
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
+def serve(settings: str) -> None:
+    """Until it is ended; settings in JSON: `port`, `workers`, `threads`, `latest_s`, and `models` by name."""
+    given = json.loads(settings)
     server = litserve.LitServer(
         OnnxApi(given["models"], given["threads"]),
         accelerator="cpu",
