@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response as AsgiResponse
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from stageloom.edge_agent.serving.access import check_account, check_token
 from stageloom.edge_agent.serving.body import ReceivedBody, WaitingBytes, compressed
@@ -21,11 +22,19 @@ from stageloom.edge_agent.serving.regions import MemoryRegion
 from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
 from stageloom.shared.errors import InputError
 
-Answer = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[Request], Awaitable["Response"]]
 
 _SMALL_BYTES: Final = 64 << 10  # of a body that is no inference request
 _LONG_JSON: Final = 256 << 10  # bytes of JSON from which on a thread decodes it
 _LENGTH_HEADER: Final = "inference-header-content-length"
+
+
+class Response(AsgiResponse):
+    """A response that is sent in one piece where the connection can."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["state"]["connection"].answer(scope, self.status_code, self.raw_headers, self.body):
+            await super().__call__(scope, receive, send)
 
 
 class HttpApi:

@@ -1,13 +1,14 @@
 """HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent.
 
 uvicorn takes a body in pieces, copies each three times and stops reading after each. Whoever works on
-a request may have the rest of its body read to where it is wanted instead.
+a request may have the rest of its body read to where it is wanted instead, and its answer sent at once.
 """
 
 import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,8 +16,10 @@ import httptools
 import uvicorn
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _BACKLOG: Final = 256
 _HEAD_S: Final = 10.0
@@ -73,6 +76,27 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.abort()  # nobody can tell where the next request begins
             raise
         return len(body)
+
+    def answer(self, scope: Scope, status: int, headers: Headers, body: bytes) -> bool:
+        """Send a request's whole answer in one piece: of uvicorn's two, each wakes the client.
+
+        Returns: whether it was sent. If not, it is to be sent as ASGI says: the client reads too slowly, or
+        this is the answer to a request that something is special about.
+        """
+        cycle = self.cycle
+        if cycle.scope is not scope or cycle.response_started or cycle.disconnected:
+            return False
+        if self.flow.write_paused or not cycle.keep_alive or scope["method"] == "HEAD":
+            return False
+        head = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            head += name, b": ", value, b"\r\n"
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(b"".join((*head, b"\r\n", body)))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """asyncio's TLS writes to slices of it, which a bytearray would copy."""
