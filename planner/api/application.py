@@ -13,7 +13,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -29,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stageloom.planner.api import problem as problems
 from stageloom.planner.api.access import LOCAL, Principal
+from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, receive_file, too_many
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
@@ -38,7 +38,7 @@ from stageloom.planner.api.route import AnswerForm, Route, bind
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.job import ProblemDetails
 from stageloom.planner.store.access import note_request
-from stageloom.shared.errors import ExitCode, InputError, StageloomError, StorageError
+from stageloom.shared.errors import ExitCode, InputError, StageloomError
 from stageloom.shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
@@ -50,30 +50,6 @@ KEY_HEADER: Final = "idempotency-key"
 _STILL_S: Final = 15.0  # silence on a stream after which a comment shows that it is alive
 _THREADS: Final = 8
 _KEY_MAX: Final = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestLimits:
-    """What one request may take: bytes, and seconds to send its body or to take a part of its answer."""
-
-    body_bytes: int = 1 << 20
-    upload_bytes: int = 8 << 30
-    free_bytes: int = 512 << 20  # that an upload leaves on the disk, which holds the database, too,
-    free_share: float = 0.05  # or of a small disk this share
-    body_s: float = 20.0
-    send_s: float = 60.0
-    at_once: int = 4  # requests of one token that are worked on; the others of it wait
-    streams: int = 64  # of events, open at once, over the local socket
-    streams_of_one: int = 16  # of one token: as many as jobs may run
-
-
-class Refusal(Exception):
-    """The answer is this problem."""
-
-    def __init__(self, refused: ProblemDetails, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(refused.detail)
-        self.problem = refused
-        self.headers = dict(headers or {})
 
 
 class Api:
@@ -216,7 +192,7 @@ class Api:
             remedy = "make one with `stageloom access create` where the planner runs"
             raise Refusal(problem(HTTPStatus.UNAUTHORIZED, cause, remedy, ExitCode.DENIED), headers)
         if not tokens.may_ask(principal, now_s):
-            raise _too_many(f"requests of {principal.name}")
+            raise too_many(f"requests of {principal.name}")
         return principal
 
     def _permitted(self, route: Route[Any, Any], principal: Principal) -> None:
@@ -228,7 +204,7 @@ class Api:
     # -- what they ask --------------------------------------------------------------------------------------
 
     async def _answer(self, route: Route[Any, Any], principal: Principal, request: Request) -> Response:
-        body = await _receive(request, self._limits) if route.has_body else b""
+        body = await receive(request, self._limits) if route.has_body else b""
         asked = bind(route, request.path_params, request.query_params.multi_items(), body)
         request.state.target = _target(route, asked)
         key = request.headers.get(KEY_HEADER)
@@ -236,7 +212,7 @@ class Api:
             return await self._carry_out(route, asked, key, ApiCall(principal))
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._context.config.data_dir) as folder:
             path = Path(folder, "body")
-            await _receive_file(request, path, self._limits)
+            await receive_file(request, path, self._limits)
             return await self._carry_out(route, asked, key, ApiCall(principal, path))
 
     async def _carry_out(
@@ -288,7 +264,7 @@ class Api:
         """A stream, once its first item is there: what is wrong with the request is answered as ever."""
         name = call.principal.name
         if self._streams[name] >= (self._limits.streams if name == LOCAL else self._limits.streams_of_one):
-            raise _too_many(f"open event streams of {name}")
+            raise too_many(f"open event streams of {name}")
         self._loop = asyncio.get_running_loop()
         self._streams[name] += 1
         try:
@@ -398,11 +374,6 @@ def _problem_response(refused: ProblemDetails, headers: Mapping[str, str] | None
     return Response(msgspec.json.encode(refused), refused.status, headers, problems.MEDIA_TYPE)
 
 
-def _too_many(what: str) -> Refusal:
-    refused = problem(HTTPStatus.TOO_MANY_REQUESTS, f"too many {what}", "wait a second", ExitCode.UNAVAILABLE)
-    return Refusal(refused, {"retry-after": "1"})
-
-
 def _source(request: Request) -> str:
     return request.client.host if request.client is not None else "?"
 
@@ -411,60 +382,6 @@ async def _internal(request: Request, error: Exception) -> Response:
     if isinstance(error, _GONE):
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
     return _problem_response(problem_of(error, f"{request.method} {request.url.path}"))
-
-
-async def _receive(request: Request, limits: RequestLimits) -> bytes:
-    """The body, bounded in size and time."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body_bytes:
-                    raise _too_large(limits.body_bytes)
-    except TimeoutError:
-        raise _late("body") from None
-    return bytes(body)
-
-
-async def _receive_file(request: Request, path: Path, limits: RequestLimits) -> None:
-    """The body as a file; each part of it bounded in time."""
-    size = 0
-    parts = request.stream()
-    try:
-        with path.open("wb") as file:
-            while True:
-                async with asyncio.timeout(limits.body_s):
-                    chunk = await anext(parts, None)
-                if chunk is None:
-                    return
-                size += len(chunk)
-                if size > limits.upload_bytes:
-                    raise _too_large(limits.upload_bytes)
-                disk = shutil.disk_usage(path.parent)
-                left = min(limits.free_bytes, int(limits.free_share * disk.total))
-                if disk.free - len(chunk) < left:
-                    raise StorageError(
-                        f"the disk is full: an upload would leave less than {left >> 20} MiB of it free",
-                        remedy="free some space where the planner keeps its data",
-                    )
-                file.write(chunk)
-    except TimeoutError:
-        raise _late("file") from None
-    except OSError as error:
-        raise StorageError(
-            f"the upload cannot be written: {error}",
-            remedy="free some space where the planner keeps its data",
-        ) from error
-
-
-def _late(what: str) -> Refusal:
-    return Refusal(problem(HTTPStatus.REQUEST_TIMEOUT, f"the {what} did not come in time", "send it again"))
-
-
-def _too_large(limit: int) -> Refusal:
-    detail = f"the body is larger than {limit} bytes"
-    return Refusal(problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, "send less", ExitCode.USAGE))
 
 
 def _in_time(application: ASGIApp, send_s: float) -> ASGIApp:

@@ -9,7 +9,8 @@ from pathlib import Path
 from socket import create_server, socket
 from typing import Any, Final
 
-from stageloom.planner.api.application import Api, RequestLimits
+from stageloom.planner.api.application import Api
+from stageloom.planner.api.bounds import RequestLimits
 from stageloom.planner.api.client import PlannerClient, socket_path
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.handlers.service import hold_tokens

@@ -11,7 +11,8 @@ import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.access import Principal
-from stageloom.planner.api.application import KEY_HEADER, RequestLimits
+from stageloom.planner.api.application import KEY_HEADER
+from stageloom.planner.api.bounds import RequestLimits
 from stageloom.planner.api.idempotency import KeyUse, request_digest
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.problem import MEDIA_TYPE, ApiRefused

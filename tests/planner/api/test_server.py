@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.api.application import KEY_HEADER, RequestLimits
+from stageloom.planner.api.application import KEY_HEADER
+from stageloom.planner.api.bounds import RequestLimits
 from stageloom.planner.api.client import PlannerClient, is_running
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.route import unbind
