@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -217,14 +217,14 @@ class LitServer(_Server):
 
     def __init__(self, models: Sequence[ModelUnderTest], setting: ServerSetting) -> None:
         super().__init__(models, setting)
-        self._port = 0
+        self.port = 0
         self._pool = ThreadPoolExecutor(_CONNECTIONS)
-        self._of_thread = threading.local()
+        self._idle: deque[http.client.HTTPConnection] = deque()
 
     def command(self) -> list[str]:
-        (self._port,) = _free_ports(1)
+        (self.port,) = _free_ports(1)
         settings = {
-            "port": self._port,
+            "port": self.port,
             "workers": self.setting.workers,
             "threads": self.setting.threads,
             "latest_s": self.setting.latest_s,
@@ -234,7 +234,7 @@ class LitServer(_Server):
         return [self.setting.python, "-c", script, json.dumps(settings)]
 
     def connected(self) -> bool:
-        asked = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5.0)
+        asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5.0)
         with contextlib.closing(asked):
             try:
                 asked.request("GET", "/health")
@@ -243,11 +243,13 @@ class LitServer(_Server):
                 return False
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
-        """Ask in a thread that has a connection of its own."""
+        """Ask in a thread, over a connection that is kept."""
         self._pool.submit(self._ask, task, feeds)
 
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        for connection in self._idle:
+            connection.close()
         super().stop()
 
     def _ask(self, task: TimedTask, feeds: Feeds) -> None:
@@ -258,23 +260,19 @@ class LitServer(_Server):
         head = json.dumps([self.models[task.model].name, inputs]).encode()
         body = b"".join([head, b"\n", *(array.tobytes() for array in feeds.values())])
         try:
-            connection = self._connection()
+            connection = self._idle.pop()
+        except IndexError:  # all are in use
+            connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        try:
             connection.request("POST", "/predict", body, {"content-type": "application/octet-stream"})
             answer = connection.getresponse()
             answer.read()
-            self.ended(task, answer.status == 200)
         except (OSError, http.client.HTTPException):
-            self._of_thread.connection = None
+            connection.close()
             self.ended(task, False)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        found: http.client.HTTPConnection | None = getattr(self._of_thread, "connection", None)
-        if found is None:
-            found = http.client.HTTPConnection("127.0.0.1", self._port)
-            found.connect()
-            found.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._of_thread.connection = found
-        return found
+            return
+        self._idle.append(connection)
+        self.ended(task, answer.status == 200)
 
 
 def _import_path() -> list[str]:

@@ -29,7 +29,7 @@ _REGION: Final = "stageloom-benchmark"
 _START_S: Final = 60.0
 _ECHO_OF: Final = {
     f"{kind}{way}": f"echo_{echo}{way}"
-    for kind, echo in (("http", "http"), ("grpc", "grpc_asyncio"))
+    for kind, echo in (("http", "http"), ("grpc", "grpc_threads"))
     for way in ("", "_shared_memory")
 }
 """What each way is compared with: the server that it is built on, asked by the same client."""

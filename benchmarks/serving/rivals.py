@@ -30,11 +30,11 @@ class ServersMeasurement(MixMeasurement):
             found = {name: CapacityFound() for name in contest.names}
             first_per_s = self._first_per_s()
             contest.capacities(found, self._effort.search(1, 1), first_per_s, self._until_s(_LOOKING))
-            best = {server: _best_of(found, server) for server in (*self.pythons, STAGELOOM)}
+            best = {server: best_setting(found, server) for server in (*self.pythons, STAGELOOM)}
             final = {name: found[name] for name in best.values() if name}
             search = self._effort.search(1, self._effort.most_windows)
             contest.capacities(final, search, first_per_s, self._until_s(1.0))
-            best = {server: _best_of(final, server) for server in best}
+            best = {server: best_setting(final, server) for server in best}
             absent = dict(contest.absent)
         self._tell_capacities(found, absent)
         for server in self.pythons:
@@ -73,7 +73,7 @@ class ServersMeasurement(MixMeasurement):
             self._row("absent", server=name, reason=reason)
 
 
-def _best_of(found: Mapping[str, CapacityFound], server: str) -> str:
+def best_setting(found: Mapping[str, CapacityFound], server: str) -> str:
     """The setting of a server with the largest capacity; empty where none of them is here."""
     names = [name for name in found if name.partition("_")[0] == server]
     return max(names, key=lambda name: found[name].per_s, default="")
