@@ -49,7 +49,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "choices": list(MIXES),
         "help": "of models that rivals serve; repeat for more; default zoo",
     },
-    "--minutes": {"type": float, "default": 5.0, "metavar": "M", "help": "for each mix; default 5"},
+    "--minutes": {
+        "type": float,
+        "default": 5.0,
+        "metavar": "M",
+        "help": "of windows for each mix; default 5",
+    },
     "--cache": {
         "type": Path,
         "default": CACHE,
