@@ -135,6 +135,15 @@ DEVICE_RELEASE: Final = Route(
     Role.ADMIN,
     "Let a quarantined device in again.",
 )
+DEVICE_LABEL: Final = Route(
+    "device.label",
+    "PATCH",
+    "/v1/devices/{device}/labels",
+    device.DeviceLabelRequest,
+    device.DeviceLabels,
+    Role.OPERATOR,
+    "Give labels to a device, or take them away.",
+)
 DEVICE_PROFILE: Final = Route(
     "device.profile",
     "POST",

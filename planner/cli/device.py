@@ -21,6 +21,7 @@ from stageloom.planner.cli.output import (
     waits_for,
     when,
 )
+from stageloom.planner.labels import label_text, parse_changes, parse_selection
 from stageloom.planner.schema import device as schema
 from stageloom.planner.schema.replan import (
     Proposer,
@@ -74,16 +75,24 @@ def token(
 
 
 @app.command("list")
-def list_devices() -> None:
+def list_devices(
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Only devices that have it. Repeatable."),
+    ] = None,
+) -> None:
     """List the enrolled devices. Without a running planner nobody knows who is online: `online` is `-`.
 
     \b
     stageloom device list
+    stageloom device list --label site=a --label tier=b
     stageloom device list --json | jq -r '.[] | select(.online | not) | .device'
     """
+    parse_selection(label or ())
+    request = checked(schema.DeviceListRequest(label=tuple(label or ())))
     with connected(live=False) as caller:
-        infos, live = list(caller.pages(routes.DEVICE_LIST, schema.DeviceListRequest())), caller.live
-    columns = ["device", "online", "state", "generation", "plan", "last seen (UTC)", "class"]
+        infos, live = list(caller.pages(routes.DEVICE_LIST, request)), caller.live
+    columns = ["device", "online", "state", "generation", "plan", "last seen (UTC)", "class", "labels"]
     rows = [
         (
             info.device,
@@ -93,10 +102,13 @@ def list_devices() -> None:
             (info.desired_plan or "")[:12],
             when(info.last_seen_us),
             info.device_class,
+            label_text(info.labels),
         )
         for info in infos
     ]
     empty = "no device is enrolled; make a token with `stageloom device token`"
+    if label:
+        empty = f"no device has {' and '.join(label)}; `stageloom device label` gives labels"
     show([_known(info, live=live) for info in infos], lambda: emit_table(columns, rows, empty=empty))
     tell_troubles(infos)
 
@@ -131,6 +143,7 @@ def _tell(reply: schema.DeviceShowReply, *, live: bool) -> None:
         "agent": info.agent_version,
         "enrolled": when(info.enrolled_at_us),
         "last seen": when(info.last_seen_us),
+        "labels": label_text(info.labels) or "-",
         "desired": _generation(info.desired_epoch, info.desired_generation, info.desired_plan),
         "reported": _generation(report.epoch, report.generation, report.active),
         "state": (report.state.value if report.state else "-") + (report.reason and f": {report.reason}"),
@@ -162,6 +175,36 @@ def _tell(reply: schema.DeviceShowReply, *, live: bool) -> None:
 
 
 app.command()(telemetry.telemetry)
+
+
+@app.command()
+def label(
+    device: Device,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE|NAME-", help="Labels to give, or with `-` to take away."),
+    ] = None,
+) -> None:
+    """Give labels to a device, or take them away. They select devices for `device list` and rollouts.
+
+    \b
+    stageloom device label shop-7 site=a tier=b
+    stageloom device label shop-7 site-          # takes it away
+    stageloom device label shop-7                # shows them
+    """
+    wanted = parse_changes(changes or ())
+    name = DeviceId(device)
+    if changes:
+        request = schema.DeviceLabelRequest(device=name, labels=wanted.given, remove=wanted.removed)
+        labels = call(routes.DEVICE_LABEL, checked(request)).labels
+    else:
+        with connected(live=False) as caller:
+            shown = caller.call(routes.DEVICE_SHOW, checked(schema.DeviceShowRequest(device=name)))
+        labels = shown.device.labels
+    show(
+        schema.DeviceLabels(device=name, labels=labels),
+        lambda: emit(label_text(labels) or f"{device} has no labels"),
+    )
 
 
 @app.command()

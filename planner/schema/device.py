@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
+from stageloom.planner.labels import MOST_LABELS
 from stageloom.planner.schema.base import After, Budget, PageSize, Reply, Request
 from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.shared.messages.base import (
@@ -22,6 +23,14 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import Report
+
+LabelText = Annotated[str, Meta(max_length=129, pattern=NO_NUL)]
+
+Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=MOST_LABELS)]
+"""Names and values; `stageloom.planner.labels` says what they may hold."""
+
+Selection = Annotated[tuple[LabelText, ...], Meta(max_length=MOST_LABELS)]
+"""Labels as `NAME=VALUE`: devices that have all of them."""
 
 
 class DeviceInfo(Reply, frozen=True, kw_only=True):
@@ -48,6 +57,7 @@ class DeviceInfo(Reply, frozen=True, kw_only=True):
     unreadable: Count = 0
     unreadable_reason: Line = ""
     unshown: Line = ""
+    labels: Labels = field(default_factory=dict)
 
 
 class DeviceTokenRequest(Request, frozen=True, kw_only=True):
@@ -65,8 +75,26 @@ class DeviceTokenReply(Reply, frozen=True, kw_only=True):
 
 
 class DeviceListRequest(Request, frozen=True, kw_only=True):
+    """Devices by name; with `label`, those that have each label `NAME=VALUE`."""
+
     after: After = ""
     limit: PageSize = 128
+    label: Selection = ()
+
+
+class DeviceLabelRequest(Request, frozen=True, kw_only=True):
+    """Give labels to a device, and take those away that `remove` names; others stay."""
+
+    device: DeviceName
+    labels: Labels = field(default_factory=dict)
+    remove: Annotated[tuple[ShortText, ...], Meta(max_length=MOST_LABELS)] = ()
+
+
+class DeviceLabels(Reply, frozen=True, kw_only=True):
+    """All labels of a device."""
+
+    device: DeviceName
+    labels: Labels
 
 
 class DeviceShowRequest(Request, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Devices: enrolment, keys, quarantine and what they report."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.events import unreadable_by_device
 from stageloom.planner.store.generations import set_states
+from stageloom.planner.store.labels import has_labels, labels_of
 from stageloom.planner.store.rows import (
     add_event,
     blank_of,
@@ -308,8 +309,10 @@ def device_infos(
     after: str = "",
     limit: int = 256,
     with_revoked: bool = True,
+    labels: Mapping[str, str] | None = None,
 ) -> list[DeviceInfo]:
-    """Devices by name; `online` is False here, since only a running planner knows."""
+    """Devices by name, those with all of `labels`; `online` is False here, since only a running planner
+    knows."""
     wanted = (
         select(DeviceRow, DesiredRow, PlanRow.digest, ReportedRow, QuarantineRow)
         .outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
@@ -324,10 +327,16 @@ def device_infos(
         wanted = wanted.where(DeviceRow.name == device)
     if not with_revoked:
         wanted = wanted.where(~DeviceRow.revoked)
+    if labels:
+        wanted = wanted.where(has_labels(labels))
     found = session.execute(wanted).all()
+    labelled = labels_of(session, [row[0].name for row in found])
     unread = unreadable_by_device(session, found[0][0].name, found[-1][0].name) if found else {}
     return [
-        shown(partial(_info, *row, *unread.get(row[0].name, (0, ""))), partial(_unshown, row[0], row[-1]))
+        shown(
+            partial(_info, *row, *unread.get(row[0].name, (0, "")), labelled.get(row[0].name, {})),
+            partial(_unshown, row[0], row[-1]),
+        )
         for row in found
     ]
 
@@ -361,6 +370,7 @@ def _info(
     refused: QuarantineRow | None,
     unread: int,
     unread_reason: str,
+    labels: dict[str, str],
 ) -> DeviceInfo:
     return message_of(
         DeviceInfo,
@@ -376,4 +386,5 @@ def _info(
         unreadable=unread,
         unreadable_reason=unread_reason,
         unshown="",
+        labels=labels,
     )

@@ -82,6 +82,16 @@ class DeviceRow(Table):
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
+class DeviceLabelRow(Table):
+    """A label of a device, which selections name."""
+
+    __tablename__ = "device_labels"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    value: Mapped[str] = mapped_column(_NAME)
+    __table_args__ = (Index("device_labels_by_value", "name", "value"),)
+
+
 class QuarantineRow(Table):
     """A device that is refused until an operator releases it, and why."""
 
@@ -598,6 +608,50 @@ class CheckpointRow(Table):
     trained_at_us: Mapped[int]
     body: Mapped[bytes]
     __table_args__ = (Index("checkpoints_by_use", "policy", "device_class", "trained_at_us"),)
+
+
+class RolloutRow(Table):
+    """A version of a model on its way to devices, wave by wave; see `stageloom.planner.rollout.machine`.
+
+    `wave`: the current one, from 0. `confirmed`: the waves that may be left although some of their devices
+    were not reached. `ended_at_us`: empty while it is running or paused.
+    """
+
+    __tablename__ = "rollouts"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    model: Mapped[str] = mapped_column(_NAME)
+    number: Mapped[int]
+    artifact: Mapped[str] = mapped_column(_DIGEST)
+    labels: Mapped[dict[str, str]] = mapped_column(JsonText)
+    waves: Mapped[list[int]] = mapped_column(JsonText)  # devices up to the end of each wave
+    max_failed: Mapped[int]
+    reach_s: Mapped[float]
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    wave: Mapped[int]
+    confirmed: Mapped[int]
+    reason: Mapped[str]
+    created_at_us: Mapped[int]
+    changed_at_us: Mapped[int]
+    ended_at_us: Mapped[int | None]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class RolloutDeviceRow(Table):
+    """A device of a rollout. Plans are empty, and `generation` is 0, until it is asked."""
+
+    __tablename__ = "rollout_devices"
+    rollout: Mapped[str] = mapped_column(_NAME, ForeignKey("rollouts.name"), primary_key=True)
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    wave: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    old_plan: Mapped[str | None] = mapped_column(_NAME)
+    new_plan: Mapped[str | None] = mapped_column(_NAME)
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    reason: Mapped[str]
+    changed_at_us: Mapped[int]
+    __table_args__ = (Index("rollouts_by_device", "device", "state"),)
 
 
 class AccessTokenRow(Table):

@@ -172,6 +172,9 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             "expected_regimes",
             "webhooks",
             "webhook_messages",
+            "rollout_devices",
+            "rollouts",
+            "device_labels",
             "model_versions",
             "models",
         ):

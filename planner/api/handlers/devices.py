@@ -10,6 +10,7 @@ import msgspec
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.labels import checked_changes, parse_selection
 from stageloom.planner.plan_search import unsure_of
 from stageloom.planner.schema import device as schema
 from stageloom.planner.schema.base import Done, Page
@@ -24,6 +25,7 @@ from stageloom.planner.store.devices import (
     revoke_device,
 )
 from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.machines import machine_of, whole_times
 from stageloom.planner.store.models import named_models, newest_models
 from stageloom.planner.store.policies import attach_policy
@@ -63,7 +65,8 @@ def now(api: ApiContext, infos: list[schema.DeviceInfo]) -> tuple[schema.DeviceI
 
 @handles(routes.DEVICE_LIST)
 def device_list(api: ApiContext, request: schema.DeviceListRequest, call: ApiCall) -> Page[schema.DeviceInfo]:
-    infos = api.reader.read(device_infos, after=request.after, limit=request.limit + 1)
+    labels = parse_selection(request.label)
+    infos = api.reader.read(device_infos, after=request.after, limit=request.limit + 1, labels=labels)
     shown = now(api, infos[: request.limit])
     return Page(items=shown, next=shown[-1].device if len(infos) > request.limit else "")
 
@@ -101,6 +104,13 @@ def device_revoke(api: ApiContext, request: schema.DeviceRevokeRequest, call: Ap
     api.store.write(revoke_device, request.device)
     api.live.fleet.revoked(request.device)
     return Done()
+
+
+@handles(routes.DEVICE_LABEL)
+def device_label(api: ApiContext, request: schema.DeviceLabelRequest, call: ApiCall) -> schema.DeviceLabels:
+    changes = checked_changes(request.labels, request.remove)
+    labels = api.store.write(change_labels, request.device, changes)
+    return schema.DeviceLabels(device=request.device, labels=labels)
 
 
 @handles(routes.DEVICE_RELEASE)

@@ -44,6 +44,7 @@ COMMANDS: list[tuple[str, int]] = [
     (f"device replan {NANO} --off", 0),
     (f"device profile {NANO} --no-wait", 0),
     (f"device release {NANO}", 0),
+    (f"device label {NANO} site=a", 0),
     ("model add {chain} --name chain", 0),
     ("model list", 0),
     ("model show chain", 0),
