@@ -44,6 +44,7 @@ from stageloom.planner.lock import lock_data_dir, lock_sqlite
 from stageloom.planner.metrics.counting import CountedPool, PlannerCounters
 from stageloom.planner.replan.regime_finder import RegimeFinder
 from stageloom.planner.replan.service import Replanner
+from stageloom.planner.rollout.service import RolloutService
 from stageloom.planner.store.devices import enrol_device, note_heard, note_presence
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
@@ -243,6 +244,9 @@ class Planner:
             finder = RegimeFinder(self.store, readers, clock, lambda: self.replanner.idle)
             self._undo.append(finder.close)
             finder.start()
+            self.rollouts = RolloutService(self.store, fleet, self.replanner.pool, clock)
+            self._undo.append(self.rollouts.close)
+            self.rollouts.start()
             self._serve_api(api_path, fleet, clock)
             webhooks = WebhookService(self.store, clock)
             self._undo.append(webhooks.close)
@@ -275,6 +279,7 @@ class Planner:
             started_s=clock.monotonic_s(),
             certificate=pinned,
             counters=self.counters,
+            wake_rollouts=self.rollouts.wake,
         )
         hold_tokens(running)
         jobs = Jobs(clock)

@@ -29,7 +29,7 @@ def upgrade() -> None:
         sa.Column("labels", sa.Text(), nullable=False),
         sa.Column("waves", sa.Text(), nullable=False),
         sa.Column("max_failed", sa.BigInteger(), nullable=False),
-        sa.Column("reach_s", sa.Float(), nullable=False),
+        sa.Column("reach_s", sa.Double(), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("wave", sa.BigInteger(), nullable=False),
         sa.Column("confirmed", sa.BigInteger(), nullable=False),

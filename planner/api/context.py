@@ -116,7 +116,10 @@ class ApiContext:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningPlanner:
-    """What only a running planner has. `certificate`: the SHA-256 that tokens pin, or empty."""
+    """What only a running planner has. `certificate`: the SHA-256 that tokens pin, or empty.
+
+    `wake_rollouts`: have rollouts looked at now, since one was made or changed.
+    """
 
     store: Store
     fleet: FleetLink
@@ -126,6 +129,7 @@ class RunningPlanner:
     started_s: float
     certificate: bytes = b""
     counters: PlannerCounters = field(default_factory=PlannerCounters)
+    wake_rollouts: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from stageloom.planner.schema import (
     policy,
     prediction,
     replan,
+    rollout,
     scheduler,
     service,
     telemetry,
@@ -379,6 +380,76 @@ REGIME_LIST: Final = Route(
     Role.VIEWER,
     "Under which arrivals which plan of a device won its trial; newest first.",
     offline=True,
+)
+
+# -- rollouts ---------------------------------------------------------------------------------------------
+
+ROLLOUT_CREATE: Final = Route(
+    "rollout.create",
+    "POST",
+    "/v1/rollouts",
+    rollout.RolloutCreateRequest,
+    rollout.RolloutInfo,
+    Role.OPERATOR,
+    "Bring a version of a model to devices in waves.",
+    creates=True,
+)
+ROLLOUT_LIST: Final = Route(
+    "rollout.list",
+    "GET",
+    "/v1/rollouts",
+    rollout.RolloutListRequest,
+    Page[rollout.RolloutInfo],
+    Role.VIEWER,
+    "Rollouts, newest first.",
+    offline=True,
+)
+ROLLOUT_SHOW: Final = Route(
+    "rollout.show",
+    "GET",
+    "/v1/rollouts/{rollout}",
+    rollout.RolloutShowRequest,
+    rollout.RolloutInfo,
+    Role.VIEWER,
+    "One rollout, and how many of its devices are how far.",
+    offline=True,
+)
+ROLLOUT_DEVICES: Final = Route(
+    "rollout.devices",
+    "GET",
+    "/v1/rollouts/{rollout}/devices",
+    rollout.RolloutDevicesRequest,
+    Page[rollout.RolloutDeviceInfo],
+    Role.VIEWER,
+    "The devices of a rollout, by wave and name.",
+    offline=True,
+)
+ROLLOUT_PAUSE: Final = Route(
+    "rollout.pause",
+    "POST",
+    "/v1/rollouts/{rollout}/pause",
+    rollout.RolloutPauseRequest,
+    rollout.RolloutInfo,
+    Role.OPERATOR,
+    "Ask no further device.",
+)
+ROLLOUT_RESUME: Final = Route(
+    "rollout.resume",
+    "POST",
+    "/v1/rollouts/{rollout}/resume",
+    rollout.RolloutResumeRequest,
+    rollout.RolloutInfo,
+    Role.OPERATOR,
+    "Go on with a rollout that is paused.",
+)
+ROLLOUT_ABORT: Final = Route(
+    "rollout.abort",
+    "POST",
+    "/v1/rollouts/{rollout}/abort",
+    rollout.RolloutAbortRequest,
+    rollout.RolloutInfo,
+    Role.OPERATOR,
+    "End a rollout; with `rollback` its devices get their old plans back.",
 )
 
 # -- schedulers -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from stageloom.planner.schema.plan import MAX_PUSHED
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.plans import keep_plan, plan_info
+from stageloom.planner.store.rollout_needs import is_asked
 from stageloom.planner.store.rows import insert_rows
 from stageloom.planner.store.tables import (
     ArtifactRow,
@@ -341,13 +342,14 @@ def may_plan(session: Session, device: DeviceId) -> bool:
 def adopt_plan(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> Desired | None:
     """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
 
-    Returns what is desired then, None where a newer value stands. Whether the device may make it is for
+    Returns what is desired then, None where a newer value stands, or a rollout waits for the device's verdict
+    on it. Whether the device may make it is for
     `stageloom.planner.store.generations.permits_local_plan` to say.
 
     Raises:
         InputError: an artifact of it is not here, or the device is revoked.
     """
-    if newest_desired(session, device) != (local.epoch, local.generation):
+    if newest_desired(session, device) != (local.epoch, local.generation) or is_asked(session, device):
         return None
     name = keep_plan(session, plan, LOCAL)
     return push(session, Push(device=device, plan=name, decided_by=LOCAL))

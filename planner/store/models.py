@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.model import ModelDetail, ModelInfo
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.rollout_needs import rollout_that_needs
 from stageloom.planner.store.rows import message_of
 from stageloom.planner.store.tables import (
     ArtifactRow,
@@ -174,6 +175,11 @@ def forget_versions(session: Session, text: str) -> list[Digest]:
                 f"model {text!r} {said.format(users[0])}",
                 remedy="push a plan without it there first, or revoke the device",
             )
+    if rollout := rollout_that_needs(session, {info.digest for info in infos}, plans.keys()):
+        raise InputError(
+            f"rollout {rollout!r} brings model {text!r} to devices, or may give it back to them",
+            remedy=f"wait for it, or `stageloom rollout abort {rollout}`",
+        )
     numbers = [info.version for info in infos]
     session.execute(
         delete(ModelVersionRow).where(ModelVersionRow.model == name, ModelVersionRow.number.in_(numbers))

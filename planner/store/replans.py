@@ -23,7 +23,7 @@ from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
-from stageloom.planner.store.generations import PENDING
+from stageloom.planner.store.generations import ENDS, PENDING
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import keep_regime
 from stageloom.planner.store.rows import known_device, message_of
@@ -32,6 +32,7 @@ from stageloom.planner.store.tables import (
     CalibrationRow,
     DesiredRow,
     DeviceRow,
+    GenerationRow,
     PlanRow,
     ReplanRow,
     ReplanSettingRow,
@@ -39,9 +40,9 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.planner.store.webhooks import tell_webhooks
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, Desired
+from stageloom.shared.messages.control import Alarm, Desired, DeviceState
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, decode_plan
 
 _LINE: Final = 512  # characters of a text that a message holds
 
@@ -259,12 +260,15 @@ def push_replan(
     Kept beside the plan: `how` it was proposed, its `predicted` cost over the incumbent's, and a `remark` on
     what else went into the decision. `fitting` is the trained policy that fits the plan.
 
-    Returns what is desired now, or None where somebody decided something newer meanwhile.
+    Returns what is desired now, or None where somebody decided something newer meanwhile. That is so as well
+    where other versions of its models are desired of the device and it has not refused them.
 
     Raises:
         InputError: the device is revoked, or a model of the plan was removed.
     """
     if newest_desired(session, device) != above or not _undecided(session, replan):
+        return None
+    if _brings_others(session, device, above, plan):
         return None
     name = keep_plan(session, plan, scheduler)
     attached = fitting is not None and replan_settings(session, device).attach
@@ -287,6 +291,27 @@ def push_replan(
     session.flush()
     session.expire_all()  # a work of the same group may have read the row before
     return desired
+
+
+def _brings_others(session: Session, device: DeviceId, above: tuple[int, int], plan: Plan) -> bool:
+    """Whether what is desired of a device, and not refused by it, has other artifacts than a plan."""
+    found = session.execute(
+        select(PlanRow.wire, GenerationRow.state)
+        .join(DesiredRow, DesiredRow.plan == PlanRow.name)
+        .outerjoin(
+            GenerationRow,
+            and_(
+                GenerationRow.device == device,
+                GenerationRow.epoch == above[0],
+                GenerationRow.generation == above[1],
+            ),
+        )
+        .where(DesiredRow.device == device)
+    ).first()
+    if found is None or found.state in _REFUSED:
+        return False
+    wanted = {one.name: one.artifact for one in decode_plan(found.wire).models}
+    return wanted != {one.name: one.artifact for one in plan.models}
 
 
 def _end(row: ReplanRow, outcome: str, reason: str) -> None:
@@ -404,6 +429,8 @@ def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> li
     )
     return [message_of(TrialInfo, row) for row in rows]
 
+
+_REFUSED: Final = tuple(state.value for state in ENDS if state is not DeviceState.COMMITTED)
 
 _TRIALS: Final = 1000
 

@@ -27,6 +27,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from stageloom.planner.store.desired import LOCAL
 from stageloom.planner.store.generations import PENDING
+from stageloom.planner.store.rollouts import delete_old_rollouts
 from stageloom.planner.store.rows import read_row
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import (
@@ -42,6 +43,7 @@ from stageloom.planner.store.tables import (
     RegimeRow,
     ReplanRow,
     ReportedRow,
+    RolloutDeviceRow,
     RollupRow,
     StageProfileRow,
     TelemetryRow,
@@ -139,6 +141,7 @@ def tidy(store: Store, keep: Retention) -> Iterator[int]:
     if before_us := _before(at_us, keep.hours_s):
         yield from _repeat(store, lambda session: _delete_older(session, EventRow, before_us))
         yield from _repeat(store, lambda session: _delete_older(session, ConsideredPlanRow, before_us))
+        yield from _repeat(store, lambda session: delete_old_rollouts(session, before_us, CHUNK))
 
 
 def _old(
@@ -399,6 +402,7 @@ _PLANS_IN_USE: Final = or_(
     exists().where(RegimeRow.won == PlanRow.digest),
     exists().where(ExpectedRegimeRow.plan == PlanRow.digest),
     exists().where(PredictionRow.digest == PlanRow.digest),
+    exists().where(or_(RolloutDeviceRow.old_plan == PlanRow.name, RolloutDeviceRow.new_plan == PlanRow.name)),
 )
 
 

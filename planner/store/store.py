@@ -1,8 +1,8 @@
 """The store of one planner: a database, the artifact files beside it, and transactions over both.
 
 What is read and written are functions of a session, in the modules of this package by subject: `devices`,
-`models`, `plans`, `desired`, `generations`, `profiles`, `costs`, `replans`, `policies`, `predictions`,
-`telemetry`, `events`, `trusted_time`. `read` and `write` run one of them as one transaction:
+`models`, `plans`, `desired`, `generations`, `profiles`, `costs`, `replans`, `labels`, `rollouts`, `policies`,
+`predictions`, `telemetry`, `events`, `trusted_time`. `read` and `write` run one of them as one transaction:
 
     store.read(plan_info, "urban")
     store.write(revoke_device, DeviceId("edge1"))

@@ -67,9 +67,10 @@ def test_an_older_database_is_upgraded_to_the_declared_tables_and_keeps_its_data
     with store.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
     del before["alembic_version"]
-    tables.remove(tables.tables["models"])
+    if "model_versions" not in before:
+        tables.remove(tables.tables["models"])
+        assert _first_versions(store.database) == before.pop("models"), "a name's artifact is its version 1"
     after = _contents(store.database, tables)
-    assert _first_versions(store.database) == before.pop("models"), "a name's artifact is its version 1"
     assert {name: after[name] for name in before} == before
     assert all(len(rows) == 2 for rows in before.values()) and len(before) >= 14
     store.close()

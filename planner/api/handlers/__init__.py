@@ -16,6 +16,7 @@ _MODULES: Final = {
     "policy": ("policies",),
     "prediction": ("predictions",),
     "replan": ("devices", "service"),
+    "rollout": ("rollouts",),
     "scheduler": ("schedulers",),
     "service": ("service",),
     "telemetry": ("telemetry",),

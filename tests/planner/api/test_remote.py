@@ -83,6 +83,12 @@ COMMANDS: list[tuple[str, int]] = [
     ("audit list", 0),
     ("planner trust-clock", 0),
     ("planner backup {run}/planner.tar", 0),
+    ("rollout create --model diamond --name r", 0),
+    ("rollout list", 0),
+    ("rollout show r", 0),
+    ("rollout pause r", 0),
+    ("rollout resume r", 0),
+    ("rollout abort r", 0),
     ("model remove chain", 0),
     (f"device revoke {NANO}", 0),
 ]

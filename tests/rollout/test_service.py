@@ -1,0 +1,385 @@
+"""A rollout on a store and simulated devices: waves, verdicts, rollback, what may not happen meanwhile."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.labels import LabelChanges
+from stageloom.planner.rollout.machine import AskState, RolloutState
+from stageloom.planner.rollout.service import RolloutService
+from stageloom.planner.schema.rollout import RolloutCreateRequest, RolloutInfo
+from stageloom.planner.store.desired import Push, adopt_plan, push
+from stageloom.planner.store.labels import change_labels
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.replans import push_replan, record_alarm
+from stageloom.planner.store.retention import Retention, tidy
+from stageloom.planner.store.rollouts import (
+    abort_rollout,
+    create_rollout,
+    pause_rollout,
+    resume_rollout,
+    rollout_devices,
+    rollout_info,
+    rollout_infos,
+)
+from stageloom.planner.store.trusted_time import advance_clock
+from stageloom.shared.errors import InputError
+from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
+from stageloom.shared.plan import decode_plan
+from tests.rollout.fleet import Fleet, add_version
+from tests.store.helpers import small_plan
+
+
+class Pool:
+    """Runs a search when a test says so."""
+
+    workers, where = 1, "here"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[SearchFuture[Any], Callable[[], Any]]] = []
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        future: SearchFuture[Any] = SearchFuture()
+        self.asked.append((future, lambda: function(*arguments)))
+        return future
+
+    def run(self) -> None:
+        """Run what was asked for."""
+        for future, work in self.asked:
+            future.settle(work())
+        self.asked.clear()
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """A fleet with version 2 of its model, and the service."""
+
+    def __init__(self, home: Path, devices: int, *, operators: int = 4) -> None:
+        self.fleet = Fleet(home, devices)
+        self.store = self.fleet.store
+        self.new = add_version(self.store, home, "relu", "two", operators)
+        self.pool = Pool()
+        self.restart()
+
+    def restart(self) -> None:
+        """As if the planner had been killed: all but the store is forgotten."""
+        self.service = RolloutService(self.store, self.fleet, self.pool, self.fleet.clock)
+
+    def begin(self, model: str = "relu@2", **fields: Any) -> RolloutInfo:
+        """A rollout named `r`."""
+        request = RolloutCreateRequest(**{"rollout": "r", "model": model} | fields)
+        return self.store.write(create_rollout, request)
+
+    def turns(self, number: int = 3) -> None:
+        """Some turns of the service."""
+        for _ in range(number):
+            self.service.turn()
+
+    @property
+    def info(self) -> RolloutInfo:
+        """The rollout."""
+        return self.store.read(rollout_info, "r")
+
+    def states(self) -> str:
+        """Devices' states by their first letters, by name: `d` done, `f` failed, `w` waiting..."""
+        devices = self.store.read(rollout_devices, "r", limit=1000)
+        return "".join(
+            "W" if one.state is AskState.WITHDRAWN else one.state.value[0]
+            for one in sorted(devices, key=lambda one: one.device)
+        )
+
+    def versions(self) -> str:
+        """Which version each device should run."""
+        return "".join("2" if self.fleet.artifact(name) == self.new else "1" for name in self.fleet.names)
+
+    def decide(self, *numbers: int, state: DeviceState = DeviceState.COMMITTED) -> None:
+        """Devices end what they were asked, and the service turns."""
+        self.fleet.report([self.fleet.names[number] for number in numbers], state, "slow")
+        self.turns()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path, 6)
+
+
+def test_waves_follow_each_other_once_all_devices_of_one_keep_the_version(rig: Rig) -> None:
+    rig.begin(waves="1,50%,100%")
+    rig.turns()
+    assert (rig.states(), rig.versions()) == ("awwwww", "211111")
+    rig.decide(0)
+    assert (rig.states(), rig.versions()) == ("daawww", "222111")
+    rig.decide(1)
+    assert rig.states() == "ddawww"
+    rig.decide(2)
+    rig.decide(3, 4, 5)
+    assert (rig.states(), rig.info.state, rig.info.reason) == ("dddddd", RolloutState.COMPLETED, "6 done")
+
+
+def test_the_plan_is_kept_but_for_the_version_and_once_for_all_devices(rig: Rig) -> None:
+    rig.begin(waves="100%")
+    rig.turns()
+    before = decode_plan(rig.store.read(plan_info, "first").wire)
+    made = {rig.fleet.wanted(name).plan for name in rig.fleet.names}
+    (wire,) = made
+    plan = decode_plan(wire)
+    assert plan.models[0].artifact == rig.new
+    assert msgspec.structs.asdict(rig.store.read(rollout_devices, "r")[0])["old_plan"] == "first"
+    assert (plan.combined, plan.lanes, plan.executor) == (before.combined, before.lanes, before.executor)
+
+
+@pytest.mark.promise("rollout-stops-by-itself")
+def test_a_bad_version_stops_by_itself_and_the_others_keep_the_old_one(rig: Rig) -> None:
+    rig.begin(waves="50%,100%", max_failed=1)
+    rig.turns()
+    rig.decide(0)
+    rig.decide(1, 2, state=DeviceState.ROLLED_BACK)
+    assert (rig.info.state, rig.states()) == (RolloutState.STOPPED, "dffwww")
+    assert rig.info.reason == "2 devices failed, 1 may: d01, d02"
+    assert rig.versions() == "211111"
+
+
+def test_devices_that_are_undecided_when_it_stops_get_their_old_plan_back(rig: Rig) -> None:
+    rig.begin(waves="50%,100%")
+    rig.turns()
+    rig.decide(1, state=DeviceState.REJECTED)
+    assert (rig.states(), rig.versions()) == ("WfWwww", "111111")
+    assert rig.store.read(rollout_devices, "r")[1].reason == "rejected: slow"
+
+
+def test_a_device_that_is_away_is_asked_when_it_comes(rig: Rig) -> None:
+    rig.fleet.up.discard(rig.fleet.names[0])
+    rig.begin(waves="1,100%", reach_s=60.0)
+    rig.turns()
+    rig.fleet.clock.advance(59.0)
+    rig.turns()
+    assert rig.states() == "wwwwww"
+    rig.fleet.up.add(rig.fleet.names[0])
+    rig.turns()
+    assert rig.states() == "awwwww"
+
+
+def test_devices_not_reached_pause_the_rollout_and_run_the_old_plan_when_they_return(rig: Rig) -> None:
+    rig.begin(waves="2,100%", reach_s=60.0)
+    rig.turns()
+    rig.fleet.up.discard(rig.fleet.names[1])
+    rig.decide(0)
+    rig.fleet.clock.advance(61.0)
+    rig.turns()
+    assert (rig.info.state, rig.states(), rig.versions()) == (RolloutState.PAUSED, "duwwww", "211111")
+    rig.store.write(resume_rollout, "r")
+    rig.turns()
+    assert (rig.info.state, rig.states()) == (RolloutState.RUNNING, "duaaaa")
+
+
+def test_a_leap_of_the_wall_clock_fails_no_wave(rig: Rig) -> None:
+    rig.begin(waves="100%", reach_s=60.0)
+    rig.fleet.up.clear()
+    rig.turns()
+    rig.fleet.clock._wall_us += 10**15
+    rig.turns()
+    assert (rig.info.state, rig.states()) == (RolloutState.RUNNING, "wwwwww")
+
+
+def test_a_killed_planner_goes_on_where_it_was(rig: Rig) -> None:
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.restart()
+    rig.turns()
+    generations = [rig.fleet.wanted(name).generation for name in rig.fleet.names]
+    assert (rig.states(), generations) == ("aawwww", [2, 2, 1, 1, 1, 1])
+    rig.decide(0, 1)
+    rig.restart()
+    rig.turns()
+    rig.decide(2, 3, 4, 5)
+    assert rig.info.state is RolloutState.COMPLETED
+
+
+def test_a_paused_rollout_asks_nobody_and_still_hears_verdicts(rig: Rig) -> None:
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.store.write(pause_rollout, "r")
+    rig.decide(0)
+    assert (rig.info.state, rig.states()) == (RolloutState.PAUSED, "dwwwww")
+    rig.store.write(resume_rollout, "r")
+    rig.turns()
+    assert rig.states() == "daaaaa"
+
+
+@pytest.mark.parametrize(("rollback", "versions"), [(False, "211111"), (True, "111111")])
+def test_an_aborted_rollout_leaves_the_undecided_and_returns_the_others_if_asked(
+    rig: Rig, rollback: bool, versions: str
+) -> None:
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.decide(0)
+    info, changed = rig.store.write(abort_rollout, "r", rollback=rollback)
+    assert (info.state, rig.versions()) == (RolloutState.ABORTED, versions)
+    assert len(changed) == versions[:2].count("1")
+    rig.turns()
+    assert rig.states() == ("rWwwww" if rollback else "dWwwww")
+    with pytest.raises(InputError, match="has ended: aborted"):
+        rig.store.write(resume_rollout, "r")
+
+
+def test_a_device_is_in_one_live_rollout_only(rig: Rig) -> None:
+    rig.begin(waves="1,100%")
+    with pytest.raises(InputError, match="'d00' is in rollout 'r'"):
+        rig.begin(rollout="other")
+
+
+def test_a_rollback_does_not_reach_into_another_rollout(rig: Rig) -> None:
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.decide(0)
+    rig.decide(1, state=DeviceState.REJECTED)
+    add_version(rig.store, rig.store.data_dir, "relu", "three")
+    rig.begin("relu@3", rollout="next", waves="1,100%")
+    with pytest.raises(InputError, match="'d00' is in rollout 'next'"):
+        rig.store.write(abort_rollout, "r", rollback=True)
+    assert rig.info.state is RolloutState.STOPPED
+    info, _ = rig.store.write(abort_rollout, "r", rollback=False)
+    assert info.state is RolloutState.ABORTED
+
+
+def test_versions_that_a_rollout_needs_are_not_removed(rig: Rig) -> None:
+    rig.begin(waves="100%")
+    rig.turns()
+    rig.decide(*range(6))
+    assert rig.info.state is RolloutState.COMPLETED
+    add_version(rig.store, rig.store.data_dir, "relu", "three")
+    rig.begin("relu@3", rollout="next", waves="1,100%")
+    for version in ("relu@2", "relu@3"):
+        with pytest.raises(InputError):
+            rig.store.remove_model(version)
+    rig.store.write(abort_rollout, "next", rollback=False)
+    rig.store.remove_model("relu@3")
+
+
+def test_the_old_version_stays_while_a_stopped_rollout_may_go_back_to_it(rig: Rig) -> None:
+    rig.begin(waves="5,100%")
+    rig.turns()
+    rig.decide(0)
+    rig.decide(1, state=DeviceState.REJECTED)
+    rig.store.write(change_labels, rig.fleet.names[0], LabelChanges({"site": "a"}, ()))
+    plan = rig.store.read(rollout_devices, "r")[0].new_plan
+    assert plan is not None
+    for name in rig.fleet.names[1:]:
+        rig.store.write(push, Push(device=name, plan=plan, decided_by="operator"))
+    with pytest.raises(InputError, match="rollout 'r' brings model 'relu@1'"):
+        rig.store.remove_model("relu@1")
+    rig.store.write(abort_rollout, "r", rollback=False)
+    rig.store.remove_model("relu@1")
+
+
+def test_a_replan_of_the_old_version_does_not_overwrite_what_a_rollout_asked(rig: Rig) -> None:
+    device = rig.fleet.names[0]
+    rig.begin(waves="1,100%")
+    rig.turns()
+    alarm = Alarm(
+        boot=1, number=1, at_us=1, cause="age", value=1.0, threshold=0.5, plan=None, loads=(), samples=()
+    )
+    replan = rig.store.write(record_alarm, device, alarm)
+    assert replan is not None
+    asked = rig.fleet.wanted(device)
+    above = (asked.epoch, asked.generation)
+    old = decode_plan(rig.store.read(plan_info, "first").wire)
+    fields: dict[str, Any] = {"scheduler": "greedy", "how": "search", "predicted": None}
+    assert rig.store.write(push_replan, device, replan, old, above=above, **fields) is None
+    rig.fleet.report([device], DeviceState.REJECTED)
+    assert rig.store.write(push_replan, device, replan, old, above=above, **fields) is not None
+
+
+def test_a_device_that_was_asked_does_not_go_back_by_a_plan_of_its_own(rig: Rig) -> None:
+    device = rig.fleet.names[0]
+    rig.begin(waves="1,100%")
+    rig.turns()
+    asked = rig.fleet.wanted(device)
+    old = decode_plan(rig.store.read(plan_info, "first").wire)
+    local = LocalPlan(
+        boot=1,
+        epoch=asked.epoch,
+        generation=asked.generation,
+        local_counter=1,
+        plan_digest=old.digest,
+        plan=old.wire,
+        artifacts=(),
+        cause="age",
+    )
+    assert rig.store.write(adopt_plan, device, local, old) is None
+    assert rig.states() == "awwwww"
+
+
+def test_a_measurement_that_is_asked_meanwhile_changes_nothing(rig: Rig) -> None:
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.store.write(request_profile, rig.fleet.names[0], ["relu"])
+    rig.turns()
+    assert rig.states() == "awwwww"
+    rig.decide(0)
+    assert rig.states() == "daaaaa"
+
+
+def test_another_plan_that_an_operator_pushes_takes_the_device_out(rig: Rig) -> None:
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.store.write(push, Push(device=rig.fleet.names[0], plan="first", decided_by="operator"))
+    rig.turns()
+    assert rig.states() == "saaaaa"
+
+
+def test_a_device_that_has_the_version_is_done_at_once(rig: Rig) -> None:
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.decide(0)
+    rig.decide(*range(1, 6))
+    rig.begin(rollout="again", waves="1,100%")
+    rig.turns(6)
+    assert {info.rollout: (info.state, info.done) for info in rig.store.read(rollout_infos)} == {
+        "r": (RolloutState.COMPLETED, 6),
+        "again": (RolloutState.COMPLETED, 6),
+    }
+
+
+def test_a_version_that_does_not_fit_the_plan_is_searched_and_others_do_not_wait(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 2, operators=7)
+    rig.begin(waves="1,100%")
+    rig.turns()
+    assert (rig.states(), len(rig.pool.asked)) == ("ww", 1)
+    rig.pool.run()
+    rig.turns()
+    assert (rig.states(), rig.versions()) == ("aw", "21")
+    rig.decide(0)
+    assert (rig.states(), rig.pool.asked) == ("da", [])
+
+
+def test_selected_devices_that_should_not_run_the_model_are_left_out(rig: Rig) -> None:
+    for name in rig.fleet.names[:2]:
+        rig.store.write(change_labels, name, LabelChanges({"site": "a"}, ()))
+    add_version(rig.store, rig.store.data_dir, "other", "one")
+    assert rig.begin(label=("site=a",)).devices == 2
+    with pytest.raises(InputError, match="no device with site=b"):
+        rig.begin(label=("site=b",), rollout="none")
+    with pytest.raises(InputError, match="should run model 'other'"):
+        rig.begin("other", rollout="none")
+
+
+def test_rollouts_that_ended_long_ago_are_deleted(rig: Rig) -> None:
+    rig.begin()
+    rig.store.write(abort_rollout, "r", rollback=False)
+    rig.begin(rollout="live")
+    rig.store.write(advance_clock, 0.0)
+    for _ in range(20):
+        rig.fleet.clock.advance(3600.0)
+        rig.store.write(advance_clock, 3600.0)
+    list(tidy(rig.store, Retention(rows_s=60.0, minutes_s=600.0, hours_s=7200.0)))
+    assert [info.rollout for info in rig.store.read(rollout_infos)] == ["live"]
+    assert small_plan(rig.store).digest
