@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from stageloom.planner.schema.device import MOST_LABELS
 from stageloom.shared.errors import InputError
-
-MOST_LABELS: Final = 32
-"""Labels of one device, and of one selection."""
 
 _PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALLOWED: Final = "1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"

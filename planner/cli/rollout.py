@@ -9,9 +9,9 @@ from stageloom.planner.cli.connection import call, connected, every
 from stageloom.planner.cli.options import checked, parse_duration
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, show, when
 from stageloom.planner.labels import label_text, parse_selection
-from stageloom.planner.rollout.machine import AskState
 from stageloom.planner.rollout.waves import parse_waves
 from stageloom.planner.schema import rollout as schema
+from stageloom.planner.schema.rollout import AskState
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -6,37 +6,13 @@ does not. A wave ends once each of its devices is decided; only then the next be
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
+from stageloom.planner.schema.rollout import AskState, RolloutState
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.text import counted
 
-
-class RolloutState(str, Enum):
-    """How far a rollout is. In the last three nothing is asked any more."""
-
-    RUNNING = "running"
-    PAUSED = "paused"  # until it is resumed; devices that were asked still decide
-    STOPPED = "stopped"  # by itself: too many devices failed
-    ABORTED = "aborted"
-    COMPLETED = "completed"
-
-
 LIVE: Final = (RolloutState.RUNNING, RolloutState.PAUSED)
-
-
-class AskState(str, Enum):
-    """How far a device of a rollout is."""
-
-    WAITING = "waiting"  # not asked yet
-    ASKED = "asked"
-    DONE = "done"  # it keeps the version
-    FAILED = "failed"  # its trial did not let the version in, or nothing could be planned with it
-    UNREACHED = "unreached"  # offline for longer than the rollout waits; it was given its old plan back
-    SKIPPED = "skipped"  # there is nothing to ask of it, or somebody else gave it another plan
-    WITHDRAWN = "withdrawn"  # asked and undecided when the rollout ended; it was given its old plan back
-    RETURNED = "returned"  # it kept the version, and was given its old plan back
 
 
 UNDECIDED: Final = (AskState.WAITING, AskState.ASKED)

@@ -1,10 +1,9 @@
 """Devices: join tokens, the list, what one does, quarantine, revocation, profiles."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, field
 
-from stageloom.planner.labels import MOST_LABELS
 from stageloom.planner.schema.base import After, Budget, PageSize, Reply, Request
 from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.shared.messages.base import (
@@ -23,6 +22,9 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import Report
+
+MOST_LABELS: Final = 32
+"""Labels of one device, and of one selection."""
 
 LabelText = Annotated[str, Meta(max_length=129, pattern=NO_NUL)]
 

@@ -1,10 +1,10 @@
 """Rollouts: a version of a model that goes to selected devices in waves."""
 
+from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
 
-from stageloom.planner.rollout.machine import AskState, RolloutState
 from stageloom.planner.schema.base import After, PageSize, Reply, Request
 from stageloom.planner.schema.device import Labels, Selection
 from stageloom.shared.messages.base import (
@@ -19,6 +19,30 @@ from stageloom.shared.messages.base import (
     NameOrVersion,
     SmallCount,
 )
+
+
+class RolloutState(str, Enum):
+    """How far a rollout is. In the last three nothing is asked any more."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # until it is resumed; devices that were asked still decide
+    STOPPED = "stopped"  # by itself: too many devices failed
+    ABORTED = "aborted"
+    COMPLETED = "completed"
+
+
+class AskState(str, Enum):
+    """How far a device of a rollout is."""
+
+    WAITING = "waiting"  # not asked yet
+    ASKED = "asked"
+    DONE = "done"  # it keeps the version
+    FAILED = "failed"  # its trial did not let the version in, or nothing could be planned with it
+    UNREACHED = "unreached"  # offline for longer than the rollout waits; it was given its old plan back
+    SKIPPED = "skipped"  # there is nothing to ask of it, or somebody else gave it another plan
+    WITHDRAWN = "withdrawn"  # asked and undecided when the rollout ended; it was given its old plan back
+    RETURNED = "returned"  # it kept the version, and was given its old plan back
+
 
 Reach = Annotated[float, Meta(ge=1.0, le=31_536_000.0)]
 """Seconds that a device may be offline before a rollout goes on without it."""

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import ColumnElement, and_, delete, exists, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.labels import MOST_LABELS, LabelChanges
+from stageloom.planner.labels import LabelChanges
+from stageloom.planner.schema.device import MOST_LABELS
 from stageloom.planner.store.rows import add_event, known_device
 from stageloom.planner.store.tables import DeviceLabelRow, DeviceRow
 from stageloom.shared.errors import InputError

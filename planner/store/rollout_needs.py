@@ -6,7 +6,8 @@ from typing import Final
 from sqlalchemy import and_, exists, or_, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.rollout.machine import LIVE, AskState, RolloutState
+from stageloom.planner.rollout.machine import LIVE
+from stageloom.planner.schema.rollout import AskState, RolloutState
 from stageloom.planner.store.tables import DesiredRow, RolloutDeviceRow, RolloutRow
 from stageloom.shared.ids import DeviceId, Digest
 

@@ -13,15 +13,19 @@ from stageloom.planner.labels import label_text, parse_selection
 from stageloom.planner.rollout.machine import (
     LIVE,
     UNDECIDED,
-    AskState,
     Rollout,
     RolloutDevice,
-    RolloutState,
     RolloutStep,
     next_step,
 )
 from stageloom.planner.rollout.waves import parse_waves, wave_ends
-from stageloom.planner.schema.rollout import RolloutCreateRequest, RolloutDeviceInfo, RolloutInfo
+from stageloom.planner.schema.rollout import (
+    AskState,
+    RolloutCreateRequest,
+    RolloutDeviceInfo,
+    RolloutInfo,
+    RolloutState,
+)
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push_all
 from stageloom.planner.store.generations import ENDS

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.labels import MOST_LABELS, LabelChanges, parse_changes, parse_selection
+from stageloom.planner.labels import LabelChanges, parse_changes, parse_selection
+from stageloom.planner.schema.device import MOST_LABELS
 from stageloom.planner.store.devices import device_infos, revoke_device
 from stageloom.planner.store.labels import change_labels, labels_of, selected_devices
 from stageloom.planner.store.store import Store

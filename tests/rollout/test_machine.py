@@ -11,13 +11,12 @@ from stageloom.planner.rollout.machine import (
     LIVE,
     UNDECIDED,
     AbsenceClock,
-    AskState,
     Rollout,
     RolloutDevice,
-    RolloutState,
     next_step,
 )
 from stageloom.planner.rollout.waves import wave_ends
+from stageloom.planner.schema.rollout import AskState, RolloutState
 from stageloom.shared.ids import DeviceId
 
 REACH_S = 60.0

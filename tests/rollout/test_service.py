@@ -10,9 +10,8 @@ import pytest
 
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.labels import LabelChanges
-from stageloom.planner.rollout.machine import AskState, RolloutState
 from stageloom.planner.rollout.service import RolloutService
-from stageloom.planner.schema.rollout import RolloutCreateRequest, RolloutInfo
+from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
 from stageloom.planner.store.desired import Push, adopt_plan, push
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import plan_info
