@@ -115,7 +115,11 @@ class Tokens:
 
     def principal(self, bearer: str, source: str) -> Principal | None:
         """Whose token this is; None if it is nobody's."""
-        known = self._held.get(bearer_digest(bearer))
+        return self.principal_of(bearer_digest(bearer), source)
+
+    def principal_of(self, digest: Digest, source: str) -> Principal | None:
+        """Whose token has this digest; None if it is nobody's, or was revoked."""
+        known = self._held.get(digest)
         return None if known is None else Principal(*known, source)
 
     def holds(self, principal: Principal) -> bool:

@@ -28,12 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stageloom.planner.api import problem as problems
 from stageloom.planner.api.access import LOCAL, Principal
-from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, receive_file, too_many
+from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, receive_file, source_of, too_many
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
 from stageloom.planner.api.openapi import document
-from stageloom.planner.api.problem import problem, problem_of
+from stageloom.planner.api.page.site import PageSite
+from stageloom.planner.api.problem import ApiRefused, problem, problem_of
 from stageloom.planner.api.route import AnswerForm, Route, bind
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.job import ProblemDetails
@@ -74,6 +75,7 @@ class Api:
         self._ending = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._schema = msgspec.json.encode(document(routes))
+        self._site = PageSite(context, self, self._limits)
         self.local = self._application(remote=False)
         self.remote = self._application(remote=True)
 
@@ -84,6 +86,7 @@ class Api:
 
     def close(self) -> None:
         """Finish what is being handled."""
+        self._site.close()
         self._pool.shutdown()
 
     def _application(self, *, remote: bool) -> ASGIApp:
@@ -98,6 +101,8 @@ class Api:
             served.methods = {*by_path[served.path]}
         for path, serve in (("/schema", self._serve_schema), ("/metrics", self._serve_metrics)):
             table.append(HttpRoute(path, partial(serve, remote), methods=["GET"]))
+        if remote:  # over the local socket nobody signs in
+            table += self._page()
         handlers: dict[Any, Any] = {HTTPException: partial(self._serve_nothing, remote), Exception: _internal}
         application = Starlette(routes=table, exception_handlers=handlers)
         application.router.redirect_slashes = False
@@ -152,7 +157,7 @@ class Api:
         told_to_wait = False
         try:
             if remote:
-                principal = Principal("", None, _source(request))
+                principal = Principal("", None, source_of(request))
                 principal = self._admitted(request)
                 self._permitted(route, principal)
             response = await self._answer(route, principal, request)
@@ -166,21 +171,67 @@ class Api:
         denied = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         if (route.changes or route.secret or denied) and not told_to_wait:  # a flood fills no log
             target = getattr(request.state, "target", "/".join(request.path_params.values()))
-            await self._note(principal, route.name, target, response.status_code)
+            await self.note(principal, route.name, target, response.status_code)
         self._count(route.name, response, began_s)
         return response
 
-    async def _note(self, principal: Principal, verb: str, target: str, status: int) -> None:
+    async def note(self, principal: Principal, verb: str, target: str, status: int) -> None:
         """Write an entry of the audit log, before the client has its answer: what was answered is in it."""
         noted = self._context.store.submit(note_request, principal, verb, target, status)
         noted.add_done_callback(_noted)
         with contextlib.suppress(StageloomError):
             await asyncio.wrap_future(noted)
 
+    # -- for the page ---------------------------------------------------------------------------------------
+
+    async def carry_out(
+        self, route: Route[Any, Any], target: str, principal: Principal, do: Callable[[ApiCall], Any]
+    ) -> Any:
+        """What `do` makes of a verb that a person at the page wants: for its role alone, in turn, and in the
+        audit log. Of a job it returns the work, and the answer is the job.
+
+        Raises:
+            Refusal, ApiRefused: it was not done.
+        """
+        status: int = HTTPStatus.OK
+        try:
+            self._permitted(route, principal)
+            async with self._turns[principal.name]:
+                reply = await self._in_pool(do, ApiCall(principal))
+                if isinstance(reply, Future):
+                    reply = await asyncio.wrap_future(reply)
+            if route.form is AnswerForm.JOB:
+                return self._context.jobs.start(route.name, principal.name, reply)
+            return reply
+        except Refusal as refusal:
+            status = refusal.problem.status
+            raise
+        except Exception as error:
+            refused = problem_of(error, route.name)
+            status = refused.status
+            raise ApiRefused(refused) from error
+        finally:
+            await self.note(principal, route.name, target, status)
+
+    def _page(self) -> list[HttpRoute]:
+        """The page's own addresses; what is served at each is counted as `page`."""
+
+        async def serve(request: Request) -> Response:
+            began_s = self._context.clock.monotonic_s()
+            response = await self._site.serve(request)
+            self._count("page", response, began_s)
+            return response
+
+        return [HttpRoute(path, serve, methods=["GET", "POST"]) for path in ("/ui", "/ui/{rest:path}")]
+
     # -- who asks -------------------------------------------------------------------------------------------
 
     def _admitted(self, request: Request) -> Principal:
-        tokens, now_s, source = self._context.live.tokens, self._context.clock.monotonic_s(), _source(request)
+        tokens, now_s, source = (
+            self._context.live.tokens,
+            self._context.clock.monotonic_s(),
+            source_of(request),
+        )
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         bearer = token.strip().partition(".")[0]  # what follows is for the client, and some send it
         principal = tokens.principal(bearer, source) if scheme.lower() == "bearer" else None
@@ -372,10 +423,6 @@ def _json(value: Any, status: HTTPStatus, headers: Mapping[str, str] | None = No
 
 def _problem_response(refused: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(refused), refused.status, headers, problems.MEDIA_TYPE)
-
-
-def _source(request: Request) -> str:
-    return request.client.host if request.client is not None else "?"
 
 
 async def _internal(request: Request, error: Exception) -> Response:

@@ -38,6 +38,11 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
 
+def source_of(request: Request) -> str:
+    """The address that a request comes from."""
+    return request.client.host if request.client is not None else "?"
+
+
 def too_many(what: str) -> Refusal:
     """Ask again in a second."""
     refused = problem(HTTPStatus.TOO_MANY_REQUESTS, f"too many {what}", "wait a second", ExitCode.UNAVAILABLE)

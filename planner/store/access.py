@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.access import AccessInfo, AuditEntry, Role
@@ -87,11 +87,30 @@ def note_request(session: Session, who: "Principal", operation: str, target: str
             session.execute(delete(AuditRow).where(AuditRow.who == row.who, done, AuditRow.id <= oldest))
 
 
-def audit_entries(session: Session, *, before: int = 0, limit: int = 64) -> tuple[list[AuditEntry], int]:
-    """(entries newest first, the position after which to go on or 0)."""
+def audit_entries(
+    session: Session,
+    *,
+    before: int = 0,
+    limit: int = 64,
+    who: str = "",
+    about: str = "",
+    refused: bool | None = None,
+) -> tuple[list[AuditEntry], int]:
+    """(entries newest first, the position after which to go on or 0).
+
+    Of the client `who` alone, those with `about` in their operation or target, and those that were
+    `refused` or done; empty and None: all.
+    """
     wanted = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit + 1)
     if before:
         wanted = wanted.where(AuditRow.id < before)
+    if who:
+        wanted = wanted.where(AuditRow.who == who)
+    if about:
+        found = [column.icontains(about, autoescape=True) for column in (AuditRow.operation, AuditRow.target)]
+        wanted = wanted.where(or_(*found))
+    if refused is not None:
+        wanted = wanted.where(AuditRow.status >= 400 if refused else AuditRow.status < 400)
     rows = list(session.scalars(wanted))
     entries = [message_of(AuditEntry, row) for row in rows[:limit]]
     return entries, rows[limit - 1].id if len(rows) > limit else 0

@@ -86,6 +86,11 @@ def planner_epoch(session: Session) -> int:
     return planner_row(session).epoch
 
 
+def planner_created_us(session: Session) -> int:
+    """When this planner's database was made; no two planners share it."""
+    return planner_row(session).created_at_us
+
+
 def raise_epoch(session: Session, above: int) -> int:
     """Start an epoch above `above` unless the current one is; returns the current epoch.
 
@@ -306,13 +311,16 @@ def device_infos(
     session: Session,
     *,
     device: DeviceId | None = None,
+    devices: Collection[DeviceId] | None = None,
     after: str = "",
     limit: int = 256,
     with_revoked: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> list[DeviceInfo]:
-    """Devices by name, those with all of `labels`; `online` is False here, since only a running planner
-    knows."""
+    """Devices by name, of `devices` where they are named, those with all of `labels`.
+
+    `online` is False here, since only a running planner knows.
+    """
     wanted = (
         select(DeviceRow, DesiredRow, PlanRow.digest, ReportedRow, QuarantineRow)
         .outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
@@ -325,6 +333,8 @@ def device_infos(
     )
     if device is not None:
         wanted = wanted.where(DeviceRow.name == device)
+    if devices is not None:
+        wanted = wanted.where(DeviceRow.name.in_(devices))
     if not with_revoked:
         wanted = wanted.where(~DeviceRow.revoked)
     if labels:

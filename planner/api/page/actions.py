@@ -1,0 +1,116 @@
+"""What the buttons do: each is a verb of the API, with its role and its entry in the audit log."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.context import ApiCall, ApiContext
+from stageloom.planner.api.handlers import handler_of
+from stageloom.planner.api.jobs import Job
+from stageloom.planner.api.page.visit import Visit
+from stageloom.planner.api.route import Route, plainly
+from stageloom.planner.schema.base import Reply, Request
+from stageloom.planner.schema.device import DeviceReleaseRequest, DeviceRevokeRequest
+from stageloom.planner.schema.job import JobInfo
+from stageloom.planner.schema.plan import PlanCreateRequest, PlanPushRequest
+from stageloom.planner.schema.replan import ReplanningChangeRequest
+from stageloom.planner.store.access import note_request
+from stageloom.planner.store.devices import device_info
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+
+_PUSH_S: Final = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageAction:
+    """A verb, what it is about, what carries it out, and the page to show after its answer."""
+
+    route: Route[Any, Any]
+    target: str
+    do: Callable[[ApiCall], Any]
+    then: Callable[[Any], str]
+
+
+Action = Callable[[Visit], PageAction]
+
+
+class PageReplan(Reply, frozen=True, kw_only=True):
+    """What a re-plan by hand came to: the plan it found, and whether the device is to try it."""
+
+    plan: str
+    pushed: bool
+
+
+def replan(visit: Visit) -> PageAction:
+    """Search a plan for a device and have the device try it, unless that plan runs there."""
+    device = DeviceId(visit.path["device"])
+
+    def do(call: ApiCall) -> Any:
+        create = _request(PlanCreateRequest, device=device)
+        search = handler_of(routes.PLAN_CREATE)(visit.api, create, call)
+        return lambda job: _search_and_push(visit.api, device, call, search, job)
+
+    def then(job: JobInfo) -> str:
+        return f"/ui/devices/{device}/jobs/{job.job}"
+
+    return PageAction(route=routes.PLAN_CREATE, target=device, do=do, then=then)
+
+
+def _search_and_push(
+    api: ApiContext, device: DeviceId, call: ApiCall, search: Callable[[Job], Any], job: Job
+) -> PageReplan:
+    found = search(job).plan
+    job.check()
+    if found.digest == api.store.read(device_info, device).report.active:
+        return PageReplan(plan=found.plan, pushed=False)
+    request = _request(PlanPushRequest, plan=found.plan, devices=(device,))
+    handler_of(routes.PLAN_PUSH)(api, request, call).result(_PUSH_S)
+    api.store.write(note_request, call.principal, routes.PLAN_PUSH.name, found.plan, 201)
+    return PageReplan(plan=found.plan, pushed=True)
+
+
+def revoke(visit: Visit) -> PageAction:
+    """Take a device's key away."""
+    return _of_device(visit, routes.DEVICE_REVOKE, DeviceRevokeRequest)
+
+
+def release(visit: Visit) -> PageAction:
+    """End a device's quarantine."""
+    return _of_device(visit, routes.DEVICE_RELEASE, DeviceReleaseRequest)
+
+
+def set_replanning(visit: Visit) -> PageAction:
+    """Have a device's alarms begin re-plans, or not."""
+    return _of_device(
+        visit, routes.REPLANNING_CHANGE, ReplanningChangeRequest, enabled=visit.query.get("enabled") == "yes"
+    )
+
+
+def _of_device(visit: Visit, route: Route[Any, Any], kind: type[Request], **fields: Any) -> PageAction:
+    device = visit.path["device"]
+    request = _request(kind, device=device, **fields)
+    return PageAction(
+        route=route,
+        target=device,
+        do=lambda call: handler_of(route)(visit.api, request, call),
+        then=lambda _: f"/ui/devices/{device}",
+    )
+
+
+def _request(kind: type[Request], **fields: Any) -> Any:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(plainly(str(error)), remedy="use the buttons of the page") from error
+
+
+ACTIONS: Final[tuple[tuple[str, Action], ...]] = (
+    ("/ui/devices/{device}/replan", replan),
+    ("/ui/devices/{device}/revoke", revoke),
+    ("/ui/devices/{device}/release", release),
+    ("/ui/devices/{device}/replanning", set_replanning),
+)

@@ -1,0 +1,201 @@
+"""One device: what runs, how it does, what was decided for it and why, and its alarms."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.page.fleet import Badge, plan_state, presence
+from stageloom.planner.api.page.visit import Rendered, Visit
+from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest
+from stageloom.planner.schema.job import JobShowRequest
+from stageloom.planner.schema.plan import HistoryEntry
+from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest, ReplanningShowRequest, TrialInfo
+from stageloom.planner.schema.service import WatchRequest
+from stageloom.planner.schema.telemetry import TELEMETRY_PAGE, DeviceTelemetryRequest, RollUp, TelemetryItem
+from stageloom.planner.store.fleet_view import newest_alarms
+from stageloom.planner.store.replans import trial_infos
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quantile_us
+
+_CHANGES: Final = 30
+_CURVES_S: Final = 2 * 3600.0
+_CURVE_PAGES: Final = 4
+
+
+class PlanChange(NamedTuple):
+    """A plan that was decided for a device, or a re-plan that pushed none: why, its trial, how it ended."""
+
+    at_us: int
+    entry: HistoryEntry | None
+    replan: ReplanInfo | None
+    trial: TrialInfo | None
+    state: Badge
+
+
+class Curves(NamedTuple):
+    """One chart: its title and unit, moments in seconds since 1970, and for each model its values."""
+
+    title: str
+    unit: str
+    moments: Sequence[float]
+    models: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+
+    @property
+    def json(self) -> str:
+        """As the script draws it."""
+        return msgspec.json.encode(self._asdict()).decode()
+
+    @property
+    def rows(self) -> list[tuple[int, list[float | None]]]:
+        """(microseconds since 1970, each model's value), newest first."""
+        by_moment = enumerate(self.moments)
+        return [(round(1e6 * at), [values[i] for values in self.values]) for i, at in by_moment][::-1]
+
+
+def show(visit: Visit) -> Rendered:
+    """All of a device but its curves, which take longer."""
+    device = visit.path["device"]
+    found = visit.ask(routes.DEVICE_SHOW, DeviceShowRequest, device=device)
+    replans = visit.ask(routes.REPLAN_LIST, ReplanListRequest, device=device, limit=_CHANGES).items
+    trials = visit.api.reader.read(trial_infos, found.device.device, limit=4 * _CHANGES)
+    alarms = visit.api.reader.read(newest_alarms, found.device.device)
+    return Rendered(
+        "device.html",
+        {
+            **_figures(visit),
+            "machine": found.machine,
+            "changes": _changes(found.history, replans, trials),
+            "alarms": [(alarm, _answer(alarm, replans)) for alarm in alarms],
+        },
+    )
+
+
+def live(visit: Visit) -> Rendered:
+    """What changes by the second; the buttons only where others are right now."""
+    figures = _figures(visit)
+    return Rendered("device_live.html", {**figures, "buttons": visit.query.get("buttons") != figures["key"]})
+
+
+def _figures(visit: Visit) -> dict[str, Any]:
+    device = visit.path["device"]
+    look = visit.ask(routes.WATCH, WatchRequest, device=device)
+    info = look.devices[0]
+    replanning = visit.ask(routes.REPLANNING_SHOW, ReplanningShowRequest, device=device).enabled
+    return {
+        "device": info,
+        "presence": presence(info),
+        "state": plan_state(info.report.state.value) if info.report.state else None,
+        "rates": look.rates,
+        "at_us": look.at_us,
+        "replanning": replanning,
+        "key": _key(info, replanning),
+        "buttons": False,
+    }
+
+
+def _key(info: DeviceInfo, replanning: bool) -> str:
+    """It differs where a device's buttons do."""
+    shown = f"{info.revoked}{bool(info.quarantine)}{replanning}"
+    return digest_bytes([shown.encode()])[:8]
+
+
+def _changes(
+    history: Sequence[HistoryEntry], replans: Sequence[ReplanInfo], trials: Sequence[TrialInfo]
+) -> list[PlanChange]:
+    """What was decided, newest first: generations with re-plans and trials, and re-plans without one."""
+    pushed = {(replan.epoch, replan.generation): replan for replan in replans if replan.generation}
+    tried: dict[tuple[int, int], TrialInfo] = {}
+    for trial in trials:
+        tried.setdefault((trial.epoch, trial.generation), trial)
+    changes = [
+        PlanChange(
+            entry.at_us,
+            entry,
+            pushed.get((entry.epoch, entry.generation)),
+            tried.get((entry.epoch, entry.generation)),
+            plan_state(entry.state),
+        )
+        for entry in history
+    ]
+    changes += [
+        PlanChange(replan.at_us, None, replan, None, plan_state(replan.outcome))
+        for replan in replans
+        if not replan.generation
+    ]
+    return sorted(changes, key=lambda change: -change.at_us)[:_CHANGES]
+
+
+def _answer(alarm: Alarm, replans: Sequence[ReplanInfo]) -> ReplanInfo | None:
+    """The re-plan that an alarm began."""
+    wanted = (alarm.boot, alarm.number)
+    return next((replan for replan in replans if (replan.boot, replan.alarm) == wanted), None)
+
+
+# -- curves -----------------------------------------------------------------------------------------------
+
+
+def curves(visit: Visit) -> Rendered:
+    """Queues and latency of the last hours, by the minute."""
+    kinds = (RowKind.LATENCY_HISTOGRAM.value, RowKind.QUEUE_SAMPLE.value)
+    since_us = max(visit.api.clock.wall_us() - round(1e6 * _CURVES_S), 0)
+    items: list[TelemetryItem] = []
+    after = ""
+    for _ in range(_CURVE_PAGES):
+        page = visit.ask(
+            routes.DEVICE_TELEMETRY,
+            DeviceTelemetryRequest,
+            **{"device": visit.path["device"], "kind": kinds, "by": RollUp.MINUTE.value},
+            **{"since_us": since_us, "after": after, "limit": TELEMETRY_PAGE},
+        )
+        items += page.items
+        after = page.next
+        if not after:
+            break
+    queues: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    latencies: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for item in items:
+        if item.kind is RowKind.QUEUE_SAMPLE and "tasks" in item.values:
+            tasks = item.values["tasks"]
+            queues[item.values["model"]][item.at_us] = tasks["mean"] if isinstance(tasks, dict) else tasks
+        elif item.kind is RowKind.LATENCY_HISTOGRAM and "buckets" in item.values:
+            histogram = msgspec.convert(list(item.values.values()), LatencyHistogram)
+            latencies[histogram.model][item.at_us] = quantile_us([histogram], 0.99) / 1e3
+    charts = [_chart("Queue", "tasks, mean of a minute", queues), _chart("Latency", "ms, p99", latencies)]
+    return Rendered("curves.html", {"charts": [chart for chart in charts if len(chart.moments) > 1]})
+
+
+def _chart(title: str, unit: str, found: dict[str, dict[int, float]]) -> Curves:
+    moments = sorted({at_us for values in found.values() for at_us in values})
+    models = sorted(found)
+    values = [[found[model].get(at_us) for at_us in moments] for model in models]
+    return Curves(title, unit, [at_us / 1e6 for at_us in moments], models, values)
+
+
+# -- buttons ----------------------------------------------------------------------------------------------
+
+
+def confirm_revoke(visit: Visit) -> Rendered:
+    """The question before a device's key is taken away."""
+    visit.require(Role.ADMIN)
+    found = visit.ask(routes.DEVICE_SHOW, DeviceShowRequest, device=visit.path["device"])
+    return Rendered("revoke.html", {"device": found.device})
+
+
+def job(visit: Visit) -> Rendered:
+    """A re-plan by hand, as it goes on."""
+    return Rendered("job.html", progress(visit).values)
+
+
+def progress(visit: Visit) -> Rendered:
+    """How far it is."""
+    info = visit.ask(routes.JOB_SHOW, JobShowRequest, job=visit.path["job"])
+    elapsed_s = max((info.ended_at_us or visit.api.clock.wall_us()) - info.began_at_us, 0) / 1e6
+    return Rendered(
+        "job_progress.html", {"job": info, "device_name": visit.path["device"], "elapsed_s": elapsed_s}
+    )

@@ -1,0 +1,63 @@
+"use strict";
+
+// Charts, which uPlot draws, and a line that says when figures are old. Everything else works without this file.
+(() => {
+  const drawn = new Map();
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function draw(holder) {
+    drawn.get(holder)?.destroy();
+    const told = JSON.parse(holder.dataset.chart);
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { stroke: colour("--rule") } };
+    const options = {
+      width: Math.max(holder.clientWidth, 200),
+      height: 240,
+      scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
+      axes: [axis, { ...axis, size: 60 }],
+      series: [
+        {},
+        ...told.models.map((model, i) => ({
+          label: model,
+          stroke: colour(`--line${i % 6}`),
+          width: 2,
+          dash: i < 6 ? undefined : [6, 4],
+        })),
+      ],
+    };
+    drawn.set(holder, new uPlot(options, [told.moments, ...told.values], holder));
+  }
+
+  const resized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const chart = drawn.get(target);
+      if (chart && target.clientWidth > 0 && chart.width !== target.clientWidth) {
+        chart.setSize({ width: target.clientWidth, height: 240 });
+      }
+    }
+  });
+
+  function found(root) {
+    for (const holder of root.querySelectorAll("[data-chart]")) {
+      if (!drawn.has(holder)) {
+        draw(holder);
+        resized.observe(holder);
+      }
+    }
+  }
+
+  let since = new Date();
+  const stale = () => document.getElementById("stale");
+  function old() {
+    stale().textContent = `The planner does not answer; the figures are of ${since.toLocaleTimeString()}.`;
+    stale().hidden = false;
+  }
+
+  document.addEventListener("htmx:load", (event) => found(event.detail.elt));
+  document.addEventListener("htmx:sendError", old);
+  document.addEventListener("htmx:responseError", old);
+  document.addEventListener("htmx:afterOnLoad", () => {
+    since = new Date();
+    stale().hidden = true;
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((_, holder) => draw(holder)));
+})();

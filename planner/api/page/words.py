@@ -1,0 +1,65 @@
+"""Figures and moments as the pages show them."""
+
+import math
+from datetime import datetime, timezone
+from typing import Final
+
+from stageloom.shared.policy.trigger import Cause
+
+_CAUSES: Final = {
+    Cause.POWER_MODE: "the power mode changed",
+    Cause.REGIME: "arrivals moved by a factor of {value:.3g}, more than {threshold:.3g}",
+    Cause.VARIANCE: "queues drifted apart: their variance was {value:.3g}, above {threshold:.3g}",
+    Cause.OLDEST_AGE: "a task had waited for {value:.3g} s, longer than {threshold:.3g} s",
+    Cause.DRIFT: "latency differed from the plan by a factor of {value:.3g}, more than {threshold:.3g}",
+}
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def cause_text(cause: str, value: float, threshold: float) -> str:
+    """What fired an alarm, in words; a cause of a later agent as it is spelled."""
+    known = next((text for one, text in _CAUSES.items() if one.value == cause), None)
+    if known is None:
+        return f"{cause.replace('_', ' ')}: {value:.3g}, limit {threshold:.3g}"
+    return known.format(value=value, threshold=threshold)
+
+
+def moment(at_us: int) -> str:
+    """Date and time in UTC; `never` for 0."""
+    if not at_us:
+        return "never"
+    try:
+        return datetime.fromtimestamp(at_us / 1e6, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "a moment that no calendar has"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 device`, `2 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(octets: int) -> str:
+    """Bytes in a unit that fits."""
+    power = min(int(math.log(octets, 1024)), len(_UNITS) - 1) if octets > 0 else 0
+    return f"{octets / 1024**power:.3g} {_UNITS[power]}" if power else f"{octets} B"
+
+
+def figure(value: float | None) -> str:
+    """Three digits that count; a dash for what is not known."""
+    if value is None:
+        return "\N{EN DASH}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def ratio(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval of 95 %."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def generation(epoch: int, number: int) -> str:
+    """`epoch.generation`; a dash before the first."""
+    return f"{epoch}.{number}" if number else "\N{EN DASH}"

@@ -1,0 +1,418 @@
+"""The page over HTTPS, as a browser asks for it: what it shows to whom, and what it lets nobody do."""
+
+import re
+from collections.abc import Mapping
+from html import unescape
+from http.client import HTTPSConnection
+from itertools import count
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from stageloom.planner.api import routes
+from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
+from stageloom.planner.service import Planner
+from stageloom.planner.store.access import audit_entries
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import device_info, quarantine_device
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.store import Store
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.telemetry import TrialEnded
+from tests.planner.api.rig import unverified
+from tests.planner.processes import until
+from tests.planner.world import World
+from tests.store.helpers import NANO, add_model, enrol
+
+pytestmark = pytest.mark.promise("page-shows-the-fleet", "page-lets-nobody-in")
+
+_NUMBERS = count(150)
+
+HOSTILE = "<script>alert(1)</script>'\"&"
+
+
+class Shown(NamedTuple):
+    """An answer as a browser has it."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+class Browser:
+    """A client that keeps cookies and fills forms in; it follows nothing by itself."""
+
+    def __init__(self, planner: Planner) -> None:
+        address = urlsplit(planner.api_url)
+        assert address.hostname is not None and address.port is not None
+        self._address = address.hostname, address.port
+        self.cookies: dict[str, str] = {}
+
+    def ask(
+        self, path: str, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Shown:
+        """One request; with a form a POST."""
+        connection = HTTPSConnection(*self._address, timeout=60.0, context=unverified())
+        said = {"cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
+        body = None if form is None else urlencode(form)
+        connection.request("GET" if form is None else "POST", path, body, {**said, **(headers or {})})
+        answer = connection.getresponse()
+        for name, value in answer.getheaders():
+            if name.lower() == "set-cookie":
+                cookie, _, content = value.partition(";")[0].partition("=")
+                self.cookies[cookie] = content.strip('"')
+        shown = Shown(
+            answer.status, {name.lower(): text for name, text in answer.getheaders()}, answer.read().decode()
+        )
+        connection.close()
+        return shown
+
+    def sign_in(self, token: str, back: str = "") -> Shown:
+        """Send the form of the first page."""
+        return self.ask("/ui/sign-in", {"token": token, "back": back})
+
+    def press(self, page: str, action: str, **more: str) -> Shown:
+        """Press the button of a page whose form has this action."""
+        form = re.search(rf'<form method="post" action="{re.escape(action)}".*?</form>', self.see(page), re.S)
+        assert form is not None, f"{page} has no button for {action}"
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[0]))
+        return self.ask(action, {**fields, **more})
+
+    def see(self, path: str) -> str:
+        """The text of a page that must be there."""
+        shown = self.ask(path)
+        assert shown.status == 200, shown.text.split("<main")[-1]
+        return unescape(shown.text)
+
+
+@pytest.fixture(scope="module")
+def tokens(remote_planner: Planner) -> dict[str, str]:
+    """A token of each role."""
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
+        return {
+            role.value: client.call(
+                routes.ACCESS_CREATE, AccessCreateRequest(name=role.value, role=role)
+            ).token
+            for role in Role
+        }
+
+
+@pytest.fixture(scope="module")
+def world(remote_planner: Planner) -> World:
+    """A device whose second plan was tried and rejected after an alarm, and a second version of its model."""
+    world = World(remote_planner.config.data_dir, remote_planner.store)
+    control, candidate = world.kept("sequential"), world.kept("greedy")
+    world.profiled()
+    world.store.write(push, Push(device=NANO, plan="sequential", decided_by="operator"))
+    alarm = Alarm(
+        boot=7,
+        number=1,
+        at_us=1_700_000_000_000_000,
+        cause="oldest_age",
+        value=2.5,
+        threshold=0.5,
+        plan=control.digest,
+        loads=(ModelLoad("diamond", 12.0, 400.0, 3, 2_500_000),),
+        samples=(),
+    )
+    LinkStore(world.store).record_alarm(NANO, alarm)
+    desired = world.store.write(push, Push(device=NANO, plan="greedy", decided_by="replan"))
+    world.tells(
+        TrialEnded(
+            epoch=desired.epoch,
+            generation=desired.generation,
+            origin=Origin.PLANNER,
+            how="trial",
+            verdict="reject",
+            candidate=candidate.digest,
+            control=control.digest,
+            ratio=0.9,
+            ratio_low=0.85,
+            ratio_high=0.95,
+            pairs=1,
+            began_us=1,
+            decided_us=2,
+            reason=f"slower {HOSTILE}",
+        ),
+    )
+    add_model(world.store, world.home, "relu", 4)
+    add_model(world.store, world.home, "relu", 6)
+    return world
+
+
+@pytest.fixture
+def viewer(remote_planner: Planner, world: World, tokens: dict[str, str]) -> Browser:
+    """A browser in which a viewer is signed in."""
+    return _signed_in(remote_planner, tokens["viewer"])
+
+
+@pytest.fixture
+def admin(remote_planner: Planner, world: World, tokens: dict[str, str]) -> Browser:
+    """A browser in which an administrator is signed in."""
+    return _signed_in(remote_planner, tokens["admin"])
+
+
+def _signed_in(planner: Planner, token: str) -> Browser:
+    browser = Browser(planner)
+    assert browser.sign_in(token).status == 303
+    return browser
+
+
+@pytest.fixture
+def store(remote_planner: Planner) -> Store:
+    """The planner's store."""
+    return remote_planner.store
+
+
+@pytest.fixture
+def device(store: Store) -> DeviceId:
+    """A device of one test alone."""
+    number = next(_NUMBERS)
+    return enrol(store, DeviceId(f"own-{number}"), number)
+
+
+# -- signing in -------------------------------------------------------------------------------------------
+
+
+def test_every_page_asks_a_stranger_to_sign_in_and_tells_nothing(remote_planner: Planner) -> None:
+    for path in [*(path for path, _ in VIEWS), "/ui/nothing"]:
+        shown = Browser(remote_planner).ask(path.replace("{device}", NANO).replace("{plan}", "sequential"))
+        assert shown.status == 303 and shown.headers["location"].startswith("/ui/sign-in?back=%2Fui%2F")
+        assert not shown.text
+
+
+def test_part_of_a_page_takes_a_stranger_to_the_form_as_a_whole(remote_planner: Planner) -> None:
+    shown = Browser(remote_planner).ask("/ui/fleet/live", headers={"hx-request": "true"})
+    assert (shown.status, shown.headers["hx-redirect"], shown.text) == (401, "/ui/sign-in", "")
+
+
+def test_the_cookie_names_the_planner_and_holds_no_token(
+    remote_planner: Planner, tokens: dict[str, str]
+) -> None:
+    browser = Browser(remote_planner)
+    cookie = browser.sign_in(tokens["viewer"]).headers["set-cookie"]
+    assert re.match(r"__Host-stageloom-[0-9a-f]{12}=[\w-]{43};", cookie)
+    assert {"httponly", "secure", "samesite=strict", "path=/"} <= set(cookie.lower().split("; "))
+    assert tokens["viewer"][:20] not in cookie
+
+
+def test_a_wrong_token_is_refused_with_the_reason_and_noted(remote_planner: Planner, store: Store) -> None:
+    shown = Browser(remote_planner).sign_in("stl_wrong")
+    assert shown.status == 401 and "no access token of this planner" in shown.text
+    assert "set-cookie" not in shown.headers
+    assert _noted(store, "page.sign_in")[0].status == 401
+
+
+def test_after_signing_in_only_an_own_page_is_shown(remote_planner: Planner, tokens: dict[str, str]) -> None:
+    for back, shown in (("/ui/audit", "/ui/audit"), ("https://evil/", "/ui/fleet"), ("//evil", "/ui/fleet")):
+        assert Browser(remote_planner).sign_in(tokens["admin"], back).headers["location"] == shown
+
+
+def test_a_revoked_token_signs_everyone_out(remote_planner: Planner, tokens: dict[str, str]) -> None:
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
+        token = client.call(routes.ACCESS_CREATE, AccessCreateRequest(name="gone", role=Role.VIEWER)).token
+        browser = _signed_in(remote_planner, token)
+        assert browser.ask("/ui/fleet").status == 200
+        client.call(routes.ACCESS_REVOKE, AccessRevokeRequest(name="gone"))
+    assert browser.ask("/ui/fleet").status == 303
+
+
+def test_signing_out_ends_the_session_and_not_the_cookie_alone(viewer: Browser) -> None:
+    kept = dict(viewer.cookies)
+    assert viewer.press("/ui/fleet", "/ui/sign-out").status == 303
+    viewer.cookies = kept
+    assert viewer.ask("/ui/fleet").status == 303
+
+
+def test_over_the_local_socket_there_is_no_page(remote_planner: Planner) -> None:
+    from stageloom.planner.api.client import socket_path
+    from tests.planner.api.http import asked
+
+    assert asked(socket_path(remote_planner.config.data_dir), "GET", "/ui/fleet").status == 404
+
+
+# -- what is shown ----------------------------------------------------------------------------------------
+
+
+def test_each_page_carries_the_headers_and_no_inline_script_or_style(viewer: Browser) -> None:
+    for path in ("/ui/fleet", f"/ui/devices/{NANO}", "/ui/plans/greedy", "/ui/models", "/ui/nothing"):
+        shown = viewer.ask(path)
+        policy = shown.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert shown.headers["cache-control"] == "no-store"
+        assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", shown.text)
+
+
+def test_the_fleet_counts_devices_and_finds_them_by_name_and_state(viewer: Browser, store: Store) -> None:
+    enrol(store, DeviceId("lonely-1"), 51)
+    text = viewer.see("/ui/fleet?search=LONELY")
+    assert "1 device on this page" in text and "lonely-1" in text and f">{NANO}<" not in text
+    assert "No device fits" in viewer.see("/ui/fleet?search=lonely&state=online")
+    assert "lonely-1" in viewer.see("/ui/fleet?search=lonely&state=offline")
+    assert "No device fits" in viewer.see("/ui/fleet?search=%25")
+
+
+def test_a_fleet_larger_than_a_page_goes_on_at_the_next_one(viewer: Browser, store: Store) -> None:
+    for number in range(53):
+        enrol(store, DeviceId(f"many-{number:03d}"), 60 + number)
+    text = viewer.see("/ui/fleet?search=many-")
+    assert text.count('<th scope="row">') == 50
+    following = re.search(r'href="(/ui/fleet\?[^"]*after=[^"]*)"', text)
+    assert following is not None
+    rest = viewer.see(following[1])
+    assert re.findall(r">(many-\d+)<", rest) == ["many-050", "many-051", "many-052"]
+    assert viewer.ask("/ui/fleet/live?devices=many-000,many-001").text.count('id="is-many-') == 2
+
+
+def test_a_device_shows_why_its_plan_changed_and_what_its_alarm_was(viewer: Browser) -> None:
+    text = " ".join(viewer.see(f"/ui/devices/{NANO}").split())
+    assert "Trial: reject by trial, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
+    assert "a task had waited for 2.5 s, longer than 0.5 s" in text
+    assert "It began re-plan 1" in text
+
+
+def test_what_devices_say_is_shown_as_text(viewer: Browser) -> None:
+    shown = viewer.ask(f"/ui/devices/{NANO}")
+    assert "<script>alert" not in shown.text and "&lt;script&gt;alert(1)" in shown.text
+    searched = viewer.ask("/ui/fleet?" + urlencode({"search": HOSTILE}))
+    assert "<script>alert" not in searched.text and "alert(1)" in searched.text
+
+
+def test_curves_of_a_device_that_measured_nothing_say_so(viewer: Browser) -> None:
+    assert "It measured nothing" in viewer.see(f"/ui/devices/{NANO}/curves")
+
+
+def test_a_plan_is_drawn_listed_and_explained(viewer: Browser) -> None:
+    assert "Plan greedy" in viewer.see("/ui/plans/greedy")
+    drawn = viewer.see(f"/ui/plans/greedy/timeline?device={NANO}")
+    bars, listed = drawn.count("<rect"), drawn.count('data-label="Takes"')
+    assert bars == listed > 3 and "stream 1" in drawn and "Costs are of cpu-2-core" in drawn
+    said = viewer.see("/ui/plans/greedy/explanation")
+    assert "decided by replan" in said and "1 combined block" in said and "sequential" in said
+
+
+def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:
+    assert "relu" in viewer.see("/ui/models")
+    text = viewer.see("/ui/models/compare?a=relu@1&b=relu@2")
+    assert "t0: float32 1 × 4" in text
+    assert re.search(r'<tr class="differs"><th scope="row">Operators</th><td[^>]*>4</td><td[^>]*>6<', text)
+    assert re.search(r'<tr><th scope="row">Inputs</th>', text)
+
+
+def test_re_plans_of_the_fleet_are_listed_with_their_causes(viewer: Browser) -> None:
+    assert "a task had waited for 2.5 s" in viewer.see("/ui/replans")
+    assert "1 re-plan on this page" in viewer.see(f"/ui/replans?device={NANO}")
+
+
+def test_what_is_unknown_is_a_page_that_says_so(viewer: Browser) -> None:
+    for path, status in (
+        ("/ui/nothing", 404),
+        ("/ui/devices/nobody", 404),
+        ("/ui/devices/nobody/live", 404),
+        ("/ui/devices/%3Cb%3E", 422),
+        ("/ui/plans/nothing", 404),
+        ("/ui/models/compare?a=relu@1&b=nothing", 404),
+        ("/ui/models/compare", 422),
+        ("/ui/replans?after=x", 422),
+        (f"/ui/devices/{NANO}/jobs/abc", 404),
+    ):
+        shown = viewer.ask(path)
+        assert shown.status == status, (path, shown.status)
+        assert 'role="alert"' in shown.text and "To the fleet" in shown.text
+
+
+def test_files_are_kept_by_the_browser_and_nothing_else_is_served_beside_them(viewer: Browser) -> None:
+    names = re.findall(r'(?:src|href)="(/ui/static/[^"]+)"', viewer.ask("/ui/fleet").text)
+    assert len(names) == 5
+    for name in names:
+        shown = viewer.ask(name)
+        assert shown.status == 200 and "immutable" in shown.headers["cache-control"]
+    assert viewer.ask("/ui/static/../site.py").status == 404
+
+
+# -- roles and buttons ------------------------------------------------------------------------------------
+
+
+def test_a_viewer_sees_no_button_and_is_refused_who_posts_anyway(viewer: Browser, device: DeviceId) -> None:
+    text = viewer.see(f"/ui/devices/{device}")
+    assert "Re-plan now" not in text and "Revoke" not in text and "Audit log" not in text
+    csrf = re.search(r'name="csrf" value="([^"]+)"', text)
+    assert csrf is not None
+    for action in ("replan", "revoke", "replanning", "release"):
+        assert viewer.ask(f"/ui/devices/{device}/{action}", {"csrf": csrf[1]}).status == 403
+    assert viewer.ask(f"/ui/devices/{device}/revoke").status == 403
+    assert viewer.ask("/ui/audit").status == 403
+
+
+def test_an_operator_may_plan_and_not_revoke(
+    remote_planner: Planner, world: World, tokens: dict[str, str], device: DeviceId
+) -> None:
+    text = _signed_in(remote_planner, tokens["operator"]).see(f"/ui/devices/{device}")
+    assert "Re-plan now" in text and "Revoke" not in text
+
+
+def test_a_form_without_the_sessions_secret_or_of_another_site_does_nothing(
+    admin: Browser, store: Store, device: DeviceId
+) -> None:
+    path = f"/ui/devices/{device}/revoke"
+    csrf = re.search(r'name="csrf" value="([^"]+)"', admin.see(path))
+    assert csrf is not None
+    assert admin.ask(path, {}).status == 403
+    assert admin.ask(path, {"csrf": "x" * 43}).status == 403
+    good = {"csrf": csrf[1]}
+    assert admin.ask(path, good, {"sec-fetch-site": "cross-site"}).status == 403
+    assert admin.ask(path, good, {"sec-fetch-site": "same-site"}).status == 403
+    assert admin.ask(path, good, {"origin": "https://evil.example"}).status == 403
+    assert not store.read(device_info, device).revoked
+
+
+def test_a_device_is_revoked_after_a_question_and_the_log_has_who_did_it(
+    admin: Browser, store: Store, device: DeviceId
+) -> None:
+    page = f"/ui/devices/{device}/revoke"
+    assert admin.press(page, page).headers["location"] == f"/ui/devices/{device}"
+    assert store.read(device_info, device).revoked
+    text = admin.see(f"/ui/devices/{device}")
+    assert "revoked" in text and "Re-plan now" not in text and page not in text
+    entry = _noted(store, "device.revoke")[0]
+    assert (entry.who, entry.target, entry.status) == ("admin", device, 200)
+    assert device in admin.see(f"/ui/audit?who=admin&about={device}&outcome=done")
+    assert "Nothing fits" in admin.see(f"/ui/audit?who=admin&about={device}&outcome=refused")
+
+
+def test_a_quarantined_device_is_released(admin: Browser, store: Store, device: DeviceId) -> None:
+    store.write(quarantine_device, device, "it counts too far")
+    page = f"/ui/devices/{device}"
+    assert "it counts too far" in admin.see(page)
+    admin.press(page, f"{page}/release")
+    assert not store.read(device_info, device).quarantine
+
+
+def test_buttons_come_anew_only_where_others_are_right(admin: Browser, device: DeviceId) -> None:
+    page = f"/ui/devices/{device}"
+    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
+    assert poll is not None
+    assert 'id="buttons"' not in admin.see(poll[1])
+    admin.press(page, f"{page}/replanning")
+    changed = admin.see(poll[1])
+    assert 'id="buttons"' in changed and "Re-plan on alarms" in changed and 'hx-swap-oob="true"' in changed
+
+
+def test_a_re_plan_by_hand_pushes_the_plan_that_the_search_finds(
+    admin: Browser, store: Store, device: DeviceId
+) -> None:
+    page = f"/ui/devices/{device}"
+    job = admin.press(page, f"{page}/replan").headers["location"]
+    assert "Re-plan of" in admin.see(job)
+    ended = until(lambda: text if "hx-trigger" not in (text := admin.see(f"{job}/progress")) else None)
+    assert "Found" in ended and "pushed it" in ended, ended
+    assert store.read(device_info, device).desired_generation == 1
+    assert [entry.operation for entry in _noted(store, "plan.")][:2] == ["plan.push", "plan.create"]
+
+
+def _noted(store: Store, about: str) -> list[AuditEntry]:
+    return store.read(audit_entries, limit=16, about=about)[0]
