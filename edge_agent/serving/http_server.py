@@ -62,12 +62,13 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         """
         cycle = self.cycle
         begun = len(cycle.body)
-        if cycle.scope is not scope or not cycle.more_body or cycle.waiting_for_100_continue:
+        if cycle.scope is not scope or cycle.waiting_for_100_continue or cycle.disconnected:
             return 0
-        if cycle.disconnected or begun >= len(body):
+        if begun > len(body) or (begun == len(body)) is cycle.more_body:
             return 0
-        body[:begun] = cycle.body
-        cycle.body = bytearray()
+        body[:begun], cycle.body = cycle.body, bytearray()
+        if begun == len(body):
+            return begun
         self._rest, self._read = memoryview(body)[begun:], self.loop.create_future()
         self.flow.resume_reading()
         try:

@@ -17,9 +17,14 @@ _MOST = 1 << 20
 
 
 class _Bodies:
-    """An application that keeps the bodies of its requests, and answers with their lengths."""
+    """An application that keeps the bodies of its requests, and answers with their lengths.
 
-    def __init__(self) -> None:
+    `whole`: it answers in one piece where the connection can, and counts these answers.
+    """
+
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
+        self.pieces = 0
         self.found: asyncio.Queue[bytes | type[BaseException]] = asyncio.Queue()
         self.began = asyncio.Event()
 
@@ -34,6 +39,9 @@ class _Bodies:
         await self.found.put(body)
         text = str(len(body)).encode()
         head = [(b"content-length", str(len(text)).encode())]
+        if self.whole and scope["state"]["connection"].answer(scope, 200, head, text):
+            self.pieces += 1
+            return
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": text})
 
@@ -45,9 +53,9 @@ def _head(nbytes: int, more: str = "") -> bytes:
 Talk = Callable[[_Bodies, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def _serve(talk: Talk) -> None:
+def _serve(talk: Talk, *, whole: bool = True) -> None:
     async def run() -> None:
-        bodies, listening = _Bodies(), listen_on("127.0.0.1", 0)
+        bodies, listening = _Bodies(whole), listen_on("127.0.0.1", 0)
         server = HttpServer(bodies, listening, None, 8)
         await server.start()
         reader, writer = await asyncio.open_connection(*listening.getsockname())
@@ -65,8 +73,9 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int(length.split(b":")[1]))
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("together", [0, 1, 100, 70_000, 299_999, 300_000])
-def test_body_is_whole_wherever_it_is_cut_and_the_next_request_follows(together: int) -> None:
+def test_body_is_whole_wherever_it_is_cut_and_the_next_request_follows(together: int, whole: bool) -> None:
     async def talk(bodies: _Bodies, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for length in (300_000, 5, 0, 300_000):
             body = _BODY[:length]
@@ -76,17 +85,29 @@ def test_body_is_whole_wherever_it_is_cut_and_the_next_request_follows(together:
             assert await bodies.found.get() == body
             assert await _answer(reader) == str(length).encode()
             bodies.began.clear()
+        assert bodies.pieces == (4 if whole else 0)
 
-    _serve(talk)
+    _serve(talk, whole=whole)
 
 
-def test_requests_that_follow_without_waiting_are_kept_apart() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_requests_that_follow_without_waiting_are_kept_apart(whole: bool) -> None:
     async def talk(bodies: _Bodies, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lengths = [300_000, 0, 70_000, 3, 299_999]
         writer.write(b"".join(_head(length) + _BODY[-length:][:length] for length in lengths))
         for length in lengths:
             assert await bodies.found.get() == _BODY[-length:][:length]
             assert await _answer(reader) == str(length).encode()
+
+    _serve(talk, whole=whole)
+
+
+def test_a_client_that_wants_no_further_answer_is_answered_and_the_connection_ends() -> None:
+    async def talk(bodies: _Bodies, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(_head(5, "Connection: close\r\n") + _BODY[:5])
+        assert await _answer(reader) == b"5"
+        assert await reader.read() == b""
+        assert bodies.pieces == 0
 
     _serve(talk)
 
