@@ -90,6 +90,7 @@ def _wait_for(service: _HeldService, count: int) -> None:
         assert service.submitted.acquire(timeout=WAIT_S)
 
 
+@pytest.mark.promise("serving-calls-end")
 def test_a_call_that_its_client_cancels_cancels_its_tasks(channel: Any, service: _HeldService) -> None:
     call = _unary(channel).future(_asked("held"))
     _wait_for(service, 1)
@@ -97,6 +98,7 @@ def test_a_call_that_its_client_cancels_cancels_its_tasks(channel: Any, service:
     assert service.tasks["0"].asked.wait(WAIT_S)
 
 
+@pytest.mark.promise("serving-calls-end")
 def test_a_call_whose_deadline_passes_cancels_its_tasks(channel: Any, service: _HeldService) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         _unary(channel)(_asked("held"), timeout=0.2)
@@ -104,6 +106,7 @@ def test_a_call_whose_deadline_passes_cancels_its_tasks(channel: Any, service: _
     assert service.tasks["0"].asked.wait(WAIT_S)
 
 
+@pytest.mark.promise("serving-calls-end")
 def test_a_stream_works_on_32_requests_at_once_and_is_gone_when_its_client_cancels(
     channel: Any, service: _HeldService
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_stream_answers_a_hundred_requests_in_their_order(channel: Any) -> Non
     assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(100)]
 
 
+@pytest.mark.promise("serving-calls-end")
 def test_calls_that_wait_hold_up_no_others(channel: Any, service: _HeldService) -> None:
     held: Sequence[Any] = [_unary(channel).future(_asked("held", number)) for number in range(40)]
     _wait_for(service, 40)
