@@ -94,6 +94,9 @@ class RolloutInfo(Reply, frozen=True, kw_only=True):
 class RolloutListRequest(Request, frozen=True, kw_only=True):
     """Rollouts, newest first."""
 
+    after: After = ""
+    limit: PageSize = 128
+
 
 class RolloutShowRequest(Request, frozen=True, kw_only=True):
     rollout: Name

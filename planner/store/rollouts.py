@@ -32,7 +32,7 @@ from stageloom.planner.store.generations import ENDS
 from stageloom.planner.store.labels import selected_devices
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.rollout_needs import REVERSIBLE
-from stageloom.planner.store.rows import add_event, message_of
+from stageloom.planner.store.rows import add_event, message_of, run_on_rows
 from stageloom.planner.store.tables import (
     DesiredRow,
     GenerationRow,
@@ -53,6 +53,21 @@ MOST_LIVE: Final = 64
 _ENDED: Final = {state.value for state in ENDS}
 _LIVE: Final = [state.value for state in LIVE]
 _ROWS: Final = 256  # devices a statement
+
+_CHANGED: Final = """
+WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us) AS (VALUES {rows})
+UPDATE rollout_devices SET
+    state = now_is, reason = why, epoch = in_epoch, generation = in_generation, changed_at_us = at_us
+FROM given WHERE rollout = named AND device = whose
+"""
+
+_ASKED: Final = """
+WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us, old, new) AS (VALUES {rows})
+UPDATE rollout_devices SET
+    state = now_is, reason = why, epoch = in_epoch, generation = in_generation, changed_at_us = at_us,
+    old_plan = old, new_plan = new
+FROM given WHERE rollout = named AND device = whose
+"""
 
 
 class DueDevice(NamedTuple):
@@ -235,12 +250,19 @@ def rollout_info(session: Session, name: str) -> RolloutInfo:
     return _infos(session, [known_rollout(session, name)])[0]
 
 
-def rollout_infos(session: Session, *, limit: int = 1000) -> list[RolloutInfo]:
-    """Rollouts, newest first."""
-    rows = session.scalars(
-        select(RolloutRow).order_by(RolloutRow.created_at_us.desc(), RolloutRow.name).limit(limit)
-    )
-    return _infos(session, list(rows))
+def rollout_infos(session: Session, *, after: str = "", limit: int = 256) -> list[RolloutInfo]:
+    """Rollouts, newest first, those after the one named.
+
+    Raises:
+        NotFoundError: there is no such rollout.
+    """
+    wanted = select(RolloutRow).order_by(RolloutRow.created_at_us.desc(), RolloutRow.name.desc()).limit(limit)
+    if after:
+        last = known_rollout(session, after)
+        wanted = wanted.where(
+            tuple_(RolloutRow.created_at_us, RolloutRow.name) < (last.created_at_us, last.name)
+        )
+    return _infos(session, list(session.scalars(wanted)))
 
 
 def _infos(session: Session, rows: Sequence[RolloutRow]) -> list[RolloutInfo]:
@@ -505,20 +527,12 @@ def _apply(
     session: Session, row: RolloutRow, members: _Members, changes: Sequence[_Change]
 ) -> tuple[tuple[DeviceId, Desired], ...]:
     at_us = now_us(session)
+    updates = []
     for change in changes:
-        follow = change.follow or (members.rows[change.device].epoch, members.rows[change.device].generation)
-        session.execute(
-            update(RolloutDeviceRow)
-            .where(RolloutDeviceRow.rollout == row.name, RolloutDeviceRow.device == change.device)
-            .values(
-                state=change.state.value,
-                reason=bounded(change.reason),
-                epoch=follow[0],
-                generation=follow[1],
-                changed_at_us=at_us,
-            ),
-            execution_options={"synchronize_session": False},
-        )
+        before = members.rows[change.device]
+        follow = change.follow or (before.epoch, before.generation)
+        updates.append((row.name, change.device, change.state.value, bounded(change.reason), *follow, at_us))
+    run_on_rows(session.connection(), _CHANGED, updates)
     return _give_back(session, row, [change.device for change in changes if change.give_back], members)
 
 
@@ -570,49 +584,35 @@ def ask_devices(
         Push(device=ask.device, plan=plan, decided_by=DECIDED_BY) for ask, plan in wanted if plan != ask.plan
     ]
     results = dict(zip((one.device for one in pushes), push_all(session, pushes), strict=True))
+    at_us = now_us(session)
+    updates = []
     for ask, plan in wanted:
         result = results.get(ask.device)
-        values: dict[str, Any] = {"old_plan": ask.plan, "new_plan": plan, "changed_at_us": now_us(session)}
+        state, reason, number = AskState.ASKED, "", (0, 0)
         if result is None:
-            values |= {"state": AskState.DONE.value, "reason": "it had the version already"}
+            state, reason = AskState.DONE, "it had the version already"
         elif isinstance(result, InputError):
-            values |= {"state": AskState.FAILED.value, "reason": bounded(str(result))}
+            state, reason = AskState.FAILED, bounded(str(result))
         else:
-            values |= {
-                "state": AskState.ASKED.value,
-                "epoch": result.epoch,
-                "generation": result.generation,
-            }
-        _set(session, name, ask.device, values)
+            number = (result.epoch, result.generation)
+        updates.append((name, ask.device, state.value, reason, *number, at_us, ask.plan, plan))
+    run_on_rows(session.connection(), _ASKED, updates)
     return tuple((device, result) for device, result in results.items() if isinstance(result, Desired))
 
 
 def fail_devices(session: Session, name: str, devices: Sequence[DeviceId], reason: str) -> None:
     """Note that devices that wait cannot be asked: nothing can be planned for them with the version."""
-    for device in devices:
-        values = {
-            "state": AskState.FAILED.value,
-            "reason": bounded(reason),
-            "changed_at_us": now_us(session),
-        }
-        _set(session, name, device, values, only=AskState.WAITING)
-
-
-def _set(
-    session: Session,
-    name: str,
-    device: DeviceId,
-    values: Mapping[str, Any],
-    *,
-    only: AskState | None = None,
-) -> None:
-    chosen = [RolloutDeviceRow.rollout == name, RolloutDeviceRow.device == device]
-    if only is not None:
-        chosen.append(RolloutDeviceRow.state == only.value)
-    session.execute(
-        update(RolloutDeviceRow).where(*chosen).values(**values),
-        execution_options={"synchronize_session": False},
-    )
+    for some in _some(devices):
+        session.execute(
+            update(RolloutDeviceRow)
+            .where(
+                RolloutDeviceRow.rollout == name,
+                RolloutDeviceRow.device.in_(some),
+                RolloutDeviceRow.state == AskState.WAITING.value,
+            )
+            .values(state=AskState.FAILED.value, reason=bounded(reason), changed_at_us=now_us(session)),
+            execution_options={"synchronize_session": False},
+        )
 
 
 # -- what operators order ------------------------------------------------------------------------------------

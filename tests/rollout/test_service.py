@@ -1,5 +1,6 @@
 """A rollout on a store and simulated devices: waves, verdicts, rollback, what may not happen meanwhile."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,9 +29,10 @@ from stageloom.planner.store.rollouts import (
     rollout_infos,
 )
 from stageloom.planner.store.trusted_time import advance_clock
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
 from stageloom.shared.plan import decode_plan
+from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
 from tests.store.helpers import small_plan
 
@@ -382,3 +384,55 @@ def test_rollouts_that_ended_long_ago_are_deleted(rig: Rig) -> None:
     list(tidy(rig.store, Retention(rows_s=60.0, minutes_s=600.0, hours_s=7200.0)))
     assert [info.rollout for info in rig.store.read(rollout_infos)] == ["live"]
     assert small_plan(rig.store).digest
+
+
+def test_closing_does_not_wait_for_a_search(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 2, operators=7)
+    rig.begin(waves="100%")
+    rig.service.start()
+    until(lambda: rig.pool.asked)
+    began_s = time.monotonic()
+    rig.service.close()
+    ((future, _),) = rig.pool.asked
+    assert future.cancelled() and time.monotonic() - began_s < 4.0
+
+
+def test_a_rollout_whose_plan_cannot_be_made_keeps_no_other_from_its_turn(rig: Rig, tmp_path: Path) -> None:
+    for at, name in enumerate(rig.fleet.names):
+        rig.store.write(change_labels, name, LabelChanges({"site": "ab"[at % 2]}, ()))
+    add_version(rig.store, tmp_path, "relu", "three", 7)
+    rig.begin("relu@3", label=("site=a",), waves="100%", rollout="broken")
+    rig.begin("relu@2", label=("site=b",), waves="100%")
+
+    def broken(function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        raise RuntimeError("no pool")
+
+    rig.pool.submit = broken  # type: ignore[method-assign]
+    rig.turns()
+    assert rig.states() == "aaa"
+    assert rig.store.read(rollout_info, "broken").waiting == 3
+
+
+def test_a_version_for_which_nothing_can_be_planned_counts_as_failed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 3, operators=7)
+    rig.begin(waves="2,100%", max_failed=1)
+    rig.turns()
+    ((future, _),) = rig.pool.asked
+    future.fail(PlanError("no schedule is legal"))
+    rig.turns()
+    assert (rig.info.state, rig.states(), rig.versions()) == (RolloutState.STOPPED, "ffw", "111")
+    assert "no plan with the version in place of first: no schedule is legal" in (
+        rig.store.read(rollout_devices, "r")[0].reason
+    )
+
+
+def test_rollouts_and_their_devices_are_told_in_pages(rig: Rig) -> None:
+    for name in ("a", "b", "c"):
+        rig.begin(rollout=name)
+        rig.store.write(abort_rollout, name, rollback=False)
+    first = rig.store.read(rollout_infos, limit=2)
+    second = rig.store.read(rollout_infos, after=first[-1].rollout)
+    assert [info.rollout for info in (*first, *second)] == ["c", "b", "a"]
+    devices = rig.store.read(rollout_devices, "a", limit=4)
+    more = rig.store.read(rollout_devices, "a", after=devices[-1].device)
+    assert [one.device for one in (*devices, *more)] == rig.fleet.names

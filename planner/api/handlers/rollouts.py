@@ -28,7 +28,9 @@ def rollout_create(
 def rollout_list(
     api: ApiContext, request: schema.RolloutListRequest, call: ApiCall
 ) -> Page[schema.RolloutInfo]:
-    return Page(items=tuple(api.reader.read(rollout_infos)))
+    found = api.reader.read(rollout_infos, after=request.after, limit=request.limit + 1)
+    shown = tuple(found[: request.limit])
+    return Page(items=shown, next=shown[-1].rollout if len(found) > request.limit else "")
 
 
 @handles(routes.ROLLOUT_SHOW)
