@@ -55,11 +55,16 @@ class FakeDevice:
         assert self.socket(lane).poll(round(timeout_s * 1000)), f"nothing came on {lane}"
         return codec.decode(self.socket(lane).recv())
 
+    @property
+    def public_key(self) -> str:
+        """Who it is, in Z85."""
+        return self._public.decode()
+
     def enrol(self) -> Any:
         """Use the token; returns the answer."""
         request = enrol.EnrolRequest(
             secret=self.token.secret,
-            public_key=self._public.decode(),
+            public_key=self.public_key,
             device=self.name,
             agent_version="0.1.0",
             device_class=self.device_class,

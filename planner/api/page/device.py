@@ -164,7 +164,7 @@ def curves(visit: Visit) -> Rendered:
             tasks = item.values["tasks"]
             queues[item.values["model"]][item.at_us] = tasks["mean"] if isinstance(tasks, dict) else tasks
         elif item.kind is RowKind.LATENCY_HISTOGRAM and "buckets" in item.values:
-            histogram = msgspec.convert(list(item.values.values()), LatencyHistogram)
+            histogram = LatencyHistogram(**item.values)
             latencies[histogram.model][item.at_us] = quantile_us([histogram], 0.99) / 1e3
     charts = [_chart("Queue", "tasks, mean of a minute", queues), _chart("Latency", "ms, p99", latencies)]
     return Rendered("curves.html", {"charts": [chart for chart in charts if len(chart.moments) > 1]})

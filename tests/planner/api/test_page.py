@@ -1,10 +1,12 @@
 """The page over HTTPS, as a browser asks for it: what it shows to whom, and what it lets nobody do."""
 
+import json
 import re
 from collections.abc import Mapping
 from html import unescape
 from http.client import HTTPSConnection
 from itertools import count
+from time import time
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -13,6 +15,7 @@ import pytest
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
 from stageloom.planner.service import Planner
 from stageloom.planner.store.access import audit_entries
@@ -22,7 +25,15 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.store import Store
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
-from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.messages.telemetry import (
+    Ledger,
+    QueueSample,
+    Row,
+    RowKind,
+    TrialEnded,
+    encode_row,
+    histogram_of,
+)
 from tests.planner.api.rig import unverified
 from tests.planner.processes import until
 from tests.planner.world import World
@@ -284,6 +295,32 @@ def test_what_devices_say_is_shown_as_text(viewer: Browser) -> None:
 
 def test_curves_of_a_device_that_measured_nothing_say_so(viewer: Browser) -> None:
     assert "It measured nothing" in viewer.see(f"/ui/devices/{NANO}/curves")
+
+
+def test_curves_show_queues_and_latency_by_the_minute(
+    viewer: Browser, store: Store, device: DeviceId
+) -> None:
+    start_us = (round(1e6 * time()) // 60_000_000 - 3) * 60_000_000
+    samples = [(start_us + place * 60_000_000, place) for place in (0, 1)]
+    rows = [
+        StoredRow(7, 2 * place + number, at_us, kind, encode_row(Row(at_us, data)), data)
+        for at_us, place in samples
+        for number, (kind, data) in enumerate(
+            (
+                (RowKind.QUEUE_SAMPLE, QueueSample("relu", 4 + place, 10, 20)),
+                (RowKind.LATENCY_HISTOGRAM, histogram_of("relu", [1000] * 100)),
+            )
+        )
+    ]
+    LinkStore(store).append_telemetry([TelemetryWrite(device, tuple(rows), (Ledger(7, len(rows), 0),))])
+    text = viewer.see(f"/ui/devices/{device}/curves")
+    charts = [json.loads(found) for found in re.findall(r'data-chart="(.*?)" role', text)]
+    assert [chart["title"] for chart in charts] == ["Queue", "Latency"]
+    assert all(chart["models"] == ["relu"] for chart in charts)
+    assert charts[0]["moments"] == [at_us / 1e6 for at_us, _ in samples]
+    assert charts[0]["values"] == [[4.0, 5.0]]
+    assert all(0.8 < value < 1.25 for value in charts[1]["values"][0])
+    assert text.count("<tr>") == 2 * (1 + 2)
 
 
 def test_a_plan_is_drawn_listed_and_explained(viewer: Browser) -> None:
