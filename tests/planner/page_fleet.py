@@ -16,17 +16,20 @@ from typing import Any, Final
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.config import PlannerConfig
+from stageloom.planner.dispatch.events import DesiredChanged
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
+from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.device import DeviceTokenRequest
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.service import Planner
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.devices import enrol_device
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.replans import push_replan
-from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
@@ -48,13 +51,15 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.search.graphs import model
 
 SIZE: Final = 50
 BROWSER: Final = "/usr/bin/chromium"
 WATCHED: Final = DeviceId("shop-07")
-REASON: Final = "latency of 12 pairs: the lower bound of the gain is above 2 %"
+CLASS: Final = "jetson-orin-nano-15w"
+REASON: Final = "the lower bound of the gain is above 2 %"
 
 _KINDS: Final = {
     QueueSample: RowKind.QUEUE_SAMPLE,
@@ -98,11 +103,11 @@ def page_fleet(folder: Path) -> Iterator[PageFleet]:
                 ).token
                 for role in Role
             }
-            told = _Told(planner.store, folder)
+            told = _Told(planner, folder)
             plan = told.plans()
             for number in range(1, SIZE + 1):
                 token = client.call(routes.DEVICE_TOKEN, DeviceTokenRequest()).token
-                kind = "jetson-orin-nano-15w" if number % 3 else "cpu-8-core"
+                kind = CLASS if number % 3 else "cpu-8-core"
                 device = devices.enter_context(FakeDevice(token, f"shop-{number:02d}", kind))
                 _enrol(planner, device)
                 history = told.decided(device.name) if device.name == WATCHED else told.first(device.name)
@@ -123,8 +128,9 @@ def _enrol(planner: Planner, device: FakeDevice) -> None:
 class _Told:
     """What the planner's store is told, by the ways in which devices and operators tell it."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
-        self._store, self._folder, self._rows = store, folder, 0
+    def __init__(self, planner: Planner, folder: Path) -> None:
+        self._server, self._store = planner.server, planner.store
+        self._folder, self._rows = folder, 0
         self._plans: dict[str, Plan] = {}
         self._graphs: dict[str, tuple[Digest, Graph]] = {}
         self._now_us = round(1e6 * time.time())
@@ -141,7 +147,17 @@ class _Told:
             ]
             self._plans[scheduler] = plan = compose(choices, scheduler=scheduler, combination="alone")
             self._store.write(add_plan, f"shop-{scheduler}", plan, scheduler)
-        return "shop-ios"
+            graphs = dict(self._graphs.values())
+            looked_at = evaluation_of(
+                plan,
+                EvaluationVerdict.FOUND,
+                scheduler=scheduler,
+                how="operator",
+                prediction=predict(plan, graphs, CostTable(), ()),
+                search_s=0.5,
+            )
+            self._store.write(keep_considered, [looked_at], device_class=CLASS, device=WATCHED)
+        return "shop-greedy"
 
     def _model(self, name: str, predecessors: Sequence[Sequence[int]]) -> None:
         _, graph = model(name, predecessors)
@@ -154,6 +170,7 @@ class _Told:
     def first(self, device: DeviceId) -> Report:
         """It runs what an operator pushed."""
         desired = self._store.write(push, Push(device=device, plan="shop-sequential", decided_by="operator"))
+        self._server.post(DesiredChanged(device, desired))
         return self._report(desired.epoch, desired.generation, "sequential", DeviceState.COMMITTED)
 
     def _report(self, epoch: int, generation: int, plan: str, state: DeviceState) -> Report:
@@ -194,13 +211,14 @@ class _Told:
             push_replan,
             device,
             replan,
-            self._plans["ios"],
-            scheduler="ios",
+            self._plans["greedy"],
+            scheduler="greedy",
             above=above,
             how="search",
             predicted=0.78,
         )
         assert desired is not None
+        self._server.post(DesiredChanged(device, desired))
         self._tell(
             device,
             fired_us + 40_000_000,
@@ -210,7 +228,7 @@ class _Told:
                 origin=Origin.PLANNER,
                 how="trial",
                 verdict="commit",
-                candidate=self._plans["ios"].digest,
+                candidate=self._plans["greedy"].digest,
                 control=self._plans["sequential"].digest,
                 ratio=1.21,
                 ratio_low=1.17,
@@ -222,7 +240,7 @@ class _Told:
                 figure="latency",
             ),
         )
-        return self._report(desired.epoch, desired.generation, "ios", DeviceState.COMMITTED)
+        return self._report(desired.epoch, desired.generation, "greedy", DeviceState.COMMITTED)
 
     def _measured(self, device: DeviceId) -> None:
         """Operators' times, and two hours of queues and latency that grew before the alarm."""

@@ -5,6 +5,8 @@
   const drawn = new Map();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  const clock = (moment) => new Date(moment * 1e3).toISOString().slice(11, 19);
+
   function draw(holder) {
     drawn.get(holder)?.destroy();
     const told = JSON.parse(holder.dataset.chart);
@@ -13,9 +15,10 @@
       width: Math.max(holder.clientWidth, 200),
       height: 240,
       scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
-      axes: [axis, { ...axis, size: 60 }],
+      tzDate: (moment) => uPlot.tzDate(new Date(moment * 1e3), "Etc/UTC"),
+      axes: [{ ...axis, values: (_, moments) => moments.map((moment) => clock(moment).slice(0, 5)) }, { ...axis, size: 60 }],
       series: [
-        {},
+        { label: "UTC", value: (_, moment) => (moment === null ? "" : clock(moment)) },
         ...told.models.map((model, i) => ({
           label: model,
           stroke: colour(`--line${i % 6}`),
