@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -436,3 +437,72 @@ def test_rollouts_and_their_devices_are_told_in_pages(rig: Rig) -> None:
     devices = rig.store.read(rollout_devices, "a", limit=4)
     more = rig.store.read(rollout_devices, "a", after=devices[-1].device)
     assert [one.device for one in (*devices, *more)] == rig.fleet.names
+
+
+@pytest.mark.promise("rollout-stops-by-itself")
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_a_device_should_run_the_version_that_its_state_says(rig: Rig, seed: int) -> None:
+    """Verdicts, absences, pauses, aborts and restarts in any order, one rollout after another."""
+    rng = Random(seed)
+    fleet = rig.fleet
+    for number in range(4):
+        version, before = (2, "1") if rig.versions() == "111111" else (1, "2")
+        rig.begin(
+            f"relu@{version}",
+            rollout=f"r{number}",
+            waves=rng.choice(["1,50%,100%", "2,100%", "100%"]),
+            max_failed=rng.randrange(3),
+            reach_s=60.0,
+        )
+        for _ in range(25):
+            _happen(rig, f"r{number}", rng)
+            rig.service.turn()
+            rig.service.turn()
+            info = rig.store.read(rollout_info, f"r{number}")
+            for one in rig.store.read(rollout_devices, f"r{number}"):
+                new = one.state in (AskState.ASKED, AskState.DONE)
+                expected = str(version) if new else before
+                assert rig.versions()[fleet.names.index(one.device)] == expected, (one, info)
+            assert info.asked == 0 or info.state in (RolloutState.RUNNING, RolloutState.PAUSED)
+            if info.failed > info.max_failed:
+                assert info.state in (RolloutState.STOPPED, RolloutState.ABORTED)
+        if info.state is not RolloutState.COMPLETED or info.done < len(fleet.names):
+            if info.state in (RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.STOPPED):
+                rig.store.write(abort_rollout, f"r{number}", rollback=True)
+            _even_out(rig)
+
+
+_EVENTS = ("good", "bad", "leave", "return", "late", "pause", "resume", "restart", "abort")
+
+
+def _happen(rig: Rig, name: str, rng: Random) -> None:
+    info = rig.store.read(rollout_info, name)
+    live = info.state in (RolloutState.RUNNING, RolloutState.PAUSED)
+    asked = [one.device for one in rig.store.read(rollout_devices, name) if one.state is AskState.ASKED]
+    event = rng.choice(
+        ["good"] * 4 + ["bad", "leave", "return", "late", "pause", "resume", "restart", "abort"]
+    )
+    if event in ("good", "bad") and asked:
+        state = DeviceState.COMMITTED if event == "good" else DeviceState.ROLLED_BACK
+        rig.fleet.report([rng.choice(asked)], state)
+    elif event == "leave":
+        rig.fleet.up.discard(rng.choice(rig.fleet.names))
+    elif event == "return":
+        rig.fleet.up.update(rig.fleet.names)
+    elif event == "late":
+        rig.fleet.clock.advance(61.0)
+    elif event == "pause" and live:
+        rig.store.write(pause_rollout, name)
+    elif event == "resume" and live:
+        rig.store.write(resume_rollout, name)
+    elif event == "restart":
+        rig.restart()
+    elif event == "abort" and rng.random() < 0.2 and live:
+        rig.store.write(abort_rollout, name, rollback=rng.random() < 0.5)
+
+
+def _even_out(rig: Rig) -> None:
+    """All devices should run version 1 again."""
+    rig.fleet.up.update(rig.fleet.names)
+    for name in rig.fleet.names:
+        rig.store.write(push, Push(device=name, plan="first", decided_by="operator"))
