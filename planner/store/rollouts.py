@@ -405,11 +405,12 @@ def _turn(session: Session, name: str, away_s: Mapping[DeviceId, float], *, writ
             _enter(session, row, step.state, step.reason)
         row.wave, row.changed_at_us = step.wave, now_us(session)
         session.flush()
+    _learn(session, row, members, [members.desired[device][1] for device in step.ask])
     asks = tuple(
         DueDevice(device, plan, above)
         for device in step.ask
-        for above, plan in [members.desired.get(device, ((0, 0), None))]
-        if plan is not None
+        for above, plan in [members.desired[device]]
+        if plan is not None and plan in members.holds  # the others are left out at the next turn
     )
     return RolloutTurn(row.model, Digest(row.artifact), asks, given, due)
 

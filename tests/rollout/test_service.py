@@ -16,7 +16,7 @@ from stageloom.planner.rollout.service import RolloutService
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
 from stageloom.planner.store.desired import Push, adopt_plan, push
 from stageloom.planner.store.labels import change_labels
-from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.replans import push_replan, record_alarm
 from stageloom.planner.store.retention import Retention, tidy
@@ -338,6 +338,17 @@ def test_another_plan_that_an_operator_pushes_takes_the_device_out(rig: Rig) -> 
     assert rig.states() == "saaaaa"
 
 
+def test_a_device_that_lost_the_model_before_its_wave_is_left_out(rig: Rig) -> None:
+    add_version(rig.store, rig.store.data_dir, "other", "one")
+    rig.store.write(add_plan, "another", small_plan(rig.store, "other"), "sequential")
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.store.write(push, Push(device=rig.fleet.names[3], plan="another", decided_by="operator"))
+    rig.decide(0)
+    assert rig.states() == "daasaa"
+    assert rig.store.read(rollout_devices, "r")[3].reason == "it should not run relu any more"
+
+
 def test_a_device_that_has_the_version_is_done_at_once(rig: Rig) -> None:
     rig.begin(waves="1,100%")
     rig.turns()
@@ -479,9 +490,7 @@ def _happen(rig: Rig, name: str, rng: Random) -> None:
     info = rig.store.read(rollout_info, name)
     live = info.state in (RolloutState.RUNNING, RolloutState.PAUSED)
     asked = [one.device for one in rig.store.read(rollout_devices, name) if one.state is AskState.ASKED]
-    event = rng.choice(
-        ["good"] * 4 + ["bad", "leave", "return", "late", "pause", "resume", "restart", "abort"]
-    )
+    event = rng.choice([*_EVENTS, "good", "good", "good"])
     if event in ("good", "bad") and asked:
         state = DeviceState.COMMITTED if event == "good" else DeviceState.ROLLED_BACK
         rig.fleet.report([rng.choice(asked)], state)
