@@ -31,6 +31,7 @@ from stageloom.shared.errors import StageloomError
 
 _AHEAD: Final = 32  # requests of a stream that are worked on at once
 _CALLS: Final = 256  # of all clients at once; a thread each, made when it is needed
+_STREAMED: Final = 256  # requests of all streams that are worked on at once, a thread each
 _FRAME_BYTES: Final = (1 << 24) - 1  # HTTP/2's most: tensors come in few pieces
 _WINDOW_BYTES: Final = 4 << 20  # a stream may send ahead
 _FINISH_S: Final = 5.0
@@ -56,6 +57,7 @@ class GrpcServer:
         self._bound = ("", 0)
         self._server: Any = None
         self._threads = ThreadPoolExecutor(_CALLS, "stageloom-grpc")
+        self._streamed = ThreadPoolExecutor(_STREAMED, "stageloom-grpc-streamed")
 
     def start(self) -> int:
         """Bind and serve; the port.
@@ -90,6 +92,7 @@ class GrpcServer:
         """Take no more calls; those in work get a few seconds."""
         self._server.stop(_FINISH_S).wait()
         self._threads.shutdown(wait=False)
+        self._streamed.shutdown(wait=False)
 
     def _handlers(self) -> Any:
         handlers = {}
@@ -216,25 +219,29 @@ class GrpcServer:
         answers: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         ahead = threading.Semaphore(_AHEAD)
         ended = threading.Event()
-        with ThreadPoolExecutor(1 + _AHEAD, "stageloom-grpc-stream") as threads:
 
-            def read() -> None:
-                with contextlib.suppress(grpc.RpcError):  # the client has gone
-                    for asked in requests:
-                        ahead.acquire()
-                        if ended.is_set():
-                            break
-                        answers.put(threads.submit(self._stream_answer, asked, context))
-                answers.put(None)
+        def read() -> None:
+            with contextlib.suppress(grpc.RpcError, RuntimeError):  # the client or this server has gone
+                for asked in requests:
+                    ahead.acquire()
+                    if ended.is_set():
+                        break
+                    answers.put(self._streamed.submit(self._stream_answer, asked, context))
+            answers.put(None)
 
-            threads.submit(read)
-            try:
-                while (answer := answers.get()) is not None:
-                    yield answer.result()
-                    ahead.release()
-            finally:
-                ended.set()
+        reader = threading.Thread(target=read, name="stageloom-grpc-reader", daemon=True)
+        reader.start()
+        try:
+            while (answer := answers.get()) is not None:
+                yield answer.result()
                 ahead.release()
+        finally:
+            ended.set()
+            ahead.release()
+            reader.join()
+            while not answers.empty():
+                if (left := answers.get()) is not None:
+                    left.cancel()  # what runs already ends with the call
 
     def _begin_stream(self, context: Any) -> None:
         try:

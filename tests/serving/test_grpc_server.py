@@ -117,7 +117,7 @@ def test_a_stream_works_on_32_requests_at_once_and_is_gone_when_its_client_cance
     for task in list(service.tasks.values()):
         assert task.asked.wait(WAIT_S)
     for thread in threading.enumerate():
-        if thread.name.startswith("stageloom-grpc-stream"):
+        if thread.name.startswith("stageloom-grpc-reader"):
             thread.join(WAIT_S)
             assert not thread.is_alive()
     assert len(service.tasks) < 100
