@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.serving.contestants import STAGELOOM, LitServer, ServerSetting
 from benchmarks.serving.environments import SERVERS
-from benchmarks.serving.rivals import ServersMeasurement, best_setting
+from benchmarks.serving.rivals import ServersMeasurement, best_settings
 from benchmarks.slo.one_mix import QUICK
 from stageloom.edge_agent.bench.capacity import WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
@@ -28,11 +28,11 @@ def _carries(per_s: float) -> CapacityFound:
     return CapacityFound({rate_index(per_s): [WindowCounts(np.array([9]), np.array([9]))]})
 
 
-def test_a_rival_is_the_setting_of_its_server_that_carries_most() -> None:
+def test_settings_of_a_server_come_from_the_one_that_carries_most() -> None:
     found = {"litserve_1x1": _carries(5.0), "litserve_2x1": _carries(9.0), "mlserver_2x2": _carries(20.0)}
-    assert best_setting(found, "litserve") == "litserve_2x1"
-    assert best_setting(found, "mlserver") == "mlserver_2x2"
-    assert best_setting(found, STAGELOOM) == ""
+    assert best_settings(found, "litserve") == ["litserve_2x1", "litserve_1x1"]
+    assert best_settings(found, "mlserver") == ["mlserver_2x2"]
+    assert best_settings(found, STAGELOOM) == []
 
 
 def test_rivals_are_pinned_to_one_version_each() -> None:
