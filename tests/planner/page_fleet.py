@@ -145,7 +145,7 @@ class _Told:
                 ModelChoice(name=name, artifact=digest, graph=graph)
                 for name, (digest, graph) in sorted(self._graphs.items())
             ]
-            self._plans[scheduler] = plan = compose(choices, scheduler=scheduler, combination="alone")
+            self._plans[scheduler] = plan = compose(choices, scheduler=scheduler)
             self._store.write(add_plan, f"shop-{scheduler}", plan, scheduler)
             graphs = dict(self._graphs.values())
             looked_at = evaluation_of(
@@ -299,6 +299,7 @@ def sign_in(page: Any, fleet: PageFleet, role: Role) -> None:
 
 
 def _pictures(folder: Path) -> None:
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -316,6 +317,9 @@ def _pictures(folder: Path) -> None:
         page.get_by_text("Plans for the same models").wait_for()
         page.screenshot(path=folder / "plan.png")
         browser.close()
+    for path in folder.glob("*.png"):
+        with Image.open(path) as image:
+            image.quantize(96).save(path, optimize=True)
 
 
 if __name__ == "__main__":

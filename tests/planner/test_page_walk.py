@@ -167,6 +167,15 @@ def test_what_is_polled_takes_no_focus_away_and_keeps_buttons_right(browser: Any
     walk.context.close()
 
 
+def test_part_of_a_page_that_cannot_be_made_says_why(browser: Any, fleet: PageFleet) -> None:
+    walk = Walk(browser, fleet, 360, "light")
+    walk.go(f"/ui/plans/{fleet.plan}?device=nobody")
+    why = walk.page.get_by_role("region", name="Why it is as it is")
+    why.get_by_text("there is no device 'nobody'").wait_for()
+    assert all("404" in said for said in walk.wrong)
+    walk.context.close()
+
+
 def test_the_keyboard_alone_reaches_a_device(browser: Any, fleet: PageFleet) -> None:
     walk = Walk(browser, fleet, 1400, "light")
     page = walk.page

@@ -85,7 +85,8 @@ def _bar(span: dict[str, Any], lane: TimelineLane, scale: float) -> Bar:
     width = max(span["dur"] * scale, 0.5)
     room = int((width - 6) / _CHARACTER)
     name = span["name"]
-    label = name if len(name) <= room else name[: room - 1] + "\N{HORIZONTAL ELLIPSIS}" if room > 3 else ""
+    _, _, stage = name.rpartition(": ")
+    label = next((text for text in (name, stage, stage.removeprefix("stage ")) if len(text) <= room), "")
     return Bar(
         x=round(_GUTTER + span["ts"] * scale, 2),
         y=lane.y,

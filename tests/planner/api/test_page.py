@@ -29,6 +29,7 @@ from stageloom.shared.messages.telemetry import (
     Ledger,
     QueueSample,
     Row,
+    RowData,
     RowKind,
     TrialEnded,
     encode_row,
@@ -302,15 +303,13 @@ def test_curves_show_queues_and_latency_by_the_minute(
 ) -> None:
     start_us = (round(1e6 * time()) // 60_000_000 - 3) * 60_000_000
     samples = [(start_us + place * 60_000_000, place) for place in (0, 1)]
+    told: list[tuple[int, RowKind, RowData]] = []
+    for at_us, place in samples:
+        told.append((at_us, RowKind.QUEUE_SAMPLE, QueueSample("relu", 4 + place, 10, 20)))
+        told.append((at_us, RowKind.LATENCY_HISTOGRAM, histogram_of("relu", [1000] * 100)))
     rows = [
-        StoredRow(7, 2 * place + number, at_us, kind, encode_row(Row(at_us, data)), data)
-        for at_us, place in samples
-        for number, (kind, data) in enumerate(
-            (
-                (RowKind.QUEUE_SAMPLE, QueueSample("relu", 4 + place, 10, 20)),
-                (RowKind.LATENCY_HISTOGRAM, histogram_of("relu", [1000] * 100)),
-            )
-        )
+        StoredRow(7, number, at_us, kind, encode_row(Row(at_us, data)), data)
+        for number, (at_us, kind, data) in enumerate(told)
     ]
     LinkStore(store).append_telemetry([TelemetryWrite(device, tuple(rows), (Ledger(7, len(rows), 0),))])
     text = viewer.see(f"/ui/devices/{device}/curves")

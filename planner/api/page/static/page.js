@@ -56,8 +56,21 @@
   }
 
   document.addEventListener("htmx:load", (event) => found(event.detail.elt));
-  document.addEventListener("htmx:sendError", old);
-  document.addEventListener("htmx:responseError", old);
+  function failed(event) {
+    const { elt, xhr } = event.detail;
+    if (elt.getAttribute("hx-trigger") !== "load") {
+      old();
+      return;
+    }
+    const told = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector("[role=alert]");
+    const said = document.createElement("p");
+    said.className = "problem";
+    said.textContent = told?.textContent ?? "The planner does not answer.";
+    elt.replaceChildren(said);
+  }
+
+  document.addEventListener("htmx:sendError", failed);
+  document.addEventListener("htmx:responseError", failed);
   document.addEventListener("htmx:afterOnLoad", () => {
     since = new Date();
     stale().hidden = true;
