@@ -135,7 +135,15 @@ class Agent:
             manager_of(os.environ), silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s
         )
         socket, note = socket_of(config.home_path), self._journal.note
-        self._serving = serving_keeper(self.loop, config.serving, socket, note, Random(), config.log_level)
+        self._serving = serving_keeper(
+            self.loop,
+            config.serving,
+            socket,
+            note,
+            Random(),
+            config.log_level,
+            count=bool(config.metrics.listen),
+        )
         self._metrics = metrics_keeper(self.loop, config.metrics, socket, note, Random(), config.log_level)
         self._last_exit = ""
         self._stopping = False
@@ -300,7 +308,7 @@ class Agent:
             return b"{}", False
         self._engine.take_ends()
         stats = self._load.stats
-        return self._counters.page(start, stats.busy_s if stats is not None else 0.0)
+        return self._counters.page(start, stats.busy_s if stats is not None else 0.0, self._serving.counts)
 
     # -- the engine process ---------------------------------------------------------------------------------
 

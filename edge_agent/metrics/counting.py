@@ -13,6 +13,7 @@ from msgspec import Struct
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.shell import Link
 from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.edge_agent.serving.request_counts import RequestSeconds, decode_requests
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StepTimings, TrialEnded
 from stageloom.shared.metrics import CountedSeconds
@@ -21,6 +22,7 @@ MOST_MODELS: Final = 256
 """Models whose times are kept; of others only that they are there is told."""
 
 _PER_PAGE: Final = 32  # models, so that a page fits a packet of the local socket
+_BESIDE_REQUESTS: Final = 8  # models: the protocol has some 40 methods, each with one histogram
 
 
 class ModelSeconds(Struct):
@@ -41,6 +43,7 @@ class AgentFigures(Struct, kw_only=True):
     verdicts: dict[str, int] = {}
     engine_busy_s: float = 0.0  # of the engine process that runs
     models: tuple[ModelSeconds, ...] = ()
+    requests: tuple[RequestSeconds, ...] = ()  # of the serving process that runs; on the first page alone
 
 
 class AgentCounters:
@@ -84,11 +87,17 @@ class AgentCounters:
             case Event(code="alarm"):
                 figures.alarms += 1
 
-    def page(self, start: int, engine_busy_s: float) -> tuple[bytes, bool]:
-        """(figures with times of models from `start` on, as JSON; whether there are more)."""
+    def page(self, start: int, engine_busy_s: float, requests: bytes = b"") -> tuple[bytes, bool]:
+        """(figures with times of models from `start` on, as JSON; whether there are more).
+
+        `requests`: as the serving process told them last. The first page holds them, and fewer models.
+        """
         models = tuple(self._models.values())
-        shown = models[start : start + _PER_PAGE]
-        figures = msgspec.structs.replace(self._figures, engine_busy_s=engine_busy_s, models=shown)
+        of_requests = () if start else tuple(decode_requests(requests))
+        shown = models[start : start + (_BESIDE_REQUESTS if of_requests else _PER_PAGE)]
+        figures = msgspec.structs.replace(
+            self._figures, engine_busy_s=engine_busy_s, models=shown, requests=of_requests
+        )
         return msgspec.json.encode(figures), start + len(shown) < len(models)
 
 

@@ -9,6 +9,7 @@ from stageloom.edge_agent.ingest.channel import ask
 from stageloom.edge_agent.ingest.messages import AskMetrics, MetricsPage
 from stageloom.edge_agent.metrics.counting import MOST_MODELS, AgentFigures, ModelSeconds
 from stageloom.edge_agent.reporting.status import AgentStatus, LinkStatus, ask_status
+from stageloom.edge_agent.serving.request_counts import RequestSeconds
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.metrics import MetricKind, MetricSpec, Samples
 
@@ -21,6 +22,18 @@ READY: Final = MetricSpec("stageloom_agent_ready", _gauge, "1 where a task would
 UPTIME: Final = MetricSpec("stageloom_agent_uptime_seconds", _gauge, "Since the agent started.")
 APPLICATIONS: Final = MetricSpec(
     "stageloom_agent_applications", _gauge, "Connected applications; HTTP and gRPC together are one."
+)
+REQUESTS: Final = MetricSpec(
+    "stageloom_serving_requests_total",
+    _counter,
+    "Requests answered over HTTP and gRPC; from zero with each serving process.",
+    ("protocol", "method", "status"),
+)
+REQUEST_SECONDS: Final = MetricSpec(
+    "stageloom_serving_request_duration_seconds",
+    _histogram,
+    "From a request's head to its answer, the body's arrival among it.",
+    ("protocol", "method"),
 )
 ENGINE_UP: Final = MetricSpec("stageloom_engine_up", _gauge, "1 where the engine process answers, else 0.")
 RESTARTS: Final = MetricSpec(
@@ -92,7 +105,7 @@ ROWS_DROPPED: Final = MetricSpec(
 )
 
 AGENT_METRICS: Final = (
-    *(INFO, READY, UPTIME, APPLICATIONS, ENGINE_UP, RESTARTS, ENGINE_BUSY),
+    *(INFO, READY, UPTIME, APPLICATIONS, REQUESTS, REQUEST_SECONDS, ENGINE_UP, RESTARTS, ENGINE_BUSY),
     *(LATENCY, QUEUEING, SUBMITTED, TASKS, OPEN, UNTOLD, QUEUE, OLDEST, STEPS, STEP_SECONDS),
     *(PLAN, EPOCH, GENERATION, ACTIVATIONS, TRYING, VERDICTS, ALARMS),
     *(CONNECTED, SPOOL, ROWS, ROWS_ACKNOWLEDGED, ROWS_DROPPED),
@@ -127,12 +140,14 @@ def ask_figures(socket: Path) -> AgentFigures:
         UnavailableError: it does not answer.
     """
     models: list[ModelSeconds] = []
+    requests: tuple[RequestSeconds, ...] = ()
     while True:
         page = ask(socket, AskMetrics(0, len(models)), MetricsPage, 5.0)
         figures = msgspec.json.decode(page.body, type=AgentFigures)
         models += figures.models
+        requests += figures.requests
         if not page.more:
-            return msgspec.structs.replace(figures, models=tuple(models))
+            return msgspec.structs.replace(figures, models=tuple(models), requests=requests)
 
 
 def _processes(status: AgentStatus) -> list[Any]:
@@ -154,6 +169,10 @@ def agent_samples(status: AgentStatus, figures: AgentFigures) -> Samples:
     told.add(READY, status.ready)
     told.add(UPTIME, status.uptime_s)
     told.add(APPLICATIONS, max(status.applications - 1, 0))  # this scrape is one
+    for counted in figures.requests:
+        for code, count in sorted(counted.statuses.items()):
+            told.add(REQUESTS, count, counted.protocol, counted.method, code)
+        told.add(REQUEST_SECONDS, counted.seconds, counted.protocol, counted.method)
     told.add(ENGINE_UP, status.engine.up)
     told.add(RESTARTS, status.engine.restarts)
     told.add(ENGINE_BUSY, figures.engine_busy_s)

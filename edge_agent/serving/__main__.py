@@ -17,6 +17,7 @@ from stageloom.edge_agent.serving.http_api import HttpApi
 from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on, tls_context
 from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.regions import RegionTable
+from stageloom.edge_agent.serving.request_counts import COUNTS_EVERY_S, RequestCounters
 from stageloom.edge_agent.serving.settings import (
     ServingConfig,
     ServingSettings,
@@ -61,6 +62,7 @@ async def serve(config: ServingConfig) -> None:
     tokens = read_tokens(settings.tokens) if settings.tokens else frozenset()
     service = InferenceService(Path(config.socket), settings.rows)
     verbs = Verbs(service, RegionTable())
+    counters = RequestCounters() if config.count else None
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -68,20 +70,29 @@ async def serve(config: ServingConfig) -> None:
         servers.callback(service.close)
         bound = {}
         if settings.http:
-            bound["http"] = await _serve_http(settings, verbs, tokens, servers)
+            bound["http"] = await _serve_http(settings, verbs, tokens, counters, servers)
         if settings.grpc:
             threaded = Verbs(service.in_threads(), verbs.regions)
-            bound["grpc"] = _serve_grpc(settings, threaded, tokens, servers)
+            bound["grpc"] = _serve_grpc(settings, threaded, tokens, counters, servers)
         os.write(config.report, msgspec.json.encode(bound) + b"\n")
-        os.close(config.report)
+        if counters is None:
+            os.close(config.report)
         _log.info("serving %s", ", ".join(f"{kind} on {address}" for kind, address in bound.items()))
+        while counters is not None and not ending.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ending.wait(), COUNTS_EVERY_S)
+            counters.tell(config.report)
         await ending.wait()
 
 
 async def _serve_http(
-    settings: ServingSettings, verbs: Verbs, tokens: frozenset[str], servers: contextlib.AsyncExitStack
+    settings: ServingSettings,
+    verbs: Verbs,
+    tokens: frozenset[str],
+    counters: RequestCounters | None,
+    servers: contextlib.AsyncExitStack,
 ) -> str:
-    api = HttpApi(verbs, tokens, settings.message_bytes, settings.waiting_bytes)
+    api = HttpApi(verbs, tokens, settings.message_bytes, settings.waiting_bytes, counters)
     try:
         tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
         listening = listen_on(*host_and_port(settings.http))
@@ -94,10 +105,14 @@ async def _serve_http(
 
 
 def _serve_grpc(
-    settings: ServingSettings, verbs: Verbs, tokens: frozenset[str], servers: contextlib.AsyncExitStack
+    settings: ServingSettings,
+    verbs: Verbs,
+    tokens: frozenset[str],
+    counters: RequestCounters | None,
+    servers: contextlib.AsyncExitStack,
 ) -> str:
     try:
-        server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, _pem(settings))
+        server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, _pem(settings), counters)
         port = server.start()
     except (OSError, RuntimeError) as error:
         raise _unusable(settings.grpc, error) from error

@@ -24,6 +24,7 @@ from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, p
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.protocol import SERVICE, message, service
 from stageloom.edge_agent.serving.regions import MemoryRegion
+from stageloom.edge_agent.serving.request_counts import RequestCounters
 from stageloom.edge_agent.serving.settings import host_and_port
 from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
 from stageloom.edge_agent.serving.waiting import blocking
@@ -47,8 +48,13 @@ class GrpcServer:
         address: str,
         message_bytes: int,
         certificate: tuple[bytes, bytes] | None,
+        counters: RequestCounters | None = None,
     ) -> None:
-        """`verbs`: of a service `in_threads`. `certificate`: it and its key in PEM, for TLS."""
+        """`verbs`: of a service `in_threads`. `certificate`: it and its key in PEM, for TLS.
+
+        `counters`: of requests; None: they are not counted.
+        """
+        self._counters = counters
         self._verbs = verbs
         self._tokens = tokens
         self._address = address
@@ -104,7 +110,7 @@ class GrpcServer:
             else:
                 make, handle = (
                     grpc.unary_unary_rpc_method_handler,
-                    partial(self._unary, self._verb(method.name)),
+                    partial(self._unary, method.name, self._verb(method.name)),
                 )
             handlers[method.name] = make(
                 handle, request_deserializer=asked.FromString, response_serializer=answer.SerializeToString
@@ -123,13 +129,22 @@ class GrpcServer:
             return partial(self._refuse, refused[name])
         return getattr(self, f"_{name}")
 
-    def _unary(self, verb: Any, asked: Any, context: Any) -> Any:
+    def _unary(self, method: str, verb: Any, asked: Any, context: Any) -> Any:
+        began_s = time.monotonic()
+        status = grpc.StatusCode.OK.name
         try:
             self._check_token(context)
             return blocking(verb(asked, context))
         except Exception as error:
             failure = failure_of(error)
+            status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
+        finally:
+            self._count(method, status, began_s)
         return context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
+
+    def _count(self, method: str, status: str, began_s: float) -> None:
+        if self._counters is not None:
+            self._counters.add("grpc", method, status, time.monotonic() - began_s)
 
     def _check_token(self, context: Any) -> None:
         if self._tokens:
@@ -250,12 +265,18 @@ class GrpcServer:
             context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
     def _stream_answer(self, asked: Any, context: Any) -> Any:
+        began_s = time.monotonic()
+        status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:
             made.infer_response.CopyFrom(blocking(self._ModelInfer(asked, context)))
         except Exception as error:
-            made.error_message = str(failure_of(error))
+            failure = failure_of(error)
+            status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
+            made.error_message = str(failure)
             made.infer_response.id = asked.id
+        finally:
+            self._count("ModelStreamInfer", status, began_s)
         return made
 
 

@@ -19,6 +19,7 @@ from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure,
 from stageloom.edge_agent.serving.json_form import parse_request, render_answer
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.regions import MemoryRegion
+from stageloom.edge_agent.serving.request_counts import RequestCounters
 from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
 from stageloom.shared.errors import InputError
 
@@ -40,7 +41,16 @@ class Response(AsgiResponse):
 class HttpApi:
     """Routes and what they answer."""
 
-    def __init__(self, verbs: Verbs, tokens: Set[str], message_bytes: int, waiting_bytes: int) -> None:
+    def __init__(
+        self,
+        verbs: Verbs,
+        tokens: Set[str],
+        message_bytes: int,
+        waiting_bytes: int,
+        counters: RequestCounters | None = None,
+    ) -> None:
+        """`counters`: of requests; None: they are not counted."""
+        self._counters = counters
         self._verbs = verbs
         self._tokens = tokens
         self._message_bytes = message_bytes
@@ -78,11 +88,22 @@ class HttpApi:
         ):
             refuse = partial(self._refuse, refusal)
             table += [("GET", path, refuse), ("POST", path, refuse)]
+        unknown = partial(self._answer, self._unknown)
         return [
-            Route(path, partial(self._answer, answer), methods=[method]) for method, path, answer in table
-        ] + [Route("/{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])]
+            *(Route(path, partial(self._answer, answer), methods=[method]) for method, path, answer in table),
+            Route("/{rest:path}", unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+        ]
 
     async def _answer(self, answer: Answer, request: Request) -> Response:
+        began_s = time.monotonic()
+        response = await self._response(answer, request)
+        if self._counters is not None:
+            method = getattr(answer, "__name__", "_refused").removeprefix("_")
+            seconds = time.monotonic() - began_s
+            self._counters.add("http", method, str(response.status_code), seconds)
+        return response
+
+    async def _response(self, answer: Answer, request: Request) -> Response:
         try:
             check_token(request.headers.get("authorization", ""), self._tokens)
             return await answer(request)

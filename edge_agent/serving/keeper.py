@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ _STEADY_S: Final = 60.0
 """After a life that was as long, the next one begins without the delays of earlier ones."""
 
 _END_S: Final = 8.0
+
+_REPORT_BYTES: Final = 1 << 16
 
 _KEEP_PAGES: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 """For mallopt(3): bodies of requests reuse pages. Taken anew for each, they cost more than copying does."""
@@ -65,6 +68,7 @@ class ServerKeeper:
         self._pid_file = self._report = -1
         self._started_s = 0.0
         self._bound: dict[str, str] = {}
+        self.counts = b""  # of requests, as the process told them last; `decode_requests` reads it
         self._restarts = 0
         self._last_exit = ""
         self._ending = False
@@ -89,7 +93,8 @@ class ServerKeeper:
         """Start the process if one is wanted and none runs."""
         if self._command is None or self._process is not None or self._ending:
             return
-        self._report, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        ours, reporting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._report, theirs = ours.detach(), reporting.detach()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *self._command(theirs)],
@@ -128,11 +133,18 @@ class ServerKeeper:
         self._forget()
 
     def _reported(self, events: int) -> None:
-        """The addresses that were bound, in one line; or its end."""
-        body = os.read(self._report, 4096)
-        with contextlib.suppress(msgspec.DecodeError):
-            self._bound = msgspec.json.decode(body, type=dict[str, str])
-        self._close_report()
+        """The addresses that were bound, then counts of requests; or its end."""
+        try:
+            body = os.read(self._report, _REPORT_BYTES)
+        except OSError:
+            body = b""  # it ended before it took what it was sent
+        if not body:
+            self._close_report()
+        elif self._bound:
+            self.counts = body
+        else:
+            with contextlib.suppress(msgspec.DecodeError):
+                self._bound = msgspec.json.decode(body, type=dict[str, str])
 
     def _exited(self, events: int) -> None:
         assert self._process is not None
@@ -156,7 +168,7 @@ class ServerKeeper:
         self._close_report()
         self._loop.watch(self._pid_file, 0, self._exited)
         os.close(self._pid_file)
-        self._process, self._pid_file, self._bound = None, -1, {}
+        self._process, self._pid_file, self._bound, self.counts = None, -1, {}, b""
 
     def _close_report(self) -> None:
         if self._report >= 0:
@@ -168,20 +180,26 @@ class ServerKeeper:
 def serving_keeper(
     loop: Loop,
     settings: ServingSettings,
-    socket: Path,
+    agent_socket: Path,
     note: Callable[[str, str], None],
     rng: Random,
     log_level: str = "INFO",
+    *,
+    count: bool = False,
 ) -> ServerKeeper:
-    """Of the process that serves models over HTTP and gRPC, to the agent that listens at `socket`."""
+    """Of the process that serves models over HTTP and gRPC, to the agent that listens at `agent_socket`.
+
+    `count`: it counts requests, for metrics.
+    """
 
     def command(report: int) -> Sequence[str]:
         config = ServingConfig(
             settings=settings,
-            socket=str(socket.absolute()),
+            socket=str(agent_socket.absolute()),
             agent=os.getpid(),
             report=report,
             log_level=log_level,
+            count=count,
         )
         return ["-m", "stageloom.edge_agent.serving", encode_serving(config)]
 

@@ -47,7 +47,8 @@ class ServingConfig(Struct, frozen=True, kw_only=True):
     settings: ServingSettings
     socket: str  # of the agent
     agent: int  # its process id: without this parent there is nothing to serve
-    report: int  # descriptor of a pipe, for the addresses that were bound
+    report: int  # descriptor of a socket of packets: the addresses that were bound, then counts of requests
+    count: bool = False  # requests, for metrics
     log_level: str = "INFO"
 
 

@@ -1,5 +1,6 @@
 """What an agent counts for Prometheus, from ends of tasks and from rows of telemetry."""
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES, MetricsPage, encode
 from stageloom.edge_agent.metrics.counting import MOST_MODELS, AgentCounters, AgentFigures, CountedLink
+from stageloom.edge_agent.serving.request_counts import RequestCounters, RequestSeconds, decode_requests
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import Digest
@@ -103,3 +105,37 @@ def test_models_that_are_served_no_more_make_room_for_those_that_are() -> None:
     for model in (*old, "gone", "new"):
         counters.task_completed(model, 0.0, 0.001, 0.01)
     assert [times.model for times in _figures(counters).models] == ["a7", "new"]
+
+
+def test_requests_are_told_once_by_method_and_status_and_fit_a_packet_beside_models() -> None:
+    """All methods, each with times in every bucket, beside as many models as there may be."""
+    counted = RequestCounters()
+    statuses = ("OK", "UNAVAILABLE", "NOT_FOUND", "INVALID_ARGUMENT", "CANCELLED")
+    for method in range(40):
+        for number, seconds in enumerate((*SECONDS, 1e3)):
+            for _ in range(50):
+                counted.add("grpc", f"SystemSharedMemoryRegister{method}", statuses[number % 5], seconds)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    with ours, theirs:
+        counted.tell(theirs.fileno())
+        requests = ours.recv(1 << 16)
+        counted.tell(theirs.fileno())
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)  # nothing came since
+    counters = AgentCounters(tuple)
+    for model in range(40):
+        counters.task_completed(f"{model:064d}", 1.0, 1.1, 1.2)
+    models, more = 0, True
+    told: list[RequestSeconds] = []
+    while more:
+        body, more = counters.page(models, 0.0, requests)
+        assert len(encode(MetricsPage(1, body, more))) <= MAX_PACKET_BYTES
+        page = msgspec.json.decode(body, type=AgentFigures)
+        models, told = models + len(page.models), [*told, *page.requests]
+    assert (models, len(told)) == (40, 40)
+    assert {sum(one.statuses.values()) for one in told} == {50 * 24}
+    assert {tuple(one.seconds.counts) for one in told} == {(50,) * 24}
+
+
+def test_counts_of_requests_that_are_cut_off_are_none() -> None:
+    assert decode_requests(b"") == () == decode_requests(b'[{"protocol":')

@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -15,8 +16,12 @@ from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.metrics.scrape import AGENT_METRICS, ask_figures
 from stageloom.edge_agent.metrics.server import metrics_application
 from stageloom.edge_agent.metrics.settings import MetricsSettings, check_metrics
+from stageloom.edge_agent.serving.keeper import ServingStatus
+from stageloom.edge_agent.serving.protocol import SERVICE, message
+from stageloom.edge_agent.serving.settings import ServingSettings
 from stageloom.shared.errors import SettingError, UnavailableError
 from stageloom.shared.metrics import MetricKind
+from tests.agent.conftest import eventually
 from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess
 
@@ -75,6 +80,23 @@ def test_address_beyond_this_machine_needs_tls_and_tokens_or_consent(tmp_path: P
         check_metrics(MetricsSettings(listen="9100"))
 
 
+def _ask_for_models(served: ServingStatus) -> None:
+    """Twice whether the server lives, and over both protocols for a model that is not there."""
+    for _ in range(2):
+        with urllib.request.urlopen(f"http://{served.http}/v2/health/live") as answer:
+            assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://{served.http}/v2/models/none")
+    with grpc.insecure_channel(served.grpc) as channel:
+        ask = channel.unary_unary(
+            f"/{SERVICE}/ModelMetadata",
+            request_serializer=message("ModelMetadataRequest").SerializeToString,
+            response_deserializer=message("ModelMetadataResponse").FromString,
+        )
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            ask(message("ModelMetadataRequest")(name="none"), timeout=20)
+
+
 @pytest.mark.promise("metrics-scraped-both-sides")
 def test_scrape_of_a_running_agent_tells_every_metric_and_what_its_tasks_came_to(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
@@ -82,14 +104,18 @@ def test_scrape_of_a_running_agent_tells_every_metric_and_what_its_tasks_came_to
     tokens.write_text(TOKEN)
     model = ModelFile(path=str(write_tiny(tmp_path / "tiny.onnx")), name="tiny")
     settings = MetricsSettings(listen="127.0.0.1:0", tokens=str(tokens))
-    with AgentProcess(tmp_path / "home", models=(model,), executor="onnx", metrics=settings) as agent:
+    home, serving = tmp_path / "home", ServingSettings(http="127.0.0.1:0", grpc="127.0.0.1:0")
+    with AgentProcess(home, models=(model,), executor="onnx", metrics=settings, serving=serving) as agent:
         status = agent.until(lambda status: status.ready and status.metrics and status.metrics.http, "both")
-        assert status.metrics is not None
+        status = agent.until(lambda status: status.serving and status.serving.grpc, "requests are taken")
+        assert status.metrics is not None and status.serving is not None
         url = f"http://{status.metrics.http}/metrics"
         with Client(agent.socket) as client:
             for _ in range(40):
                 client.run("tiny", {"input": np.zeros(ROW_SHAPE, np.float32)})
         agent.until(lambda status: status.queues, "the engine told its statistics")
+        _ask_for_models(status.serving)
+        eventually(lambda: len(ask_figures(agent.socket).requests) == 3, "the requests are told of")
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(url)
         request = urllib.request.Request(url, headers={"authorization": f"Bearer {TOKEN}"})
@@ -118,6 +144,11 @@ def test_scrape_of_a_running_agent_tells_every_metric_and_what_its_tasks_came_to
         values[f"stageloom_task_{name}_seconds_sum", ""] for name in ("latency", "queueing")
     )
     assert 0 < queueing_s < latency_s < 40
-    assert values["stageloom_agent_applications", ""] == 0
+    assert {(one.protocol, one.method): one.statuses for one in figures.requests} == {
+        ("http", "live"): {"200": 2},
+        ("http", "metadata"): {"404": 1},
+        ("grpc", "ModelMetadata"): {"NOT_FOUND": 1},
+    }
+    assert values["stageloom_agent_applications", ""] == 1  # HTTP and gRPC
     assert values["stageloom_engine_process_resident_memory_bytes", ""] > 1 << 20
     assert figures.models[0].model == "tiny"

@@ -22,6 +22,7 @@ import yaml
 from stageloom import Client
 from stageloom.edge_agent.metrics.settings import MetricsSettings
 from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.serving.settings import ServingSettings
 from tests.agent.conftest import eventually
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import ROW_SHAPE, write_chain
@@ -101,9 +102,16 @@ def _system(folder: Path) -> Iterator[tuple[Fleet, Device, AgentStatus]]:
         fleet.do("model", "add", str(file), "--name", "alpha")
         fleet.make_plan("alpha", "--model", "alpha", "--partition", "base")
         with Device(fleet, "edge", folder).join() as device:
-            agent = device.start(metrics=MetricsSettings(listen="127.0.0.1:0"))
+            agent = device.start(
+                metrics=MetricsSettings(listen="127.0.0.1:0"), serving=ServingSettings(http="127.0.0.1:0")
+            )
             device.run("alpha")
             status = agent.until(lambda status: status.metrics and status.metrics.http, "metrics are told")
+            served = agent.until(
+                lambda status: status.serving and status.serving.http, "HTTP is served"
+            ).serving
+            assert served is not None
+            _body(f"http://{served.http}/v2/health/live")
             yield fleet, device, status
     finally:
         fleet.close()
