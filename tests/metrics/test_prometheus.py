@@ -147,7 +147,8 @@ def test_address_is_found_wherever_a_version_logs_it(line: str) -> None:
 )
 def test_prometheus_scrapes_both_sides_and_every_panel_has_data(tmp_path: Path) -> None:
     with _system(tmp_path) as (fleet, device, status):
-        assert status.metrics is not None
+        assert status.metrics is not None and status.serving is not None
+        served = f"http://{status.serving.http}/v2/health/live"
         fleet.ask(
             "access",
             "create",
@@ -174,6 +175,7 @@ def test_prometheus_scrapes_both_sides_and_every_panel_has_data(tmp_path: Path) 
                 row = np.ones(ROW_SHAPE, np.float32)
 
                 def complete() -> bool:
+                    _body(served)
                     for _ in range(50):
                         client.run("alpha", {"input": row})
                     for number, (_, expression) in list(lacking.items()):
