@@ -1,7 +1,7 @@
 """The fleet as a person looks at it: numbers that the database counts, devices that fit a search, alarms."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -10,6 +10,7 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.devices import device_numbers
+from stageloom.planner.store.labels import has_labels
 from stageloom.planner.store.rows import known_device
 from stageloom.planner.store.tables import AlarmRow, DeviceRow, QuarantineRow, ReportedRow
 from stageloom.shared.ids import DeviceId
@@ -34,10 +35,11 @@ class FleetState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """Devices with `search` in their name, class or agent's version, in a state."""
+    """Devices with `search` in their name, class or agent's version, in a state, with all of `labels`."""
 
     search: str = ""
     state: FleetState = FleetState.ANY
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class FleetNumbers(NamedTuple):
@@ -92,6 +94,8 @@ def _chosen(wanted: FleetFilter) -> Select[str]:
     if wanted.search:
         columns = (DeviceRow.name, DeviceRow.device_class, DeviceRow.agent_version)
         chosen = chosen.where(or_(*(column.icontains(wanted.search, autoescape=True) for column in columns)))
+    if wanted.labels:
+        chosen = chosen.where(has_labels(wanted.labels))
     if wanted.state is FleetState.QUARANTINED:
         chosen = chosen.join(QuarantineRow, QuarantineRow.device == DeviceRow.name)
     elif wanted.state in (FleetState.TRIED, FleetState.NOT_TAKEN):

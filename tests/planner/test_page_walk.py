@@ -128,6 +128,7 @@ def test_everything_an_operator_wants_to_know_is_found_by_clicking(
     walk.judge()
     walk.go("/ui/replans")
     walk.go("/ui/plans")
+    walk.go("/ui/rollouts")
     walk.go(f"/ui/devices/{WATCHED}/revoke")
     walk.context.close()
     assert walk.wrong == []

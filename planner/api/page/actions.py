@@ -17,6 +17,7 @@ from stageloom.planner.schema.device import DeviceReleaseRequest, DeviceRevokeRe
 from stageloom.planner.schema.job import JobInfo
 from stageloom.planner.schema.plan import PlanCreateRequest, PlanPushRequest
 from stageloom.planner.schema.replan import ReplanningChangeRequest
+from stageloom.planner.schema.rollout import RolloutAbortRequest, RolloutPauseRequest, RolloutResumeRequest
 from stageloom.planner.store.access import note_request
 from stageloom.planner.store.devices import device_info
 from stageloom.shared.errors import InputError
@@ -90,14 +91,39 @@ def set_replanning(visit: Visit) -> PageAction:
     )
 
 
+def pause(visit: Visit) -> PageAction:
+    """Have a rollout ask no further device."""
+    return _of_rollout(visit, routes.ROLLOUT_PAUSE, RolloutPauseRequest)
+
+
+def resume(visit: Visit) -> PageAction:
+    """Go on with a rollout."""
+    return _of_rollout(visit, routes.ROLLOUT_RESUME, RolloutResumeRequest)
+
+
+def abort(visit: Visit) -> PageAction:
+    """End a rollout."""
+    rollback = visit.query.get("rollback") == "yes"
+    return _of_rollout(visit, routes.ROLLOUT_ABORT, RolloutAbortRequest, rollback=rollback)
+
+
 def _of_device(visit: Visit, route: Route[Any, Any], kind: type[Request], **fields: Any) -> PageAction:
     device = visit.path["device"]
-    request = _request(kind, device=device, **fields)
+    return _verb(visit, route, _request(kind, device=device, **fields), device, f"/ui/devices/{device}")
+
+
+def _of_rollout(visit: Visit, route: Route[Any, Any], kind: type[Request], **fields: Any) -> PageAction:
+    name = visit.path["rollout"]
+    return _verb(visit, route, _request(kind, rollout=name, **fields), name, f"/ui/rollouts/{name}")
+
+
+def _verb(visit: Visit, route: Route[Any, Any], request: Request, target: str, page: str) -> PageAction:
+    """A request, then a page."""
     return PageAction(
         route=route,
-        target=device,
+        target=target,
         do=lambda call: handler_of(route)(visit.api, request, call),
-        then=lambda _: f"/ui/devices/{device}",
+        then=lambda _: page,
     )
 
 
@@ -113,4 +139,7 @@ ACTIONS: Final[tuple[tuple[str, Action], ...]] = (
     ("/ui/devices/{device}/revoke", revoke),
     ("/ui/devices/{device}/release", release),
     ("/ui/devices/{device}/replanning", set_replanning),
+    ("/ui/rollouts/{rollout}/pause", pause),
+    ("/ui/rollouts/{rollout}/resume", resume),
+    ("/ui/rollouts/{rollout}/abort", abort),
 )

@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from stageloom.planner.api.handlers.devices import now
 from stageloom.planner.api.page.visit import Rendered, Visit
+from stageloom.planner.labels import parse_selection
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.store.devices import device_infos
 from stageloom.planner.store.fleet_view import FleetFilter, FleetState, fleet_devices, fleet_numbers
@@ -51,12 +52,13 @@ def fleet(visit: Visit) -> Rendered:
     online = visit.api.live.fleet.online()
     names = visit.api.reader.read(fleet_devices, wanted, online, after=after, limit=PAGE_SIZE + 1)
     shown = names[:PAGE_SIZE]
-    more = {"search": wanted.search, "state": wanted.state.value}
+    more = {"search": wanted.search, "state": wanted.state.value, "label": visit.query.get("label", "")}
     return Rendered(
         "fleet.html",
         {
             **_figures(visit, shown),
             "wanted": wanted,
+            "label": visit.query.get("label", ""),
             "states": list(FleetState),
             "first": urlencode(more) if after else "",
             "next": urlencode({**more, "after": shown[-1]}) if len(names) > PAGE_SIZE else "",
@@ -86,4 +88,8 @@ def _figures(visit: Visit, names: list[DeviceId]) -> dict[str, Any]:
 def _wanted(visit: Visit) -> FleetFilter:
     state = visit.query.get("state", "")
     known = {one.value: one for one in FleetState}
-    return FleetFilter(visit.query.get("search", "")[:_SEARCH_MAX].strip(), known.get(state, FleetState.ANY))
+    return FleetFilter(
+        visit.query.get("search", "")[:_SEARCH_MAX].strip(),
+        known.get(state, FleetState.ANY),
+        parse_selection(visit.query.get("label", "").replace(",", " ").split()),
+    )

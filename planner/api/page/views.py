@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stageloom.planner.api.page import audit, device, fleet, model, plan, replans
+from stageloom.planner.api.page import audit, device, fleet, model, plan, replans, rollouts
 from stageloom.planner.api.page.visit import View
 
 VIEWS: Final[tuple[tuple[str, View], ...]] = (
@@ -21,5 +21,9 @@ VIEWS: Final[tuple[tuple[str, View], ...]] = (
     ("/ui/models", model.models),
     ("/ui/models/compare", model.compare),
     ("/ui/replans", replans.replans),
+    ("/ui/rollouts", rollouts.rollouts),
+    ("/ui/rollouts/{rollout}", rollouts.show),
+    ("/ui/rollouts/{rollout}/live", rollouts.live),
+    ("/ui/rollouts/{rollout}/abort", rollouts.confirm_abort),
     ("/ui/audit", audit.audit),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import unescape
 from http.client import HTTPSConnection
 from itertools import count
+from pathlib import Path
 from time import time
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -16,13 +17,17 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.page.views import VIEWS
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
+from stageloom.planner.schema.rollout import RolloutCreateRequest
 from stageloom.planner.service import Planner
 from stageloom.planner.store.access import audit_entries
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
+from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
 from stageloom.shared.messages.telemetry import (
@@ -38,6 +43,7 @@ from stageloom.shared.messages.telemetry import (
 from tests.planner.api.rig import unverified
 from tests.planner.processes import until
 from tests.planner.world import World
+from tests.search.graphs import DIAMOND, model
 from tests.store.helpers import NANO, add_model, enrol
 
 pytestmark = pytest.mark.promise("page-shows-the-fleet", "page-lets-nobody-in")
@@ -370,6 +376,15 @@ def test_files_are_kept_by_the_browser_and_nothing_else_is_served_beside_them(vi
     assert viewer.ask("/ui/static/../site.py").status == 404
 
 
+def test_devices_are_found_by_their_labels(viewer: Browser, store: Store, device: DeviceId) -> None:
+    store.write(change_labels, device, parse_changes(["site=berlin", "line=3"]))
+    found = viewer.see("/ui/fleet?label=site%3Dberlin+line%3D3")
+    assert "1 device on this page" in found and "line=3, site=berlin" in found and device in found
+    assert "No device fits" in viewer.see("/ui/fleet?label=site%3Dberlin,line%3D4")
+    assert viewer.ask("/ui/fleet?label=site").status == 422
+    assert "line=3, site=berlin" in viewer.see(f"/ui/devices/{device}")
+
+
 # -- roles and buttons ------------------------------------------------------------------------------------
 
 
@@ -448,6 +463,36 @@ def test_a_re_plan_by_hand_pushes_the_plan_that_the_search_finds(
     assert "Found" in ended and "pushed it" in ended, ended
     assert store.read(device_info, device).desired_generation == 1
     assert [entry.operation for entry in _noted(store, "plan.")][:2] == ["plan.push", "plan.create"]
+
+
+def test_a_rollout_is_shown_paused_resumed_and_aborted(
+    remote_planner: Planner, admin: Browser, viewer: Browser, world: World, tmp_path: Path
+) -> None:
+    digest, blob = pack_artifact(model("diamond", [*DIAMOND, [3]])[1], b"diamond 2")
+    (tmp_path / "diamond.artifact").write_bytes(blob)
+    world.store.add_model("diamond", tmp_path / "diamond.artifact", digest)
+    assert "No rollout" in admin.see("/ui/rollouts")
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
+        client.call(routes.ROLLOUT_CREATE, RolloutCreateRequest(model="diamond@2", rollout="second"))
+    assert "1 rollout, newest first" in admin.see("/ui/rollouts")
+    page = "/ui/rollouts/second"
+    for text in (viewer.see(page), viewer.see(f"{page}/live?buttons=x")):
+        assert "wave 1 of" in text and "Pause" not in text and "Abort" not in text
+    assert NANO in viewer.see(page)
+    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
+    assert poll is not None and 'id="buttons"' not in admin.see(poll[1])
+    admin.press(page, f"{page}/pause")
+    assert "Resume" in admin.see(poll[1])
+    admin.press(page, f"{page}/resume")
+    admin.press(f"{page}/abort", f"{page}/abort", rollback="yes")
+    ended = admin.see(page)
+    assert "aborted" in ended and "Pause" not in ended and "Resume" not in ended and "Abort…" not in ended
+    assert [entry.operation for entry in _noted(world.store, "rollout.")[:3]] == [
+        "rollout.abort",
+        "rollout.resume",
+        "rollout.pause",
+    ]
+    assert viewer.ask("/ui/rollouts/nothing").status == 404
 
 
 def _noted(store: Store, about: str) -> list[AuditEntry]:
