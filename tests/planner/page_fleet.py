@@ -18,6 +18,7 @@ from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.config import PlannerConfig
 from stageloom.planner.dispatch.events import DesiredChanged
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
+from stageloom.planner.labels import parse_changes
 from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.device import DeviceTokenRequest
@@ -25,6 +26,7 @@ from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.service import Planner
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.devices import enrol_device
+from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
@@ -111,6 +113,8 @@ def page_fleet(folder: Path) -> Iterator[PageFleet]:
                 device = devices.enter_context(FakeDevice(token, f"shop-{number:02d}", kind))
                 _enrol(planner, device)
                 history = told.decided(device.name) if device.name == WATCHED else told.first(device.name)
+                site = f"site={('berlin', 'lyon', 'porto')[number % 3]}"
+                planner.store.write(change_labels, device.name, parse_changes([site]))
                 if number % 10:  # the others are away
                     device.hello(history)
         yield PageFleet(planner, tokens, plan)
