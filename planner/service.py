@@ -358,7 +358,7 @@ def run_planner(
             manager.send(READY="1")
             progress(
                 f"planner ready in {startup_s:.2f} s on {planner.endpoints.control}, "
-                + (f"API on {planner.api_url}, " if planner.api_url else "")
+                + (f"API on {planner.api_url}, its page at {planner.api_url}/ui, " if planner.api_url else "")
                 + f"data in {config.data_dir}; Ctrl-C stops it"
             )
             _serve(planner, stop, manager)

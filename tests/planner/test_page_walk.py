@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from stageloom.planner.api import routes
+from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.rollout import RolloutCreateRequest
 from stageloom.planner.store.devices import device_info
 from stageloom.shared.ids import DeviceId
 from tests.planner.page_fleet import BROWSER, REASON, SIZE, WATCHED, PageFleet, page_fleet, sign_in
@@ -164,6 +167,25 @@ def test_what_is_polled_takes_no_focus_away_and_keeps_buttons_right(browser: Any
     other.get_by_role("button", name="Do not re-plan on alarms").click()
     other.get_by_role("button", name="Re-plan on alarms", exact=True).wait_for()
     page.get_by_role("button", name="Re-plan on alarms", exact=True).wait_for()
+    assert walk.wrong == []
+    walk.context.close()
+
+
+def test_a_rollout_is_paused_and_aborted_on_a_telephone(browser: Any, fleet: PageFleet) -> None:
+    with PlannerClient(data_dir=fleet.planner.config.data_dir) as client:
+        client.call(routes.ROLLOUT_CREATE, RolloutCreateRequest(model="detector@1", rollout="back"))
+    walk = Walk(browser, fleet, 360, "dark")
+    page = walk.page
+    walk.go("/ui/rollouts")
+    page.get_by_role("link", name="back", exact=True).click()
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    walk.judge()
+    page.get_by_role("link", name="Abort…").click()
+    walk.judge()
+    page.get_by_role("button", name="Abort back").click()
+    page.get_by_text("aborted", exact=True).first.wait_for()
+    assert page.get_by_role("button", name="Resume").count() == 0
     assert walk.wrong == []
     walk.context.close()
 
