@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
+# Of the plugins that others bring; loading all of them at every start takes longer than many a test file.
+PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin
+
 .PHONY: help setup demo test test-edge test-docs test-api test-full test-gpu lint types imports spell house check docs deb clean
 
 help: ## Show this list
@@ -24,7 +27,7 @@ demo: setup ## Planner, agent and three clients on this machine; the report land
 	$(BIN)/python -m examples.demo
 
 test: setup ## The test suite, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not full and not gpu'
+	$(BIN)/python -m pytest $(PLUGINS) -n auto --dist loadfile -m 'not full and not gpu'
 
 $(VENV)-edge/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-edge

@@ -16,7 +16,7 @@ from stageloom.planner.schema.rollout import AskState
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Bring a version of a model to devices in waves; it stops by itself where devices refuse it.",
+    help="Bring a version of a model to devices, in waves.",
 )
 
 Rollout = Annotated[str, typer.Argument(metavar="ROLLOUT")]
@@ -151,7 +151,9 @@ def pause(name: Rollout) -> None:
 
 @app.command()
 def resume(name: Rollout) -> None:
-    """Go on with a rollout that is paused; without devices that its wave did not reach.
+    """Go on with a rollout that is paused.
+
+    It goes on without devices that its wave did not reach.
 
     \b
     stageloom rollout resume detector-v2

@@ -19,6 +19,7 @@ from stageloom.planner.api.route import Route
 from stageloom.planner.cli.app import execute
 from stageloom.planner.schema.base import Request
 from stageloom.shared import failpoint
+from tests.store.migrated import begin_migrated
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
@@ -107,6 +108,9 @@ class PlannerProcess:
         """
         self.home = home
         home.parent.mkdir(parents=True, exist_ok=True)
+        migrates = "--database-url" in arguments or "migration" in os.environ.get(failpoint.VARIABLE, "")
+        if not home.exists() and not migrates:
+            begin_migrated(home)
         self._log = (home.parent / f"{home.name}.log").open("a")
         self.process = subprocess.Popen(
             [*_COMMAND, "up", "--json", "--listen", "127.0.0.1:0", *arguments],

@@ -11,10 +11,11 @@ from sqlalchemy import create_engine, event, make_url, text
 
 from benchmarks.adversary.postgres import binaries, postgres_server
 from stageloom.planner.store import schema
-from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.database import Database
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.clock import ManualClock
+from tests.store.migrated import migrated_database
 
 POSTGRES = os.environ.get("STAGELOOM_TEST_POSTGRES", "")
 """URL of a database that tests may write in, such as postgresql+psycopg://user@host/stageloom_test; they use
@@ -56,13 +57,9 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file that was migrated: a copy takes a tenth of the time of another migration."""
-    file = tmp_path_factory.mktemp("migrated") / DATABASE_FILE
-    database = Database(sqlite_url(file))
-    schema.migrate(database)
-    database.close()
-    return file
+def migrated_file() -> Path:
+    """A SQLite file that was migrated."""
+    return migrated_database()
 
 
 @pytest.fixture(scope="session")
