@@ -265,7 +265,7 @@ MODEL_REMOVE: Final = Route(
     model.ModelRemoveRequest,
     Done,
     Role.OPERATOR,
-    "Forget a model, or `NAME@VERSION`, that no device should run or runs.",
+    "Forget a model, or `NAME@VERSION`, that nothing uses, or whatever uses it.",
 )
 
 # -- plans ------------------------------------------------------------------------------------------------

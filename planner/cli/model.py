@@ -172,14 +172,25 @@ def export_model(
 
 
 @app.command()
-def remove(name: NameOrVersion) -> None:
-    """Forget a model or a version that no device runs. Plans of it stay, and can no longer be pushed.
+def remove(
+    name: NameOrVersion,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Though devices, measurements that were asked for or kept plans use it."
+        ),
+    ] = False,
+) -> None:
+    """Forget a model or a version that nothing uses. What uses it is named.
+
+    Plans of a version that is forgotten with --force stay, and cannot be pushed until it is added again.
 
     \b
     stageloom model remove resnet50
     stageloom model remove detector@1
+    stageloom model remove detector@1 --force
     """
-    call(routes.MODEL_REMOVE, checked(schema.ModelRemoveRequest(model=name)))
+    call(routes.MODEL_REMOVE, checked(schema.ModelRemoveRequest(model=name, force=force)))
     show({"model": name, "removed": True}, lambda: None)
     progress(f"model {name} is gone")
 

@@ -76,6 +76,10 @@ class ModelShowRequest(Request, frozen=True, kw_only=True):
 
 
 class ModelRemoveRequest(Request, frozen=True, kw_only=True):
-    """Forget a version, or all of a model's; the numbers of forgotten ones are not given again."""
+    """Forget a version, or all of a model's; the numbers of forgotten ones are not given again.
+
+    `force`: though devices, measurements that were asked for or kept plans use it.
+    """
 
     model: NameOrVersion
+    force: bool = False

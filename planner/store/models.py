@@ -7,11 +7,11 @@ bytes are checked against the digest when it comes in.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.model import ModelDetail, ModelInfo
@@ -25,7 +25,9 @@ from stageloom.planner.store.tables import (
     ModelRow,
     ModelVersionRow,
     PlanRow,
+    ProfileRow,
     ReportedRow,
+    StageProfileRow,
 )
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.durable_file import sync_directory
@@ -158,34 +160,90 @@ def name_artifact(
     return info, known is None
 
 
-def forget_versions(session: Session, text: str) -> list[Digest]:
+def forget_versions(session: Session, text: str, *, force: bool = False) -> list[Digest]:
     """Forget `NAME@VERSION`, or all versions of `NAME`; returns the artifacts whose files nothing else needs.
 
+    What uses a version keeps it: a device that should run it or does, a measurement that was asked for and a
+    kept plan that would lose it. `force` overrides all of them but rollouts, which end first.
+
     Raises:
-        InputError: there is no such model, or a device should run it, or does.
+        InputError: there is no such model, or something uses it.
     """
     name, version = model_reference(text)
     infos = [info for info in _of(session, name) if version in (None, info.version)]
     if not infos:
         raise _unknown(session, name, version)
-    plans = _plans_with(session, {info.digest for info in infos})
-    for wanted, said in ((True, "is part of what {} should run"), (False, "is part of what {} runs")):
-        if users := _devices_of(session, plans, desired=wanted):
-            raise InputError(
-                f"model {text!r} {said.format(users[0])}",
-                remedy="push a plan without it there first, or revoke the device",
-            )
-    if rollout := rollout_that_needs(session, {info.digest for info in infos}, plans.keys()):
+    artifacts = {info.digest for info in infos}
+    plans = _plans_with(session, artifacts)
+    if rollout := rollout_that_needs(session, artifacts, plans.keys()):
         raise InputError(
             f"rollout {rollout!r} brings model {text!r} to devices, or may give it back to them",
             remedy=f"wait for it, or `stageloom rollout abort {rollout}`",
         )
     numbers = [info.version for info in infos]
-    session.execute(
-        delete(ModelVersionRow).where(ModelVersionRow.model == name, ModelVersionRow.number.in_(numbers))
+    here = (ModelVersionRow.model == name) & ModelVersionRow.number.in_(numbers)
+    gone = artifacts - set(session.scalars(select(ModelVersionRow.digest).where(~here)))
+    if not force:
+        _refuse_if_used(session, text, plans, _plans_with(session, gone), gone)
+    session.execute(delete(ModelVersionRow).where(here))
+    return sorted(gone)
+
+
+def _refuse_if_used(
+    session: Session,
+    text: str,
+    plans: Mapping[str, Digest],
+    losing: Mapping[str, Digest],
+    gone: Collection[Digest],
+) -> None:
+    """Refuse to forget what something uses.
+
+    Args:
+        session: Of the store.
+        text: What the operator calls it.
+        plans: Those that hold one of its artifacts; devices with one of them keep it.
+        losing: Those that could no longer be pushed.
+        gone: The artifacts that no other version is.
+
+    Raises:
+        InputError: which names one user of the first kind there is.
+    """
+    for wanted, said in ((True, "is part of what {} should run"), (False, "is part of what {} runs")):
+        if users := _devices_of(session, plans, desired=wanted):
+            raise InputError(
+                f"model {text!r} {said.format(_some(users))}",
+                remedy="push a plan without it there first, or revoke the device; "
+                "--force forgets it all the same",
+            )
+    if asked := _asked_to_measure(session, losing, gone):
+        raise InputError(
+            f"model {text!r} is to be measured on {_some(asked)}, which has not answered",
+            remedy="wait for the device, or revoke it; --force forgets the model all the same",
+        )
+    if losing:
+        raise InputError(
+            f"model {text!r} is in plan {_some(sorted(losing))}, which could no longer be pushed",
+            remedy="--force forgets it all the same; adding the same file again brings it back",
+        )
+
+
+def _asked_to_measure(
+    session: Session, plans: Mapping[str, Digest], artifacts: Collection[Digest]
+) -> list[DeviceId]:
+    """The devices that were asked to measure one of the artifacts or plans and have not answered."""
+    models = select(ProfileRow.device).where(
+        ProfileRow.artifact.in_(list(artifacts)), ProfileRow.answered_at_us.is_(None)
     )
-    gone = {info.digest for info in infos}
-    return sorted(gone - set(session.scalars(select(ModelVersionRow.digest))))
+    stages = select(StageProfileRow.device).where(
+        StageProfileRow.plan.in_(list(plans)), StageProfileRow.answered_at_us.is_(None)
+    )
+    return _in_use(session, DeviceRow.name.in_(models) | DeviceRow.name.in_(stages))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def model_detail(session: Session, text: str) -> ModelDetail:
@@ -219,8 +277,13 @@ def _devices_of(session: Session, plans: Mapping[str, Digest], *, desired: bool)
         users = select(DesiredRow.device).where(DesiredRow.plan.in_(list(plans)))
     else:
         users = select(ReportedRow.device).where(ReportedRow.active.in_(sorted(set(plans.values()))))
-    here = select(DeviceRow.name).where(DeviceRow.revoked.is_(False), DeviceRow.name.in_(users))
-    return [DeviceId(name) for name in session.scalars(here.order_by(DeviceRow.name))]
+    return _in_use(session, DeviceRow.name.in_(users))
+
+
+def _in_use(session: Session, condition: ColumnElement[bool]) -> list[DeviceId]:
+    """The devices of which it holds, by name; revoked ones never."""
+    here = select(DeviceRow.name).where(DeviceRow.revoked.is_(False), condition).order_by(DeviceRow.name)
+    return [DeviceId(name) for name in session.scalars(here)]
 
 
 def named_models(session: Session, names: Sequence[str]) -> list[ModelInfo]:

@@ -188,12 +188,12 @@ class Store(ReadStore):
         self._graphs[digest] = artifact.graph
         return ModelAdded(**asdict(info), added=added)
 
-    def remove_model(self, name: str) -> None:
+    def remove_model(self, name: str, *, force: bool = False) -> None:
         """Forget a version or all of a model's, and the files of artifacts that nothing needs any more.
 
         Raises:
-            InputError: there is no such model, or a device should run it, or does.
+            InputError: as `forget_versions`.
         """
-        for orphan in self.write(forget_versions, name):
+        for orphan in self.write(forget_versions, name, force=force):
             self._graphs.pop(orphan, None)
             self.blobs.remove(orphan)

@@ -263,7 +263,7 @@ def test_versions_that_a_rollout_needs_are_not_removed(rig: Rig) -> None:
         with pytest.raises(InputError):
             rig.store.remove_model(version)
     rig.store.write(abort_rollout, "next", rollback=False)
-    rig.store.remove_model("relu@3")
+    rig.store.remove_model("relu@3", force=True)
 
 
 def test_the_old_version_stays_while_a_stopped_rollout_may_go_back_to_it(rig: Rig) -> None:
@@ -279,7 +279,7 @@ def test_the_old_version_stays_while_a_stopped_rollout_may_go_back_to_it(rig: Ri
     with pytest.raises(InputError, match="rollout 'r' brings model 'relu@1'"):
         rig.store.remove_model("relu@1")
     rig.store.write(abort_rollout, "r", rollback=False)
-    rig.store.remove_model("relu@1")
+    rig.store.remove_model("relu@1", force=True)
 
 
 def test_a_replan_of_the_old_version_does_not_overwrite_what_a_rollout_asked(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from stageloom.planner.store.models import (
     newest_models,
 )
 from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.profiles import request_profile, request_stage_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -120,10 +121,58 @@ def test_a_version_in_use_stays_and_the_others_may_go(store: Store, tmp_path: Pa
     assert (detail.info.version, detail.plans) == (2, ("second",))
     assert (detail.desired_on, detail.running_on) == ((NANO,), ())
     report_running(store, 2, "second")
-    store.remove_model("relu@1")
+    with pytest.raises(InputError, match="'relu@1' is in plan first, which could no longer be pushed"):
+        store.remove_model("relu@1")
+    store.remove_model("relu@1", force=True)
     store.write(revoke_device, NANO)
-    store.remove_model("relu")
+    with pytest.raises(InputError, match="'relu' is in plan second"):
+        store.remove_model("relu")
+    store.remove_model("relu", force=True)
     assert store.read(model_infos) == []
+
+
+def test_force_forgets_what_a_device_should_run_and_the_same_file_brings_it_back(
+    store: Store, tmp_path: Path
+) -> None:
+    enrol(store)
+    digest = add_model(store, tmp_path)
+    desire(store, "first", "relu")
+    store.remove_model("relu", force=True)
+    assert LinkStore(store).artifact(digest) is None
+    with pytest.raises(InputError, match="which was removed; add the model again"):
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    assert add_model(store, tmp_path) == digest
+    assert store.write(push, Push(device=NANO, plan="first", decided_by="operator")).generation == 2
+
+
+def test_a_version_that_a_device_was_asked_to_measure_stays_until_it_answered(
+    store: Store, tmp_path: Path
+) -> None:
+    """Once for the model's operators, once for the stages of a plan of it."""
+    enrol(store)
+    add_model(store, tmp_path)
+    store.write(request_profile, NANO, ["relu"], batch=1, budget_s=1.0)
+    with pytest.raises(InputError, match="'relu' is to be measured on nano, which has not answered"):
+        store.remove_model("relu")
+    add_model(store, tmp_path, "other", operators=8)
+    store.write(add_plan, "stages", small_plan(store, "other"), "sequential")
+    with pytest.raises(InputError, match="'other' is in plan stages"):
+        store.remove_model("other")
+    store.write(request_stage_profile, NANO, "stages", budget_s=1.0)
+    with pytest.raises(InputError, match="'other@1' is to be measured on nano"):
+        store.remove_model("other@1")
+    store.remove_model("relu", force=True)
+
+
+def test_a_plan_keeps_a_version_only_while_no_other_name_keeps_its_file(store: Store, tmp_path: Path) -> None:
+    """And of many plans the first few are named."""
+    digest = add_model(store, tmp_path)
+    store.add_model("again", tmp_path / "relu.artifact", digest)
+    for name in "abcde":
+        store.write(add_plan, name, small_plan(store, "relu"), "sequential")
+    store.remove_model("again")
+    with pytest.raises(InputError, match="'relu' is in plan a, b, c and 2 more, which"):
+        store.remove_model("relu")
 
 
 def test_a_device_is_told_which_version_each_artifact_is(store: Store, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_plan_whose_model_was_removed_cannot_be_pushed(store: Store, tmp_path:
     add_model(store, tmp_path)
     enrol(store)
     store.write(add_plan, "first", small_plan(store), "sequential")
-    store.remove_model("relu")
+    store.remove_model("relu", force=True)
     with pytest.raises(InputError, match=r"model 'relu', which was removed; add the model again"):
         store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     assert store.read(generation_history, NANO) == ([], 0)

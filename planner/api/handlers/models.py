@@ -50,5 +50,5 @@ def model_export(api: ApiContext, request: schema.ModelExportRequest, call: ApiC
 
 @handles(routes.MODEL_REMOVE)
 def model_remove(api: ApiContext, request: schema.ModelRemoveRequest, call: ApiCall) -> Done:
-    api.store.remove_model(request.model)
+    api.store.remove_model(request.model, force=request.force)
     return Done()

@@ -89,7 +89,7 @@ COMMANDS: list[tuple[str, int]] = [
     ("rollout pause r", 0),
     ("rollout resume r", 0),
     ("rollout abort r", 0),
-    ("model remove chain", 0),
+    ("model remove chain --force", 0),
     (f"device revoke {NANO}", 0),
 ]
 
