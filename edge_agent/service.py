@@ -330,6 +330,8 @@ class Agent:
                 self._lifecycle.do(self._plans.too_large(report))
             case engine.WindowMeasured():
                 self._lifecycle.do(self._plans.measured(report, self.loop.now()))
+            case engine.OutputsCompared():
+                self._lifecycle.do(self._plans.outputs_compared(report, self.loop.now()))
             case engine.PlanFailed():
                 _log.warning("plan %d failed in the engine: %s", report.key, report.reason)
                 self._lifecycle.do(self._plans.load_failed(PlanKey(report.key), report.reason))

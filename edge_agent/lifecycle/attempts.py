@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from stageloom.edge_agent.lifecycle.events import PlanStaged
 from stageloom.edge_agent.lifecycle.states import (
@@ -64,6 +64,7 @@ class Way(str, Enum):
     GUARD = "guard"  # it changes launch intervals only
     IDLE = "idle"  # no load to compare under; `guard` in telemetry
     TRIAL = "trial"
+    OUTPUTS = "outputs"  # a new version whose outputs were compared with those of the one before
 
     @property
     def guarded(self) -> bool:
@@ -127,7 +128,11 @@ def only_measures(state: LinkState, desired: Desired) -> bool:
     known = state.desired
     if known is None or state.state not in VERDICTS:
         return False
-    same = (known.plan_digest, known.activation) == (desired.plan_digest, desired.activation)
+    same = (known.plan_digest, known.activation, known.compare_outputs) == (
+        desired.plan_digest,
+        desired.activation,
+        desired.compare_outputs,
+    )
     policy = known.policy != desired.policy
     asked = {profile.request for profile in known.profiles}
     new = any(profile.request not in asked for profile in desired.profiles)
@@ -147,10 +152,16 @@ def way_of(state: LinkState, attempt: PlanAttempt, staged: PlanStaged) -> Way | 
     elif state.desired is not None and state.desired.activation is Activation.NOW:
         return Way.NOW
     elif staged.control is None:
-        return Way.FIRST
+        return Way.FIRST if tolerance_of(state, staged) is None else Way.OUTPUTS
     if proven:
         return Way.PROVEN
     return Way.GUARD if staged.intervals_only else Way.TRIAL
+
+
+def tolerance_of(state: LinkState, staged: PlanStaged) -> float | None:
+    """Within what outputs are to agree; None where they are not to be compared, or no version is new."""
+    asked = state.desired.compare_outputs if state.desired is not None else UNSET
+    return None if asked is UNSET or not staged.versions else asked
 
 
 def activated(
@@ -179,11 +190,12 @@ def decided(
     if not attempt.local:
         result = _tried_again(state, result)
     record = attempt.record or _record(state, attempt, control, now_us)
-    rows = _row(attempt, Way.TRIAL, record, result, now_us)
+    way = Way.TRIAL if result.outputs is None else Way.OUTPUTS
+    rows = _row(attempt, way, record, result, now_us)
     cause = cause or VERDICT_CAUSES[result.verdict]
     if result.verdict is Verdict.COMMIT:
         kept = record if attempt.local else None
-        moved = state.advanced(attempt, cause, result.reason, record=kept, way=Way.TRIAL.value)
+        moved = state.advanced(attempt, cause, result.reason, record=kept, way=way.value)
         return structs.replace(moved, active=attempt.plan.ref), rows
     after = state.advanced(attempt, cause, result.reason, record=None)
     if result.verdict is not Verdict.ABANDONED:
@@ -364,7 +376,9 @@ def _end_row(attempt: PlanAttempt, result: TrialResult, now_us: int) -> tuple[Tr
     Of the winner of a trial it was said, and of a desired plan that is proven; the planner learns from the
     others which plans are proven here. That a plan made here has failed is said in any case.
     """
-    told = attempt.way in ("", Way.TRIAL.value) or (attempt.way == Way.PROVEN.value and not attempt.local)
+    told = attempt.way in ("", Way.TRIAL.value, Way.OUTPUTS.value) or (
+        attempt.way == Way.PROVEN.value and not attempt.local
+    )
     if attempt.record is None or (told and not (attempt.local and result.verdict is Verdict.REJECT)):
         return ()
     return _row(attempt, Way(attempt.way), attempt.record, result, now_us)
@@ -392,5 +406,6 @@ def _row(
         result.figure.value if result.figure is not None else "",
         result.latency_ratio,
         result.busy_ratio,
+        result.outputs,
     )
     return (row,)

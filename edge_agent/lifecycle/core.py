@@ -464,8 +464,12 @@ class Lifecycle:
             environment, at_us = self.state.environment, self._now_us
             call = partial(self.plans.run_trial, attempt.id, attempt.plan, environment, at_us, now_s)
             return self._ask(attempt, "trial", call)
-        if way is Way.FIRST and staged.interface:
+        if way in (Way.FIRST, Way.OUTPUTS) and staged.interface:
             return self._become(attempts.refused(self.state, attempt, bounded(staged.interface)))
+        if (tolerance := attempts.tolerance_of(self.state, staged)) is not None and way is Way.OUTPUTS:
+            environment, at_us = self.state.environment, self._now_us
+            compare = partial(self.plans.compare_outputs, attempt.id, attempt.plan, tolerance)
+            return self._ask(attempt, "trial", lambda: compare(environment, at_us, now_s))
         if way.guarded and staged.starves:
             return self._become(attempts.refused(self.state, attempt, staged.starves))
         # The record is on disk before the plan runs: a crash from here on is found at boot.

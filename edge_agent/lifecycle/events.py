@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stageloom.edge_agent.lifecycle.states import AttemptId, LinkState, RunnablePlan
-from stageloom.edge_agent.worker.messages import OpenWindow, PauseLaunches, SwitchPlan, Unload
+from stageloom.edge_agent.worker.messages import CompareOutputs, OpenWindow, PauseLaunches, SwitchPlan, Unload
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import (
@@ -72,6 +72,7 @@ class PlanStaged:
     intervals_only: bool = False  # it differs from the control in launch intervals and in nothing else
     starves: str = ""  # why its launch intervals would admit fewer tasks than arrive
     interface: str = ""  # which model would have other inputs or outputs than now
+    versions: tuple[str, ...] = ()  # models of which the plan that runs has another version
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,7 @@ Action: TypeAlias = (
     | Unload
     | PauseLaunches
     | OpenWindow
+    | CompareOutputs
     | StartEngine
     | StopEngine
     | JournalNote

@@ -37,6 +37,13 @@ class PlanFacts:
         """They differ in launch intervals and in nothing else."""
         return self.structure is not None and self.structure == other.structure
 
+    def new_versions(self, running: "PlanFacts") -> tuple[str, ...]:
+        """Models that both serve, from different artifacts."""
+        theirs = running.artifacts
+        return tuple(
+            name for name, artifact in self.artifacts.items() if theirs.get(name, artifact) != artifact
+        )
+
     def new_interface(self, running: "PlanFacts") -> str:
         """Which model has other inputs or outputs than under the plan that runs, or nothing."""
         for name, ours in self.models.items():

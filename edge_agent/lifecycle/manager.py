@@ -19,6 +19,7 @@ from stageloom.edge_agent.lifecycle.events import (
     StopEngine,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.output_runner import OutputRunner
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog, unloaded
 from stageloom.edge_agent.lifecycle.pursuit import (
     Candidate,
@@ -28,10 +29,10 @@ from stageloom.edge_agent.lifecycle.pursuit import (
 )
 from stageloom.edge_agent.lifecycle.states import AttemptId, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
-from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
+from stageloom.edge_agent.worker.messages import OutputsCompared, PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
-from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult, Verdict
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult, Verdict, crowding
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState
@@ -108,6 +109,55 @@ class PlanManager(Pursuit):
         )
         candidate.runner = self._runner(attempt, record)
         return self._advance(candidate, candidate.runner.begin(now_s))
+
+    def compare_outputs(
+        self,
+        attempt: AttemptId,
+        plan: RunnablePlan,
+        tolerance: float,
+        environment: str,
+        at_us: int,
+        now_s: float,
+    ) -> list[Action]:
+        """Compare what the staged plan's new versions give with what those that run give; as `run_trial`."""
+        if self._decided is not None and self._decided[0] == attempt:
+            return self.outcomes.trial_decided(*self._decided)
+        candidate, engine, digest = self._candidate, self._engine, plan.ref.digest
+        if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
+            return candidate.runner.again()
+        running = self.active
+        if candidate is None or candidate.state is not DeviceState.STAGED or running is None:
+            return self._trial_lost(attempt, "the plan to compare with does not run any more")
+        if (crowded := engine.crowded.get(digest)) is not None:
+            held_bytes = crowded.memory_bytes - crowded.room_bytes
+            reason = crowding(held_bytes, crowded.added_bytes, crowded.memory_bytes)
+            result = TrialResult(verdict=Verdict.REFUSED, reason=reason)
+            return self.outcomes.trial_decided(attempt, running.ref.digest, result)
+        key, control = engine.key_of(digest, engine.loaded), engine.active
+        models = self._checked[digest].new_versions(self._checked[running.ref.digest])
+        if key is None or control is None or not models:
+            return self._trial_lost(attempt, "the plan to compare with does not run any more")
+        candidate.state = DeviceState.TRIAL
+        record = TrialRecord(
+            candidate=digest, control=running.ref.digest, environment=environment, began_us=at_us
+        )
+        candidate.runner = OutputRunner(
+            record,
+            models,
+            (control, key),
+            tolerance=tolerance,
+            begins=lambda lasts: self.outcomes.trial_begins(attempt, record, lasts),
+            number=next(self._windows),
+            config=self._trial,
+        )
+        return self._advance(candidate, candidate.runner.begin(now_s))
+
+    def outputs_compared(self, report: OutputsCompared, now_s: float) -> list[Action]:
+        """What the engine process found."""
+        candidate = self._candidate
+        if candidate is None or not isinstance(candidate.runner, OutputRunner):
+            return []
+        return self._advance(candidate, candidate.runner.compared(report, now_s))
 
     def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Action]:
         """The record is durable: the candidate may run."""
@@ -476,7 +526,8 @@ class PlanManager(Pursuit):
         candidate, engine = self._candidate, self._engine
         if candidate is not None:
             loads = engine.key_of(candidate.digest, engine.loading) is not None
-            if candidate.probation is not None or loads:
+            compares = isinstance(self.runner, OutputRunner)  # it runs beside what is active
+            if candidate.probation is not None or loads or compares:
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 

@@ -19,6 +19,7 @@ from stageloom.edge_agent.lifecycle.events import (
     StopEngine,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.output_runner import OutputRunner
 from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
 from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
@@ -85,7 +86,7 @@ class Candidate:
     guarded: bool = False
     idle: bool = False  # nothing came before it ran, so that there is nothing to compare with
     probation: Probation | None = None
-    runner: TrialRunner | None = None
+    runner: TrialRunner | OutputRunner | None = None
 
     @property
     def digest(self) -> Digest:
@@ -209,7 +210,7 @@ class Pursuit:
         return _DOING.get(candidate.state, candidate.state.value)
 
     @property
-    def runner(self) -> TrialRunner | None:
+    def runner(self) -> TrialRunner | OutputRunner | None:
         """The trial that runs, if one does."""
         runner = self._candidate.runner if self._candidate else None
         return None if runner is None or runner.over else runner
@@ -301,7 +302,13 @@ class Pursuit:
         if control is None:
             running = None if self.active is None else self._checked.get(self.active.ref.digest)
             ours = self._checked[candidate.digest]
-            return PlanStaged(candidate.attempt, interface=ours.new_interface(running) if running else "")
+            if running is None:
+                return PlanStaged(candidate.attempt)
+            return PlanStaged(
+                candidate.attempt,
+                interface=ours.new_interface(running),
+                versions=ours.new_versions(running),
+            )
         ours, theirs = self._checked[candidate.digest], self._checked[control.ref.digest]
         arrivals_per_s = self._waiting.last_arrivals_per_s(_RATES_S)
         return PlanStaged(

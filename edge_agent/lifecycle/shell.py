@@ -207,7 +207,7 @@ class LifecycleShell:
             case engine.SwitchPlan():
                 failpoint("agent.swap.before")
                 parts.engine.send(action)
-            case engine.Unload() | engine.PauseLaunches() | engine.OpenWindow():
+            case engine.Unload() | engine.PauseLaunches() | engine.OpenWindow() | engine.CompareOutputs():
                 parts.engine.send(action)
             case PlanActivated():
                 _log.info("plan %s is active", action.plan[:12])

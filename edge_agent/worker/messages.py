@@ -16,6 +16,7 @@ from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.errors import SettingError
 from stageloom.shared.ids import TaskId
+from stageloom.shared.messages.outputs import OutputsVerdict
 
 MAX_MESSAGE_BYTES = 64 << 10
 """A message larger than this is a mistake; bulk data travels as file descriptors."""
@@ -180,6 +181,21 @@ class StartRecording(_Message, frozen=True, tag=23):
     seconds: float
 
 
+class CompareOutputs(_Message, frozen=True, tag=26):
+    """Run the models of two loaded plans on inputs of tasks that come, and compare their outputs.
+
+    On `inputs` of each model, within `limit_s`; answered by `OutputsCompared`. A newer order ends it early.
+    """
+
+    number: int
+    control: int
+    candidate: int
+    models: tuple[str, ...]
+    tolerance: float
+    inputs: int
+    limit_s: float
+
+
 Command: TypeAlias = (
     LoadPlan
     | SwitchPlan
@@ -199,6 +215,7 @@ Command: TypeAlias = (
     | Stop
     | OpenWindow
     | StartRecording
+    | CompareOutputs
 )
 
 Handlers: TypeAlias = dict[type[Any], Callable[[Any, list[int]], None]]
@@ -400,6 +417,15 @@ class RecordingEnded(_Message, frozen=True, tag=22):
     reason: str = ""
 
 
+class OutputsCompared(_Message, frozen=True, tag=25):
+    """What a `CompareOutputs` found; a reason says why nothing. `failed`: the candidate is to blame."""
+
+    number: int
+    verdict: OutputsVerdict | None
+    reason: str = ""
+    failed: bool = False
+
+
 class StageTimes(_Message, frozen=True, tag=14):
     """Stages of one combined block, run alone: (stage, median, spread, runs, stages) in microseconds.
 
@@ -438,6 +464,7 @@ Report: TypeAlias = (
     | PlanTooLarge
     | WindowMeasured
     | RecordingEnded
+    | OutputsCompared
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -25,6 +25,7 @@ from stageloom.edge_agent.worker.accounting import WindowTimer
 from stageloom.edge_agent.worker.arena_tasks import Application, ArenaTasks
 from stageloom.edge_agent.worker.channel import Channel, ChannelClosed
 from stageloom.edge_agent.worker.messages import Handlers, Report, WorkerConfig
+from stageloom.edge_agent.worker.output_comparer import OutputComparer
 from stageloom.edge_agent.worker.profiling import Profiler, read_plan
 from stageloom.edge_agent.worker.recorder import Recording
 from stageloom.edge_agent.worker.resources import ArtifactTable, MemoryBudget, budget
@@ -68,6 +69,14 @@ class EngineProcess:
             self._quiet,
             config.memory_bytes,
         )
+        self._comparer = OutputComparer(
+            self.report,
+            lambda: self._driver,
+            self._executors,
+            self._artifacts,
+            self._quiet,
+            config.memory_bytes,
+        )
         self._draining = False
         self._paused_s: float | None = None  # since when nothing is launched
         self._measuring = WindowTimer(lambda: self._driver, self.report)
@@ -75,6 +84,7 @@ class EngineProcess:
         self._handlers: Handlers = {
             **self._tasks.handlers,
             **self._profiler.handlers,
+            **self._comparer.handlers,
             messages.LoadPlan: self._load_plan,
             messages.SwitchPlan: self._switch,
             messages.Unload: self._switch,
@@ -94,6 +104,7 @@ class EngineProcess:
         """
         threading.Thread(target=_work, args=(self._loads,), name="load", daemon=True).start()
         self._profiler.start()
+        self._comparer.start()
         self.report(messages.Ready(os.getpid()))
         self._serve()
 

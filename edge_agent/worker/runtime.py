@@ -77,6 +77,13 @@ class Commands(Protocol):
         """Carry out every command that waits."""
 
 
+class TaskSampler(Protocol):
+    """What is told of tasks that come."""
+
+    def offer(self, task: EngineTask) -> None:
+        """A task has come, and none of its steps has run; on the caller's thread, so it must be short."""
+
+
 @dataclass(slots=True)
 class _LaneQueue:
     """One lane's issued steps and the bell that its thread sleeps on."""
@@ -106,6 +113,7 @@ class EngineRuntime:
         """`history` and `bus`: what plans that place their blocks know of steps and copies beforehand."""
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
+        self.sampler: TaskSampler | None = None  # told of every task that comes, while one is set
         self._observed = False
         self._traces_beside = False
         self._tally = StepCounter()
@@ -256,6 +264,10 @@ class EngineRuntime:
         """The plan that tasks are taken for: the active one, or the last while it gives way to another."""
         return self._served
 
+    def plan(self, key: PlanKey) -> BoundPlan | None:
+        """The loaded plan of that key."""
+        return self._plans.get(key)
+
     @property
     def active_key(self) -> PlanKey | None:
         return self._active
@@ -316,6 +328,9 @@ class EngineRuntime:
         Raises:
             ValueError: a task of this id has not ended, or it names no model or one twice.
         """
+        sampler = self.sampler
+        if sampler is not None:
+            sampler.offer(task)
         now = self._clock()
         with self._lock:
             if task.id in self._tasks.tasks:  # also while a lane writes its outputs

@@ -22,6 +22,7 @@ from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Activation, Autonomy
+from stageloom.shared.messages.outputs import DEFAULT_TOLERANCE
 from stageloom.shared.text import counted
 
 app = typer.Typer(
@@ -185,6 +186,22 @@ def push(
             "--now", help="No trial: run it at once and go back only if tasks fail or the engine crashes."
         ),
     ] = False,
+    compare_outputs: Annotated[
+        bool,
+        typer.Option(
+            "--compare-outputs",
+            help="Activate new versions of models only if they give what those that run give.",
+        ),
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="How far outputs may differ, |new - old| / (1 + |old|) of numbers; of labels and "
+            "other integers, the share that does.",
+            show_default=str(DEFAULT_TOLERANCE),
+        ),
+    ] = None,
     wait: Annotated[
         bool,
         typer.Option(
@@ -199,9 +216,13 @@ def push(
     only if it is better: see `stageloom plan history DEVICE`. There is no trial where nothing comparable
     runs, or where the plan was committed on the device before. A device that is offline is not waited for.
 
+    A new version of a model does other work, so that speed is not compared. With --compare-outputs the device
+    runs both versions on inputs of its tasks and rejects a new one that gives something else.
+
     \b
     stageloom plan push shop-7 inception --wait
     stageloom plan push shop-7 inception --now
+    stageloom plan push shop-7 retrained --compare-outputs --tolerance 0.05 --wait
     stageloom plan push shop-7 shop-8 shop-9 inception
     stageloom plan push --all inception
     """
@@ -212,11 +233,14 @@ def push(
         )
     if autonomy is not None and autonomy not in {value.value for value in Autonomy}:
         raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
+    if tolerance is not None and not compare_outputs:
+        raise InputError("--tolerance goes with --compare-outputs", remedy="give both, or none")
     request = checked(
         schema.PlanPushRequest(
             plan=plan,
             autonomy=Autonomy(autonomy) if autonomy is not None else None,
             activation=Activation.NOW if now else Activation.TRIAL,
+            compare_outputs=_tolerance(tolerance, now=now) if compare_outputs else None,
         )
     )
     pushed = [entry for reply in _replies(request, devices) for entry in reply.pushed]
@@ -236,6 +260,19 @@ def push(
         )
     if wait and not push_wait.all_kept(taken, found):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _tolerance(given: float | None, *, now: bool) -> float:
+    """Within what outputs are to agree.
+
+    Raises:
+        InputError: nothing is compared before a plan is activated at once.
+    """
+    if now:
+        raise InputError(
+            "--now activates a plan without comparing anything", remedy="leave out --now or --compare-outputs"
+        )
+    return DEFAULT_TOLERANCE if given is None else given
 
 
 def _replies(request: schema.PlanPushRequest, devices: Sequence[str]) -> Iterator[schema.PlanPushReply]:

@@ -9,6 +9,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call
 from stageloom.planner.cli.options import checked
 from stageloom.planner.cli.output import compared, emit, pair, show
+from stageloom.planner.schema.replan import OutputsInfo
 from stageloom.planner.schema.trial import BlockPair, TrialCompareRequest, TrialComparison
 from stageloom.shared.ids import DeviceId
 
@@ -38,6 +39,8 @@ def _lines(comparison: TrialComparison) -> Iterator[str]:
     yield f"control   {(trial.control or '')[:12] or 'none'}"
     yield f"candidate {trial.candidate[:12]}  generation {pair(trial.epoch, trial.generation)}"
     yield f"verdict   {trial.verdict} by {trial.how}" + (f": {trial.reason}" if trial.reason else "")
+    if trial.outputs is not None:
+        yield from _outputs(trial.outputs)
     ratio = compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)
     yield (
         f"ratio     {ratio or 'not measured'}, "
@@ -57,6 +60,24 @@ def _lines(comparison: TrialComparison) -> Iterator[str]:
                 f"{1e6 * stage.planned_s:.0f} us, measured {1e6 * stage.measured_s:.0f} us over "
                 f"{stage.samples} steps ({stage.drift:.2f})"
             )
+
+
+def _outputs(found: OutputsInfo) -> Iterator[str]:
+    """What two versions gave, and the output that differs most."""
+    yield f"outputs   compared on {found.inputs} inputs within {found.tolerance:g}"
+    if not found.output:
+        return
+    figures = ", ".join(
+        f"{name} {'infinite' if value is None else format(value, '.3g')}"
+        for name, value in (
+            ("difference", found.difference),
+            ("absolute", found.max_abs),
+            ("relative", found.max_rel),
+        )
+    )
+    yield f"largest   {found.model} {found.output}: {figures}; {found.agreement:.2%} of its elements agree"
+    at = list(found.index)
+    yield f"there     {at if at else 'its shape'}: {found.old} became {found.new}"
 
 
 def _block(block: BlockPair) -> Iterator[str]:

@@ -44,10 +44,13 @@ def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None)
     comparison = TrialComparison(trial=trial, drift=tuple(drift(candidate, graphs, costs, traces)))
     if control is None:
         return comparison
+    blocks = tuple(block_pairs(control, candidate))
+    if not {model.artifact for model in control.models} <= graphs.keys():
+        return msgspec.structs.replace(comparison, blocks=blocks)  # other versions of models: other work
     left, right = (predict(plan, graphs, costs, ()).busy for plan in (control, candidate))
     return msgspec.structs.replace(
         comparison,
-        blocks=tuple(block_pairs(control, candidate)),
+        blocks=blocks,
         predicted_control_busy=left,
         predicted_candidate_busy=right,
         predicted_ratio=left / right if right > 0.0 else None,

@@ -33,6 +33,7 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import Activation, Autonomy
+from stageloom.shared.messages.outputs import Tolerance
 from stageloom.shared.plan import MAX_CORES, MAX_LANES, PlacementPolicy, QueueRule, StepChoice, Wait
 
 MAX_PUSHED: Final = 512
@@ -255,13 +256,15 @@ class PlanRequestRequest(Request, frozen=True, kw_only=True):
 
 class PlanPushRequest(Request, frozen=True, kw_only=True):
     """Desire a plan on devices, as the next generation of each, in one transaction; `devices` empty: the next
-    ones after `after` by name, of all that are not revoked. `autonomy` None keeps what is set on each."""
+    ones after `after` by name, of all that are not revoked. `autonomy` None keeps what is set on each. With
+    `compare_outputs` new versions of models are activated only if their outputs agree within it."""
 
     plan: Name
     devices: Annotated[tuple[DeviceName, ...], Meta(max_length=MAX_PUSHED)] = ()
     after: After = ""
     autonomy: Autonomy | None = None
     activation: Activation = Activation.TRIAL
+    compare_outputs: Tolerance | None = None
 
 
 class Pushed(Reply, frozen=True, kw_only=True):

@@ -24,6 +24,24 @@ from stageloom.shared.messages.base import (
 )
 
 
+class OutputsInfo(Reply, frozen=True, kw_only=True):
+    """What two versions of models gave for the same inputs, and the output that differs most, as
+    `stageloom.shared.messages.outputs.OutputsVerdict` says."""
+
+    tolerance: Real
+    inputs: SmallCount
+    agrees: bool
+    model: ShortText
+    output: ShortText
+    difference: Real | None
+    max_abs: Real | None
+    max_rel: Real | None
+    agreement: Real
+    index: Annotated[tuple[SmallCount, ...], Meta(max_length=16)]
+    old: ShortText
+    new: ShortText
+
+
 class TrialInfo(Reply, frozen=True, kw_only=True):
     """One trial as the device told it (`stageloom.shared.messages.telemetry.TrialEnded`), under its
     environment."""
@@ -47,6 +65,7 @@ class TrialInfo(Reply, frozen=True, kw_only=True):
     figure: ShortText = ""
     latency_ratio: Real | None = None
     busy_ratio: Real | None = None
+    outputs: OutputsInfo | None = None
 
 
 class ReplanInfo(Reply, frozen=True, kw_only=True):

@@ -86,6 +86,7 @@ _LEVELS: Final = select(
     DesiredRow.autonomy,
     DesiredRow.activation,
     DesiredRow.policy,
+    DesiredRow.compare_outputs,
 ).where(DesiredRow.device.in_(_NAMES))
 
 _PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
@@ -129,7 +130,7 @@ _STAGES_ASKED: Final = (
     .order_by(StageProfileRow.request)
 )
 
-_LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation", "policy")
+_LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation", "policy", "compare_outputs")
 
 _NEWER: Final = (
     f"ON CONFLICT (device) DO UPDATE SET version = {DesiredRow.__tablename__}.version + 1, "
@@ -158,6 +159,7 @@ class Push:
     activation: Activation = Activation.TRIAL
     above_generation: int = 0
     policy: str | None = None  # a checkpoint's digest; None leaves it as it was, empty takes it away
+    compare_outputs: float | None = None  # within what the outputs of new versions are to agree; None: any
 
 
 class _Level(NamedTuple):
@@ -169,6 +171,7 @@ class _Level(NamedTuple):
     autonomy: str
     activation: str
     policy: str | None
+    compare_outputs: float | None
 
 
 class _Plan(NamedTuple):
@@ -218,6 +221,7 @@ def push_fleet(
     after: str = "",
     autonomy: Autonomy | None = None,
     activation: Activation = Activation.TRIAL,
+    compare_outputs: float | None = None,
 ) -> tuple[list[tuple[DeviceId, Desired | InputError]], bool]:
     """Push a plan to many devices; without names to all enrolled ones after `after`.
 
@@ -232,7 +236,14 @@ def push_fleet(
         names = _enrolled_after(session, after, MAX_PUSHED + 1)
         names, more = names[:MAX_PUSHED], len(names) > MAX_PUSHED
     wanted = [
-        Push(device=name, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
+        Push(
+            device=name,
+            plan=plan,
+            decided_by=decided_by,
+            autonomy=autonomy,
+            activation=activation,
+            compare_outputs=compare_outputs,
+        )
         for name in names
     ]
     return list(zip(names, push_wanted(session, wanted), strict=True)), more
@@ -305,7 +316,7 @@ def _permitted(one: Push, known: dict[str, bool], cache: "_PlanCache") -> "_Plan
 
 
 def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) -> _Level:
-    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None)
+    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None, None)
     generation = max(before.generation, one.above_generation) + 1
     if generation > MOST:
         raise InputError(
@@ -319,6 +330,7 @@ def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) ->
         autonomy=one.autonomy.value if one.autonomy is not None else before.autonomy,
         activation=one.activation.value if wanted is not None else before.activation,
         policy=before.policy if one.policy is None else one.policy or None,
+        compare_outputs=one.compare_outputs if wanted is not None else before.compare_outputs,
     )
 
 
@@ -407,6 +419,7 @@ def _whole(device: DeviceId, level: _Level, cache: "_PlanCache", extras: "_Extra
         autonomy=Autonomy(level.autonomy),
         activation=Activation(level.activation),
         policy=extras.policies.get(level.policy or ""),
+        compare_outputs=UNSET if level.compare_outputs is None else level.compare_outputs,
     )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.policy import ReplanSettings
-from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
+from stageloom.planner.schema.replan import OutputsInfo, ReplanInfo, TrialInfo
 from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
@@ -355,15 +355,21 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
     owner = session.get(DeviceRow, device)
+    outputs = asdict(ended.outputs) if ended.outputs is not None else None
     if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
-        tell_webhooks(session, WebhookEvent.VERDICT, device, _told(ended, _VERDICT_FIELDS))
+        told = {**_told(ended, _VERDICT_FIELDS), "outputs": outputs}
+        tell_webhooks(session, WebhookEvent.VERDICT, device, told)
     session.merge(
         TrialRow(
             device=device,
             boot=row.boot,
             sequence=row.sequence,
             environment=owner.device_class if owner is not None else "",
-            **{**asdict(ended), "origin": ended.origin.value},
+            **{
+                **asdict(ended),
+                "origin": ended.origin.value,
+                "outputs": outputs,
+            },
         )
     )
     replan = _of_generation(session, device, ended.epoch, ended.generation)
@@ -385,7 +391,12 @@ def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> lis
     rows = session.scalars(
         select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
     )
-    return [message_of(TrialInfo, row) for row in rows]
+    return [_trial_info(row) for row in rows]
+
+
+def _trial_info(row: TrialRow) -> TrialInfo:
+    outputs = None if row.outputs is None else msgspec.convert(row.outputs, OutputsInfo)
+    return message_of(TrialInfo, row, outputs=outputs)
 
 
 def barred_plans(

@@ -169,6 +169,7 @@ class DesiredRow(Table):
     autonomy: Mapped[str]
     activation: Mapped[str]  # of the plan, as it was pushed last
     policy: Mapped[str | None] = mapped_column(_DIGEST)  # the checkpoint that the device may plan with alone
+    compare_outputs: Mapped[float | None]  # within what new versions of models are to agree with old ones
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
@@ -418,6 +419,7 @@ class TrialRow(Table):
     figure: Mapped[str]
     latency_ratio: Mapped[float | None]
     busy_ratio: Mapped[float | None]
+    outputs: Mapped[dict[str, Any] | None] = mapped_column(JsonText)  # `OutputsVerdict`
     __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
 
 

@@ -30,6 +30,7 @@ from stageloom.shared.engine.windows import (
     window_length_s,
 )
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.outputs import OutputsVerdict
 
 
 class Verdict(str, Enum):
@@ -72,6 +73,7 @@ class TrialResult:
     figure: Figure | None = None
     latency_ratio: float | None = None  # the control's over the candidate's
     busy_ratio: float | None = None  # likewise, device seconds per completed task
+    outputs: OutputsVerdict | None = None  # of two versions, which are compared by what they give
 
 
 def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str:

@@ -32,6 +32,7 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
+from stageloom.shared.messages.outputs import Tolerance
 
 
 class DeviceState(str, Enum):
@@ -129,7 +130,9 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
 
     `plan` is the plan's canonical wire form, whose digest is `plan_digest`; `profiles` and `stage_profile`
     are all the measurements wanted, and a device skips those whose `request` it has answered. `policy` is
-    what it may plan with alone, as far as `autonomy` goes; None: with launch intervals only.
+    what it may plan with alone, as far as `autonomy` goes; None: with launch intervals only. With
+    `compare_outputs` a plan that has other versions of models than the one that runs is activated only if
+    their outputs agree within it, see `stageloom.shared.output_comparison`.
     """
 
     epoch: Epoch
@@ -142,6 +145,7 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     autonomy: Autonomy = Autonomy.OFF
     activation: Activation = Activation.TRIAL
     policy: PolicyNeed | None = None
+    compare_outputs: Tolerance | UnsetType = UNSET
 
 
 class Report(Struct, frozen=True, kw_only=True):

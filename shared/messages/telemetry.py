@@ -33,6 +33,7 @@ from stageloom.shared.messages.base import (
     SmallCount,
 )
 from stageloom.shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.outputs import OutputsVerdict
 
 MAX_ROW_BYTES: Final = 4 << 10
 MAX_BATCH_ROWS: Final = 512
@@ -207,7 +208,8 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     `now` (an operator's order) or `first` (nothing comparable ran). `verdict` is one of
     `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds. `figure` is
     what `ratio` compares, a value of `stageloom.shared.engine.evidence.Figure`; empty where nothing was
-    compared, and in rows of agents that knew busy seconds and tasks per second alone.
+    compared, and in rows of agents that knew busy seconds and tasks per second alone. `outputs`: what two
+    versions of models gave for the same inputs, where `how` is `outputs`.
     """
 
     epoch: Epoch
@@ -227,6 +229,7 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     figure: ShortText = ""
     latency_ratio: Real | None = None
     busy_ratio: Real | None = None
+    outputs: OutputsVerdict | None = None
 
 
 class PlanActivated(Struct, frozen=True, tag=13, array_like=True):

@@ -39,6 +39,13 @@ class RunTrial:
 
 
 @dataclass(frozen=True)
+class CompareOutputs:
+    attempt: AttemptId
+    plan: RunnablePlan
+    tolerance: float
+
+
+@dataclass(frozen=True)
 class TrialRecorded:
     attempt: AttemptId
 
@@ -74,6 +81,17 @@ class RecordingPlans:
         self, attempt: AttemptId, plan: RunnablePlan, environment: str, at_us: int, now_s: float
     ) -> list[Any]:
         return [RunTrial(attempt, plan, environment, at_us)]
+
+    def compare_outputs(
+        self,
+        attempt: AttemptId,
+        plan: RunnablePlan,
+        tolerance: float,
+        environment: str,
+        at_us: int,
+        now_s: float,
+    ) -> list[Any]:
+        return [CompareOutputs(attempt, plan, tolerance)]
 
     def trial_recorded(self, attempt: AttemptId, now_s: float) -> list[Any]:
         return [TrialRecorded(attempt)]

@@ -26,6 +26,7 @@ from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import (
+    CompareOutputs,
     ModelFigures,
     OpenWindow,
     PauseLaunches,
@@ -170,6 +171,8 @@ class World:
                     self.engine(lambda: self.do(self.manager.drained(self.now_s)))
                 case OpenWindow():
                     self.engine(partial(self.measure, action))
+                case CompareOutputs():
+                    self.engine(partial(self.compare, action))
                 case PlanActivated():
                     pass
                 case Unload(key):
@@ -241,6 +244,10 @@ class World:
             )
 
         self.at(order.to_s, report)
+
+    def compare(self, order: CompareOutputs) -> None:
+        """The engine runs two versions on inputs of real tasks."""
+        raise AssertionError("nobody asked for a comparison of outputs here")
 
     def swap(self, key: PlanKey, keep: bool = False) -> None:
         if key not in self.loaded:  # freed already, though the manager has not heard of it yet

@@ -5,6 +5,7 @@ from typing import Any
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message, RefusalCode, Refused
+from stageloom.shared.messages.outputs import OutputsVerdict
 
 PLAN = Digest("ab" * 32)
 ARTIFACT = Digest("0c" * 32)
@@ -63,6 +64,7 @@ ROWS: tuple[Any, ...] = (
         "latency",
         1.31,
         1.02,
+        OutputsVerdict(0.01, 32, False, "resnet50", "logits", 0.75, 3.0, 0.25, 0.875, (0, 17), "3", "-0.5"),
     ),
     telemetry.PlanActivated(PLAN, control.Origin.PLANNER, 2, 9),
     telemetry.MachineFacts(

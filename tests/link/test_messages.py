@@ -152,6 +152,42 @@ def test_a_trial_that_an_older_agent_told_decodes_without_its_figure() -> None:
     assert (ended.figure, ended.latency_ratio, ended.busy_ratio) == ("", None, None)
 
 
+@pytest.mark.promise("message-type-telemetry-row")
+def test_a_trial_that_an_agent_told_which_compared_no_outputs_decodes_without_them() -> None:
+    """The bytes are those of agents that knew figures only."""
+    body = bytes.fromhex(
+        "92cf00060a24181e4000dc00120c0209a7706c616e6e6572a5747269616ca6636f6d6d6974d940616261626162616261"
+        "626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162616261"
+        "62616261626162d940636463646364636463646364636463646364636463646364636463646364636463646364636463"
+        "64636463646364636463646364636463646364636463646364cb3ff4f5c28f5c28f6cb3ff451eb851eb852cb3ff5c28f"
+        "5c28f5c309cf00060a24181e4000cf00060a241865f760b6626574746572206279206d6f7265207468616e203225a76c"
+        "6174656e6379cb3ff4f5c28f5c28f6cb3ff051eb851eb852"
+    )
+    ended = telemetry.decode_row(body).data
+    assert isinstance(ended, telemetry.TrialEnded)
+    assert (ended.verdict, ended.figure, ended.outputs) == ("commit", "latency", None)
+
+
+def test_an_older_planner_reads_a_trial_without_what_it_does_not_know() -> None:
+    """Trailing fields of a row are skipped, as its decoder of then did."""
+
+    class Older(msgspec.Struct, frozen=True, tag=12, array_like=True):
+        epoch: int
+        generation: int
+
+    (sample,) = (row for row in ROWS if isinstance(row, telemetry.TrialEnded))
+    assert sample.outputs is not None
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=Older) == Older(2, 9)
+
+
+def test_a_comparison_of_outputs_is_asked_for_by_a_field_that_is_left_out_without_one() -> None:
+    plain = control.Desired(epoch=1, generation=2)
+    asked = control.Desired(epoch=1, generation=2, compare_outputs=0.05)
+    for message in (plain, asked):
+        assert control.TO_DEVICE.decode(control.TO_DEVICE.encode(message)) == message
+    assert b"compare_outputs" not in control.TO_DEVICE.encode(plain)
+
+
 def test_a_message_of_a_newer_version_decodes_without_its_new_fields() -> None:
     newer = {"type": "reported_ack", "version": 2, "correlation": 0, "revision": 3, "because": "of reasons"}
     decoded = control.TO_DEVICE.decode(b"\x00" + msgspec.msgpack.encode(newer))

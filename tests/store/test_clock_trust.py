@@ -183,7 +183,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
         for column in ("executor", "intra_op_threads"):
             session.execute(text(f"ALTER TABLE profiles DROP COLUMN {column}"))
         for table, column in (
-            *(("trials", name) for name in ("figure", "latency_ratio", "busy_ratio")),
+            *(("trials", name) for name in ("figure", "latency_ratio", "busy_ratio", "outputs")),
+            ("desired", "compare_outputs"),
             ("replans", "figure"),
             *(("considered_plans", name) for name in ("p50_s", "share_in_time", "chance")),
         ):

@@ -247,6 +247,7 @@ def plan_push(
             decided_by="operator",
             autonomy=request.autonomy,
             activation=request.activation,
+            compare_outputs=request.compare_outputs,
         )
         one = api.store.submit_together(push_wanted, wanted)
         one.add_done_callback(partial(_doubt_failed, api, request.devices))
@@ -259,6 +260,7 @@ def plan_push(
         after=request.after,
         autonomy=request.autonomy,
         activation=request.activation,
+        compare_outputs=request.compare_outputs,
     )
     many.add_done_callback(partial(_doubt_failed, api, request.devices))
     return then(many, lambda done: _push_reply(api, *done))

@@ -1,0 +1,251 @@
+"""Runs two versions of a model on inputs of real tasks in the engine process, and compares their outputs.
+
+Both plans are loaded once more under keys of their own, which takes no weights, so that instances of real
+tasks are never in the way. An input is copied when its task comes, one of each model at a time. Both versions
+run on it on a thread of their own, one step after the other, in a moment without tasks if one comes within a
+second: a step then delays a task by its own time at most, less than the drains of a trial do.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from stageloom.edge_agent.executor.base import StepRunner, one_line
+from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.messages import CompareOutputs, OutputsCompared, Report
+from stageloom.edge_agent.worker.resources import ArtifactTable, budget
+from stageloom.edge_agent.worker.runtime import EngineRuntime
+from stageloom.edge_agent.worker.tasks import EngineTask
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.ids import Digest, StepId, TaskId
+from stageloom.shared.output_comparison import OutputComparison
+from stageloom.shared.plan import MAX_LANES, Member
+
+if TYPE_CHECKING:
+    import numpy
+
+log = logging.getLogger(__name__)
+
+_numbers = itertools.count(1 << 52)
+"""Keys, steps and instances of comparisons; the engine counts from 0, the profiler from 1 << 48."""
+
+_POLL_S: Final = 0.002
+_PATIENCE_S: Final = 1.0
+"""A moment without tasks is waited for so long at most, per input."""
+
+
+class InputSampler:
+    """Copies the inputs of tasks that come, one of each wanted model at a time."""
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self._wanted = set(models)
+        self._taken: SimpleQueue[tuple[str, Mapping[str, numpy.ndarray]]] = SimpleQueue()
+
+    def offer(self, task: EngineTask) -> None:
+        """A task has come; on the thread that takes it in, before any step of it."""
+        for model in task.models:
+            if model in self._wanted:
+                self._wanted.discard(model)
+                self._taken.put((model, {name: row.copy() for name, row in task.inputs(model).items()}))
+
+    def want(self, model: str) -> None:
+        """One more of this model."""
+        self._wanted.add(model)
+
+    def next(self, timeout_s: float) -> "tuple[str, Mapping[str, numpy.ndarray]] | None":
+        """A model and the inputs of one task of it; None if none came in time."""
+        try:
+            return self._taken.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+
+class OutputComparer:
+    """One comparison at a time; a newer order ends the one before."""
+
+    def __init__(
+        self,
+        report: Callable[[Report], None],
+        driver: Callable[[], EngineRuntime | None],
+        executors: Executors,
+        artifacts: ArtifactTable,
+        idle: Callable[[], bool],
+        memory_bytes: int,
+    ) -> None:
+        """As `Profiler`."""
+        self._report = report
+        self._driver = driver
+        self._executors = executors
+        self._artifacts = artifacts
+        self._idle = idle
+        self._memory_bytes = memory_bytes
+        self._newest = 0
+        self._orders: SimpleQueue[CompareOutputs] = SimpleQueue()
+        self.handlers: messages.Handlers = {CompareOutputs: self._order}
+
+    def start(self) -> None:
+        """From now on orders are carried out."""
+        threading.Thread(target=self._work, name="compare", daemon=True).start()
+
+    def _order(self, command: CompareOutputs, fds: list[int]) -> None:
+        self._newest = command.number
+        self._orders.put(command)
+
+    def _work(self) -> NoReturn:
+        while True:
+            self._carry_out(self._orders.get())
+
+    def _carry_out(self, order: CompareOutputs) -> None:
+        """Whatever goes wrong is reported, and what runs goes on."""
+        user = ("compare", order.number)
+        try:
+            answer = self._compare(order, user)
+        except _CandidateFailed as error:
+            reason = f"the new version fails on inputs of real tasks: {error}"
+            answer = OutputsCompared(order.number, None, reason, True)
+        except Exception as error:  # nothing is known of the outputs
+            if not isinstance(error, StageloomError | ValueError | OSError):
+                log.error("a comparison of outputs failed", exc_info=error)
+            answer = OutputsCompared(order.number, None, f"not compared: {one_line(error)}")
+        self._artifacts.release(user)
+        self._report(answer)
+
+    def _compare(self, order: CompareOutputs, user: tuple[str, int]) -> OutputsCompared:
+        driver = self._driver()
+        plans = (
+            [] if driver is None else [driver.plan(PlanKey(key)) for key in (order.control, order.candidate)]
+        )
+        bounds = [bound for bound in plans if bound is not None]
+        if driver is None or len(bounds) != 2:
+            raise ExecutorError("one of the two plans is not loaded any more")
+        artifacts = {
+            digest: self._artifacts.use(user, digest, {})
+            for digest in {model.plan.artifact for bound in bounds for model in bound.models}
+        }
+        needed_bytes = sum(self._executors.stated_bytes(bound) for bound in bounds)
+        room_bytes = budget(self._memory_bytes, self._executors.held_bytes).room_bytes
+        if needed_bytes > room_bytes:
+            raise ExecutorError(f"it needs {needed_bytes} bytes beside both plans, {room_bytes} are left")
+        versions: list[_Version] = []
+        sampler = InputSampler(order.models)
+        try:
+            for bound in bounds:
+                version = _Version(bound, artifacts, self._executors, driver)
+                versions.append(version)  # one by one: the first is closed where the second fails
+            driver.sampler = sampler
+            return self._answer(order, sampler, versions)
+        finally:
+            driver.sampler = None
+            for version in versions:
+                version.close()
+
+    def _answer(
+        self, order: CompareOutputs, sampler: InputSampler, versions: "list[_Version]"
+    ) -> OutputsCompared:
+        old, new = versions
+        comparison = OutputComparison(order.tolerance)
+        ends_s = time.monotonic() + order.limit_s
+        missing = set(order.models)
+        while missing and self._newest == order.number and time.monotonic() < ends_s:
+            sample = sampler.next(min(0.25, max(ends_s - time.monotonic(), 0.0)))
+            if sample is None:
+                continue
+            model, inputs = sample
+            self._await_pause(ends_s)
+            before = old.run(model, inputs)
+            try:
+                after = new.run(model, inputs)
+            except ExecutorError as error:
+                raise _CandidateFailed(str(error)) from error
+            comparison.take(model, before, after)
+            if comparison.inputs_of(model) < order.inputs:
+                sampler.want(model)
+            else:
+                missing.discard(model)
+        unseen = sorted(model for model in order.models if not comparison.inputs_of(model))
+        verdict = comparison.verdict()
+        if unseen and verdict.agrees:
+            reason = (
+                f"no task of {', '.join(unseen)} came within {order.limit_s:g} s, so that outputs are not "
+                "compared; push when tasks come, or without --compare-outputs"
+            )
+            return OutputsCompared(order.number, None, reason)
+        return OutputsCompared(order.number, verdict)
+
+    def _await_pause(self, ends_s: float) -> None:
+        until_s = min(time.monotonic() + _PATIENCE_S, ends_s)
+        while not self._idle() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
+
+class _CandidateFailed(Exception):
+    """A step of the new version failed."""
+
+
+class _Version:
+    """One plan, loaded once more, whose models run on one input at a time."""
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        artifacts: Mapping[Digest, Artifact],
+        executor: StepRunner,
+        driver: EngineRuntime,
+    ) -> None:
+        self._bound = bound
+        self._executor = executor
+        self._driver = driver
+        self._key = PlanKey(next(_numbers))
+        executor.load(self._key, bound, artifacts)
+
+    def run(self, model: str, inputs: "Mapping[str, numpy.ndarray]") -> "Mapping[str, numpy.ndarray]":
+        """The outputs of one task, block by block.
+
+        Raises:
+            ExecutorError: a step fails.
+        """
+        number = self._bound.model_index[model]
+        instance = InstanceId(next(_numbers))
+        blocks = self._bound.models[number].plan.num_blocks
+        try:
+            for block in range(blocks):
+                feeds = {} if block else {instance: [inputs]}
+                step = self._step(Member(number, 0, block), instance, last=block + 1 == blocks)
+                self._executor.prepare(step.program)
+                self._driver.issue(step, feeds)
+                result = self._executor.wait(step.id)
+            return {name: row.copy() for name, row in result.outputs[instance][0].items()}
+        finally:
+            self._driver.drop(instance)
+
+    def _step(self, member: Member, instance: InstanceId, *, last: bool) -> Step:
+        index = self._bound.home[member][0]
+        position = self._bound.combined[index].members.index(member)
+        bucket = self._bound.models[member.model].buckets[0]
+        return Step(
+            id=StepId(next(_numbers)),
+            lane=MAX_LANES,  # the one behind all that plans have
+            program=ProgramKey(self._key, index, 1 << position, (bucket,)),
+            members=(
+                StepMember(
+                    position=position,
+                    member=member,
+                    instance=instance,
+                    tasks=(TaskId(0),),
+                    last=last,
+                    staged=False,
+                ),
+            ),
+            after=(),
+        )
+
+    def close(self) -> None:
+        self._executor.unload(self._key)
