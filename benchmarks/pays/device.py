@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from benchmarks.processes import System
+from benchmarks.processes import PLANNER, System
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.in_process import is_installed
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
@@ -88,11 +88,15 @@ class PaysDevice(System):
         compile_kernels()
         self.start()
         _put_behind(self.processes.running["planner"].pid)
-        for model in self.models:
-            self.planner("model", "add", f"{model.name}={model.path}")
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as commands:
+            list(commands.map(self._add, self.models))
         for executor in (EXECUTOR_OF[runtime] for runtime in RuntimeName if is_installed(runtime)):
             for threads in sorted({1, len(os.sched_getaffinity(0))}):
                 self._profile(executor, threads)
+
+    def _add(self, model: ModelUnderTest) -> None:
+        words = ("model", "add", f"{model.name}={model.path}", "--json")
+        self.processes.call(f"model-add-{model.name}", PLANNER, *words)
 
     def alone_s(self, model: str) -> float:
         """On one thread of the executor that is fastest then."""

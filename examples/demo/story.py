@@ -3,9 +3,13 @@
 import json
 import math
 import os
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final
@@ -46,6 +50,7 @@ SATURATED_S: Final = 3.0
 SETTLED_S: Final = 2.0  # of a load that are not counted: queues fill
 TRACE_S: Final = 2.0
 PAPER_EXECUTOR: Final = "onnx"  # of which every operator is known
+PAGE_ADDRESS: Final = "127.0.0.1:7424"
 _POLL_S: Final = 0.25
 
 
@@ -72,14 +77,26 @@ def tell(options: Options) -> dict[str, Any]:
     for part in ("planner", "agent", "logs", "models"):
         rmtree(out / part, ignore_errors=True)
     console.print(f"[bold]·[/bold] writing {', '.join(MODELS)} (seeded weights, width {options.width:g})")
-    models = [_model(name, out / "models", options.width) for name in MODELS]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        models = list(processes.map(_model, MODELS, repeat(out / "models"), repeat(options.width)))
     with ended_politely(), PaysDevice(out, models, PROFILE_S) as device:
         report = assemble(_Story(options, device, console).run())
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / "report.html").write_text(render(report))
     console.print(f"\n{report['verdict']}\n", highlight=False)
     console.print(f"report: {out / 'report.html'}")
+    console.print(_how_to_browse(out / "planner"), highlight=False, soft_wrap=True)
     return report
+
+
+def _how_to_browse(data_dir: Path) -> str:
+    """How the planner's page shows what was stored; the demo's own planner has ended."""
+    program = Path(sys.executable).with_name("stageloom")
+    return (
+        f"page:   https://{PAGE_ADDRESS}/ui while this runs, on what the demo stored:\n"
+        f"        {program} up --data-dir {data_dir} --api {PAGE_ADDRESS}\n"
+        f"        and a token to sign in with: {program} access create me --data-dir {data_dir}"
+    )
 
 
 def _model(name: str, folder: Path, width: float) -> ModelUnderTest:
