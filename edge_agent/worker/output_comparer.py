@@ -3,7 +3,8 @@
 Both plans are loaded once more under keys of their own, which takes no weights, so that instances of real
 tasks are never in the way. An input is copied when its task comes, one of each model at a time. Both versions
 run on it on a thread of their own, one step after the other, in a moment without tasks if one comes within a
-second: a step then delays a task by its own time at most, less than the drains of a trial do.
+second: a step then delays a task by its own time at most, less than the drains of a trial do. Between two
+inputs it rests, so that the device is busy with it for a tenth of the time at most.
 """
 
 import itertools
@@ -38,6 +39,10 @@ _numbers = itertools.count(1 << 52)
 """Keys, steps and instances of comparisons; the engine counts from 0, the profiler from 1 << 48."""
 
 _POLL_S: Final = 0.002
+_LOOK_S: Final = 0.25
+_REST: Final = 9.0
+"""Times what one input took, in both versions, nothing is run before the next."""
+
 _PATIENCE_S: Final = 1.0
 """A moment without tasks is waited for so long at most, per input."""
 
@@ -153,19 +158,25 @@ class OutputComparer:
         old, new = versions
         comparison = OutputComparison(order.tolerance)
         ends_s = time.monotonic() + order.limit_s
-        missing = set(order.models)
+        missing, rests_until_s = set(order.models), 0.0
         while missing and self._newest == order.number and time.monotonic() < ends_s:
-            sample = sampler.next(min(0.25, max(ends_s - time.monotonic(), 0.0)))
+            if (left_s := min(rests_until_s, ends_s) - time.monotonic()) > 0.0:
+                time.sleep(min(left_s, _LOOK_S))  # no longer: a newer order may come
+                continue
+            sample = sampler.next(min(_LOOK_S, max(ends_s - time.monotonic(), 0.0)))
             if sample is None:
                 continue
             model, inputs = sample
             self._await_pause(ends_s)
+            began_s = time.monotonic()
             before = old.run(model, inputs)
             try:
                 after = new.run(model, inputs)
             except ExecutorError as error:
                 raise _CandidateFailed(str(error)) from error
             comparison.take(model, before, after)
+            ended_s = time.monotonic()
+            rests_until_s = ended_s + _REST * (ended_s - began_s)
             if comparison.inputs_of(model) < order.inputs:
                 sampler.want(model)
             else:
