@@ -15,10 +15,12 @@ def upgrade() -> None:
         table.add_column(sa.Column("compare_outputs", sa.Double(), nullable=True))
     with op.batch_alter_table("trials") as table:
         table.add_column(sa.Column("outputs", sa.Text(), nullable=True))
+    op.create_index("trials_of_plans", "trials", ["candidate", "how"])
 
 
 def downgrade() -> None:
     """Undo."""
+    op.drop_index("trials_of_plans", "trials")
     with op.batch_alter_table("trials") as table:
         table.drop_column("outputs")
     with op.batch_alter_table("desired") as table:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from msgspec.structs import asdict
 from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
@@ -22,7 +23,7 @@ from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Activation, Autonomy
-from stageloom.shared.messages.outputs import DEFAULT_TOLERANCE
+from stageloom.shared.messages.outputs import DEFAULT_TOLERANCE, OutputsVerdict
 from stageloom.shared.text import counted
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ def list_plans() -> None:
     stageloom plan list
     """
     infos = every(routes.PLAN_LIST, schema.PlanListRequest())
-    columns = ["plan", "digest", "scheduler", "models", "wire bytes", "created (UTC)"]
+    columns = ["plan", "digest", "scheduler", "models", "wire bytes", "created (UTC)", "outputs"]
     rows = [
         (
             info.plan,
@@ -53,11 +54,18 @@ def list_plans() -> None:
             ", ".join(info.models),
             info.wire_bytes,
             when(info.created_at_us),
+            _agreement([found.outputs.agrees for found in info.compared]),
         )
         for info in infos
     ]
     empty = "there is no plan; make one with `stageloom plan create`"
     show_result(infos, lambda: emit_table(columns, rows, empty=empty))
+
+
+def _agreement(agree: Sequence[bool]) -> str:
+    """On how many devices a plan's outputs agreed with those of the plan before."""
+    counts = ((sum(agree), "agree"), (len(agree) - sum(agree), "differ"))
+    return ", ".join(f"{word} on {number}" for number, word in counts if number)
 
 
 @app.command()
@@ -87,6 +95,8 @@ def show(
         return
     info = call(routes.PLAN_SHOW, request)
     show_result(info, lambda: emit(info.text))
+    for found in info.compared[:_SHOWN]:
+        progress(f"{found.device}: {OutputsVerdict(**asdict(found.outputs)).text()}")
     progress(f"{info.text_bytes} bytes as text, {info.wire_bytes} on the wire, digest {info.digest}")
 
 

@@ -9,7 +9,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import call
 from stageloom.planner.cli.options import checked
 from stageloom.planner.cli.output import compared, emit, pair, show
-from stageloom.planner.schema.replan import OutputsInfo
+from stageloom.planner.schema.outputs import OutputsInfo
 from stageloom.planner.schema.trial import BlockPair, TrialCompareRequest, TrialComparison
 from stageloom.shared.ids import DeviceId
 

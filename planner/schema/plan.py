@@ -15,6 +15,7 @@ from stageloom.planner.schema.base import (
     RequestPart,
     UpToAMinute,
 )
+from stageloom.planner.schema.outputs import OutputsOnDevice
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.messages.base import (
     NO_NUL,
@@ -78,7 +79,8 @@ class TournamentInfo(Reply, frozen=True, kw_only=True):
 
 
 class PlanInfo(Reply, frozen=True, kw_only=True):
-    """One plan; `text` holds its stage strings, `wire` its canonical bytes."""
+    """One plan; `text` holds its stage strings, `wire` its canonical bytes. `compared`: what devices found
+    when its outputs were compared, the newest first; 64 of them at most."""
 
     plan: Name
     digest: DigestText
@@ -89,6 +91,7 @@ class PlanInfo(Reply, frozen=True, kw_only=True):
     wire: PlanBytes
     text_bytes: Count
     wire_bytes: Count
+    compared: Annotated[tuple[OutputsOnDevice, ...], Meta(max_length=64)] = ()
 
 
 class HistoryEntry(Reply, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from stageloom.planner.schema.base import After, Budget, PageSize, Reply, Request
+from stageloom.planner.schema.outputs import OutputsInfo
 from stageloom.shared.messages.base import (
     NO_NUL,
     BootId,
@@ -22,24 +23,6 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
-
-
-class OutputsInfo(Reply, frozen=True, kw_only=True):
-    """What two versions of models gave for the same inputs, and the output that differs most, as
-    `stageloom.shared.messages.outputs.OutputsVerdict` says."""
-
-    tolerance: Real
-    inputs: SmallCount
-    agrees: bool
-    model: ShortText
-    output: ShortText
-    difference: Real | None
-    max_abs: Real | None
-    max_rel: Real | None
-    agreement: Real
-    index: Annotated[tuple[SmallCount, ...], Meta(max_length=16)]
-    old: ShortText
-    new: ShortText
 
 
 class TrialInfo(Reply, frozen=True, kw_only=True):

@@ -1,18 +1,24 @@
 """Plans by name and by digest."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Final
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from stageloom.planner.schema.outputs import OutputsInfo, OutputsOnDevice
 from stageloom.planner.schema.plan import PlanInfo
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.rows import blank_of, message_of, shown
-from stageloom.planner.store.tables import PlanRow
+from stageloom.planner.store.tables import PlanRow, TrialRow
 from stageloom.shared.errors import InputError, NotFoundError
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import Plan, decode_plan, plan_text
+
+_MOST_COMPARED: Final = 64
+_MOST_READ: Final = 4096
 
 
 def add_plan(session: Session, name: str, plan: Plan, scheduler: str) -> PlanInfo:
@@ -96,7 +102,28 @@ def _plan_info(row: PlanRow) -> PlanInfo:
         text=text,
         text_bytes=len(text.encode()),
         wire_bytes=len(row.wire),
+        compared=(),
     )
+
+
+def with_comparisons(session: Session, infos: Sequence[PlanInfo]) -> list[PlanInfo]:
+    """The plans with what devices found when their outputs were compared."""
+    found: dict[str, list[OutputsOnDevice]] = {}
+    rows = session.scalars(
+        select(TrialRow)
+        .where(TrialRow.candidate.in_([info.digest for info in infos]), TrialRow.how == "outputs")
+        .order_by(TrialRow.decided_us.desc(), TrialRow.device)
+        .limit(_MOST_READ)
+    )
+    for row in rows:
+        if row.outputs is not None:
+            outputs = msgspec.convert(row.outputs, OutputsInfo)
+            one = OutputsOnDevice(device=DeviceId(row.device), decided_us=row.decided_us, outputs=outputs)
+            found.setdefault(row.candidate, []).append(one)
+    return [
+        msgspec.structs.replace(info, compared=tuple(found.get(info.digest, ())[:_MOST_COMPARED]))
+        for info in infos
+    ]
 
 
 def plan_names(session: Session, plans: Iterable[Digest]) -> dict[Digest, str]:

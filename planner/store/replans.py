@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.policy import ReplanSettings
-from stageloom.planner.schema.replan import OutputsInfo, ReplanInfo, TrialInfo
+from stageloom.planner.schema.outputs import OutputsInfo
+from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us

@@ -420,7 +420,10 @@ class TrialRow(Table):
     latency_ratio: Mapped[float | None]
     busy_ratio: Mapped[float | None]
     outputs: Mapped[dict[str, Any] | None] = mapped_column(JsonText)  # `OutputsVerdict`
-    __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
+    __table_args__ = (
+        Index("trials_by_candidate", "device", "candidate"),
+        Index("trials_of_plans", "candidate", "how"),
+    )
 
 
 class RegimeRow(Table):

@@ -98,3 +98,7 @@ def test_a_version_that_gives_something_else_is_rejected_and_one_that_agrees_is_
         abs(old - float(found["old"])) < 1e-3 and abs(new - float(found["new"])) < 1e-3 for old, new in values
     )
     assert committed["outputs"]["agrees"]
+    plans = {plan["plan"]: plan["compared"] for plan in fleet.ask("plan", "list")}
+    assert [(one["device"], one["outputs"]["agrees"]) for one in plans["v2"]] == [(device.name, False)]
+    assert fleet.ask("plan", "show", "v3")["compared"] == plans["v3"] != []
+    assert plans["v1"] == []

@@ -160,7 +160,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
-        session.execute(text("DROP INDEX events_by_device"))
+        for index in ("events_by_device", "trials_of_plans"):
+            session.execute(text(f"DROP INDEX {index}"))
         for table in (
             "clock_trust",
             "access_tokens",

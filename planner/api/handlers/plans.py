@@ -32,7 +32,7 @@ from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.generations import generation_history
-from stageloom.planner.store.plans import add_plan, plan_info, plan_infos
+from stageloom.planner.store.plans import add_plan, plan_info, plan_infos, with_comparisons
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
@@ -47,13 +47,14 @@ _MEASURE_S: Final = 120.0
 @handles(routes.PLAN_LIST)
 def plan_list(api: ApiContext, request: schema.PlanListRequest, call: ApiCall) -> Page[schema.PlanInfo]:
     infos = api.reader.read(plan_infos, after=request.after, limit=request.limit + 1)
-    shown = tuple(infos[: request.limit])
+    shown = tuple(api.reader.read(with_comparisons, infos[: request.limit]))
     return Page(items=shown, next=shown[-1].plan if len(infos) > request.limit else "")
 
 
 @handles(routes.PLAN_SHOW)
 def plan_show(api: ApiContext, request: schema.PlanShowRequest, call: ApiCall) -> schema.PlanInfo:
-    return api.reader.read(plan_info, request.plan)
+    (info,) = api.reader.read(with_comparisons, [api.reader.read(plan_info, request.plan)])
+    return info
 
 
 @handles(routes.PLAN_REQUEST)
