@@ -191,7 +191,7 @@ class FullDisk:
         self._filler.unlink()
         ok(self.home, "model", "add", f"{self._files.words['files']}/fine.onnx", "--name", "fine")
         ok(self.home, "plan", "create", "--name", "first", "--model", "fine")
-        ok(self.home, "model", "remove", "fine")
+        ok(self.home, "model", "remove", "fine", "--force")
         self._fill()
 
 
