@@ -208,8 +208,8 @@ def test_shapes_that_contradict_an_operator_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.promise("hostile-files-refused-reason")
 def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    error = _refusal(_fine(), tmp_path, limits=ImportLimits(wall_s=0.01))
-    assert "took longer than 0.01 s" in str(error) and "wall_s" in error.remedy
+    error = _refusal(_endless(), tmp_path, limits=ImportLimits(wall_s=0.5))
+    assert "took longer than 0.5 s" in str(error) and "wall_s" in error.remedy
 
 
 def test_an_import_that_needs_too_much_processor_time_is_ended(tmp_path: Path) -> None:
