@@ -152,6 +152,7 @@ class Alarms:
         other = None not in (structure, asked.structure) and structure != asked.structure
         if other:
             self._regime.chose(asked.regime, asked.began_s)
+            self.trigger.another_plan(at_s)
         if other or at_s - asked.at_s > _ANSWERED_S:
             self._asked = None
 

@@ -44,7 +44,7 @@ NIGHT, FITTING_PLAN, PAPER = "night", "fitting", "paper"
 QUIET: Final = 0.3  # of what the night's plan carries at most
 BUSY: Final = 0.9  # of what a plan for all cores carries at most: the load that comes and stays
 WINDOW_S: Final = 2.5
-LEAD_S: Final = 12.0  # of the quiet load, before the other one comes
+LEAD_S: Final = 10.0  # of the quiet load, before the other one comes
 PROFILE_S: Final = 14.0
 SATURATED_S: Final = 3.0
 SETTLED_S: Final = 2.0  # of a load that are not counted: queues fill
@@ -63,7 +63,7 @@ class Options:
     seed: int
     windows: int = 6  # of either in act one
     replan_s: float = 100.0  # until a re-plan has gained something
-    afterwards_s: float = 16.0  # that the load goes on then
+    afterwards_s: float = 14.0  # that the load goes on then
 
 
 def tell(options: Options) -> dict[str, Any]:

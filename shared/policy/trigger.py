@@ -136,6 +136,10 @@ class Trigger:
         for cause, (threshold, low) in _thresholds(config).items():
             self._levels[cause].threshold, self._levels[cause].low = threshold, low
 
+    def another_plan(self, now: float) -> None:
+        """Another plan runs: what waits is not its doing, and it has the cool-down to work that off."""
+        self._fired_s = now
+
     def observe(
         self,
         loads: Sequence[Load],

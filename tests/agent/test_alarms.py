@@ -156,6 +156,23 @@ def test_a_plan_that_was_chosen_in_a_burst_is_judged_by_what_comes_after_it() ->
         assert causes.count(Cause.REGIME) == (after == other)
 
 
+def test_another_plan_has_the_cool_down_to_work_off_what_its_trial_left_queued() -> None:
+    """With the plan of before, which was kept, what waits fires as soon as the trial has ended."""
+    one, other = Digest("1" * 64), Digest("2" * 64)
+    for after in (one, other):
+        device = Device()
+        device.structure = one
+        device.run(2.0, {"a": 5.0, "b": 5.0})
+        assert len(device.run(2.0, {"a": 60.0, "b": 5.0})) == 1
+        device.held = True
+        device.run(60.0, {"a": 60.0, "b": 5.0})
+        device.held, device.structure = False, after
+        began_s = device.driver.now
+        device.run(12.0, {"a": 60.0, "b": 5.0})
+        (at_s, _) = device.fired[1]
+        assert at_s - began_s == pytest.approx(10.0 if after == other else 0.1, abs=0.25)
+
+
 def test_settings_choose_measure_threshold_and_cool_down() -> None:
     tasks = Alarms(measure=QueueMeasure.TASKS).config(0.2)
     assert (tasks.measure, tasks.variance) == (QueueMeasure.TASKS, TOP_THRESHOLD)
