@@ -48,6 +48,7 @@ def trial(device: Device, generation: int) -> dict[str, Any]:
     return dict(until(told))
 
 
+@pytest.mark.full
 @pytest.mark.promise("compared-outputs")
 def test_a_version_that_gives_something_else_is_rejected_and_one_that_agrees_is_activated(
     device: Device, files: dict[str, Path], tmp_path: Path
