@@ -171,7 +171,7 @@ def test_instances_that_move_to_a_plan_of_other_blocks_keep_their_tensors(
     for at, one in enumerate(inputs):
         futures.append(engine.submit("b", one))
         if at % 3 == 2:
-            engine.activate(keys[(at // 3 + 1) % 3])
+            engine.activate(keys[(at // 3 + 1) % 3], keep=True)
     for one, future in zip(inputs, futures, strict=True):
         got = future.result(TIMEOUT_S)
         wanted = reference(model, one, list(got))
