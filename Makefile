@@ -9,6 +9,10 @@ GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_eve
 # Of the plugins that others bring; loading all of them at every start takes longer than many a test file.
 PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin
 
+# Real processes beside thousands of other tests on two cores: what failed is printed, then tried once more, alone.
+# What fails twice fails; what passed alone is a race to be mended, named by the first run's summary.
+ALONE := --last-failed --last-failed-no-failures none
+
 .PHONY: help setup demo test test-edge test-docs test-api test-full test-gpu lint types imports spell house check docs deb clean
 
 help: ## Show this list
@@ -27,7 +31,8 @@ demo: setup ## Planner, agent and three clients on this machine; the report land
 	$(BIN)/python -m examples.demo
 
 test: setup ## The test suite, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest $(PLUGINS) -n auto --dist loadfile -m 'not full and not gpu'
+	$(BIN)/python -m pytest $(PLUGINS) -n auto --dist loadfile -m 'not full and not gpu' || \
+		$(BIN)/python -m pytest $(PLUGINS) $(ALONE) -m 'not full and not gpu'
 
 $(VENV)-edge/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-edge
@@ -36,7 +41,8 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
-	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor
+	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor || \
+		$(VENV)-edge/bin/python -m pytest $(ALONE) -m 'not full and not gpu'
 
 test-docs: setup docs ## The site, the tutorial command by command, the examples
 	$(BIN)/python -m pytest -m full tests/docs
