@@ -9,6 +9,9 @@ GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_eve
 # Of the plugins that others bring; loading all of them at every start takes longer than many a test file.
 PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin
 
+# One more than cores: some tests wait for processes and clocks.
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+
 # Real processes beside thousands of other tests on two cores: what failed is printed, then tried once more, alone.
 # What fails twice fails; what passed alone is a race to be mended, named by the first run's summary.
 ALONE := --last-failed --last-failed-no-failures none
@@ -31,7 +34,7 @@ demo: setup ## Planner, agent and three clients on this machine; the report land
 	$(BIN)/python -m examples.demo
 
 test: setup ## The test suite, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest $(PLUGINS) -n auto --dist loadfile -m 'not full and not gpu' || \
+	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile -m 'not full and not gpu' || \
 		$(BIN)/python -m pytest $(PLUGINS) $(ALONE) -m 'not full and not gpu'
 
 $(VENV)-edge/.installed: pyproject.toml constraints.txt
