@@ -164,6 +164,23 @@ def tolerance_of(state: LinkState, staged: PlanStaged) -> float | None:
     return None if asked is UNSET or not staged.versions else asked
 
 
+UNCOMPARED: Final = (
+    "no plan runs here whose outputs could be compared with this one's;"
+    " push it again once one runs, or without --compare-outputs"
+)
+
+
+def uncompared(state: LinkState, attempt: PlanAttempt, staged: PlanStaged) -> bool:
+    """Whether a comparison of outputs was asked for, and the plan to compare with does not run.
+
+    A device that has had no plan yet has nothing that the new one could differ from.
+    """
+    asked = state.desired is not None and state.desired.compare_outputs is not UNSET
+    good = state.last_good
+    other = good is not None and good.ref.digest != attempt.plan.ref.digest
+    return asked and other and staged.alone and not attempt.local
+
+
 def activated(
     state: LinkState, attempt: PlanAttempt, way: Way, control: Digest | None, now_us: int, reason: str = ""
 ) -> Changed:

@@ -466,6 +466,8 @@ class Lifecycle:
             return self._ask(attempt, "trial", call)
         if way in (Way.FIRST, Way.OUTPUTS) and staged.interface:
             return self._become(attempts.refused(self.state, attempt, bounded(staged.interface)))
+        if way is Way.FIRST and attempts.uncompared(self.state, attempt, staged):
+            return self._become(attempts.refused(self.state, attempt, attempts.UNCOMPARED))
         if (tolerance := attempts.tolerance_of(self.state, staged)) is not None and way is Way.OUTPUTS:
             environment, at_us = self.state.environment, self._now_us
             compare = partial(self.plans.compare_outputs, attempt.id, attempt.plan, tolerance)

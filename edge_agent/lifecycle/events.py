@@ -73,6 +73,7 @@ class PlanStaged:
     starves: str = ""  # why its launch intervals would admit fewer tasks than arrive
     interface: str = ""  # which model would have other inputs or outputs than now
     versions: tuple[str, ...] = ()  # models of which the plan that runs has another version
+    alone: bool = False  # no plan runs that it could be compared with in any way
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ class Pursuit:
             running = None if self.active is None else self._checked.get(self.active.ref.digest)
             ours = self._checked[candidate.digest]
             if running is None:
-                return PlanStaged(candidate.attempt)
+                return PlanStaged(candidate.attempt, alone=True)
             return PlanStaged(
                 candidate.attempt,
                 interface=ours.new_interface(running),

@@ -73,7 +73,7 @@ def test_a_version_that_gives_something_else_is_rejected_and_one_that_agrees_is_
     with _load(device, ["gamma"], given, deadline_s=30.0) as ended:
         until(_grown(ended))
         seen = pushed(device, "v2")
-        assert seen["state"] == "rejected", seen
+        assert seen["state"] == "rejected", (seen, trial(device, seen["generation"]))
         assert seen["reason"].startswith("outputs_differ: 'output' of 'gamma' at [0, ")
         rejected = trial(device, seen["generation"])
         seen = pushed(device, "v3")

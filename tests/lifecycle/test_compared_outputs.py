@@ -60,6 +60,20 @@ def test_nothing_is_compared_otherwise(answer: ev.PlanStaged, fields: dict[str, 
     assert driver.state is DeviceState.PROBATION
 
 
+def test_nothing_is_activated_unseen_where_the_plan_to_compare_with_does_not_run() -> None:
+    driver, _ = staged(ev.PlanStaged(ATTEMPT, alone=True), compare_outputs=0.25)
+    assert driver.state is DeviceState.REJECTED
+    assert "push it again" in driver.core.state.reason
+
+
+def test_the_first_plan_of_a_device_has_nothing_to_differ_from() -> None:
+    driver = Driver(LinkState()).online()
+    driver.do(ev.Received(desired(1, compare_outputs=0.25)))
+    driver.do(orders.PlanVerified(ATTEMPT))
+    driver.do(ev.PlanStaged(ATTEMPT, alone=True))
+    assert driver.state is DeviceState.PROBATION
+
+
 def test_another_interface_is_rejected_before_anything_is_compared() -> None:
     driver, _ = staged(ev.PlanStaged(ATTEMPT, interface="other inputs", versions=("m",)), compare_outputs=1.0)
     assert driver.state is DeviceState.REJECTED
