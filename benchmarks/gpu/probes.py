@@ -5,10 +5,11 @@ data sheet, since distances are counted from them. Each probe of `PROBES` answer
 says why where it cannot run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from benchmarks.gpu.device import STREAMS, Device, Work, fork, join, make_device
 from benchmarks.gpu.networks import Subject, dtype_of
 from benchmarks.gpu.results import Results, Settings, Skip
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
+from stageloom.edge_agent.executor.torch.cuda import driver
+from stageloom.edge_agent.lowering.cudnn_graph import FusedConvolution, library
 
 _CHAIN: Final = 50  # units of the dependent chain
 _REPEATS: Final = 10  # in one graph: a launch is longer than a small kernel
@@ -219,10 +222,170 @@ def _ways_to_concatenate(bench: Bench, channels: Sequence[int], reads: int, side
     return {"concat": concat, "sliced": sliced}
 
 
+_SLICED: Final = ((64, 64, 3, 28), (192, 64, 1, 35), (160, 192, 7, 17))
+"""Channels read and made, side of the kernel and of the image: of the papers' three networks."""
+
+_OFFSETS: Final = (0, 64, 3)  # channels before the slice: aligned as a Concat's usually are, and not
+
+
+def strided_outputs(bench: Bench) -> dict[str, float | None]:
+    """Errors of torch's convolution into a slice, after a packed buffer of the same sizes was written.
+
+    Its plans are kept by sizes, types and alignment, without the strides of what they write into. What is
+    wrong there can end the process's use of the device, so it runs in one of its own.
+    """
+    require_cuda(bench.device)
+    if not bench.settings.children:
+        raise Skip("needs child processes")
+    figures: dict[str, float | None] = {}
+    for number in range(len(_SLICED)):
+        row = f"strided.{'x'.join(map(str, _SLICED[number]))}"
+        try:
+            errors = in_child(strided_errors, number, bench.settings.precision, limit_s=_CHILD_S)
+        except RuntimeError:
+            figures[f"{row}.lost_the_device"] = 1.0
+            continue
+        figures |= {f"{row}.offset_{offset}_error": error for offset, error in errors.items()}
+    return figures
+
+
+def strided_errors(number: int, precision: str) -> dict[int, float]:
+    """By offset the relative error of a convolution into a slice. What was not written counts as wrong."""
+    torch.manual_seed(number)
+    channels, filters, side, image = _SLICED[number]
+    dtype, order = dtype_of(precision), torch.channels_last
+    source = torch.randn(1, channels, image, image, device="cuda", dtype=dtype)
+    weight = torch.randn(filters, channels, side, side, device="cuda", dtype=dtype) / (channels**0.5 * side)
+    source, weight = (one.contiguous(memory_format=order) for one in (source, weight))
+    wanted = functional.conv2d(source.double(), weight.double(), padding=side // 2)
+    settings = ((side // 2,) * 2, (1, 1), (1, 1), 1, False, False, precision == "tf32")
+    packed = torch.empty_like(wanted, dtype=dtype, memory_format=order)
+    torch.ops.aten.cudnn_convolution.out(source, weight, *settings, out=packed)
+    errors = {}
+    for offset in _OFFSETS:
+        whole = torch.zeros(1, filters + 128, image, image, device="cuda", dtype=dtype)
+        slice_ = whole.contiguous(memory_format=order).narrow(1, offset, filters)
+        torch.ops.aten.cudnn_convolution.out(source, weight, *settings, out=slice_)
+        errors[offset] = float((slice_.double() - wanted).norm() / wanted.norm())
+    return errors
+
+
+def fused_kernels(bench: Bench) -> dict[str, float | None]:
+    """Microseconds of a model's convolutions, one after another, each with bias and Relu into packed memory.
+
+    `unfused`: torch's convolution, then Relu into the buffer; `fused`: cudnn's fused kernel by torch, and a
+    copy; `graph`: the first plan of cudnn's graph API, straight into the buffer. Each signature counts as
+    often as the model has it.
+    """
+    require_cuda(bench.device)
+    figures: dict[str, float | None] = {}
+    for subject in bench.subjects:
+        sums: dict[str, float] = {}
+        for signature, count in _convolutions(subject).items():
+            for way, call in _ways_to_convolve(bench, *signature).items():
+                sums[way] = sums.get(way, 0.0) + count * bench.graphed_us(call)
+        figures |= {f"fused.{subject.name}.{way}_us": total for way, total in sums.items()}
+    return figures
+
+
+_Convolution: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Shapes of source and weight; stride and padding."""
+
+
+def _convolutions(subject: Subject) -> Counter[_Convolution]:
+    """The model's convolutions that torch pads by itself."""
+    network = subject.network(torch.device("cpu"), "fp32")
+    shapes: Counter[_Convolution] = Counter()
+
+    def note(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        shapes[tuple(inputs[0].shape), tuple(module.weight.shape), module.stride, module.padding] += 1
+
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_pre_hook(note)
+    with torch.inference_mode():
+        network(torch.from_numpy(subject.image))
+    return shapes
+
+
+def _ways_to_convolve(
+    bench: Bench,
+    source_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> dict[str, Work]:
+    source, weight = bench.random(*source_shape), bench.random(*weight_shape)
+    bias = bench.random(weight_shape[0])
+    made = functional.conv2d(source, weight, bias, stride, padding)
+    target = torch.empty_like(made, memory_format=torch.channels_last)
+
+    def unfused() -> None:
+        torch.clamp_min(functional.conv2d(source, weight, bias, stride, padding), 0, out=target)
+
+    def fused_and_copied() -> None:
+        target.copy_(torch.cudnn_convolution_relu(source, weight, bias, stride, padding, (1, 1), 1))
+
+    ways: dict[str, Work] = {"unfused": unfused, "fused": fused_and_copied}
+    if library() is not None:
+        fused = FusedConvolution(weight, bias, True, stride, padding, (1, 1))
+        ways["graph"] = partial(fused.run_into, 0, source, None, target)
+    return ways
+
+
+def child_graphs(bench: Bench) -> dict[str, float | None]:
+    """Spinning kernels in child graphs of one graph, side by side: how many run at once.
+
+    Were it fewer than there are, a schedule could not be wired from graphs that were captured before.
+    """
+    require_cuda(bench.device)
+    cuda = driver()
+    if cuda is None:
+        raise Skip("cuda-bindings is not installed")
+    once_s = per_run_s(bench.device, bench.device.capture(_spin), seconds=0.05)
+    held = [_kept_graph(bench.device) for _ in range(_CHILDREN)]
+    parent = _checked(cuda, cuda.cuGraphCreate(0))
+    for graph in held:
+        _checked(cuda, cuda.cuGraphAddChildGraphNode(parent, [], 0, cuda.CUgraph(graph.raw_cuda_graph())))
+    runnable = _checked(cuda, cuda.cuGraphInstantiate(parent, 0))
+    stream = bench.device.current().cuda_stream
+
+    def launch() -> None:
+        _checked(cuda, cuda.cuGraphLaunch(runnable, stream))
+
+    return {"child_graphs_at_once": _CHILDREN * once_s / per_run_s(bench.device, launch, seconds=0.05)}
+
+
+_CHILDREN: Final = 4
+
+
+def _kept_graph(device: Device) -> Any:
+    graph = _cuda.CUDAGraph(keep_graph=True)
+    with device.on(device.streams[0]):
+        graph.capture_begin(capture_error_mode="thread_local")
+        _spin()
+        graph.capture_end()
+    return graph
+
+
+def _checked(cuda: Any, answer: tuple[Any, ...]) -> Any:
+    """
+    Raises:
+        RuntimeError: the driver says why.
+    """
+    error, *results = answer
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(str(error))
+    return results[0] if results else None
+
+
 PROBES: Final[Mapping[str, Callable[[Bench], Mapping[str, float | None]]]] = {
     "the 33rd stream": first_alias,
     "connections": connections,
     "concatenation in place": concatenations,
+    "strided outputs": strided_outputs,
+    "fused kernels": fused_kernels,
+    "child graphs": child_graphs,
 }
 
 
