@@ -8,11 +8,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.gpu.bench import Bench, Ceilings, measure_ceilings
 from benchmarks.gpu.child import in_child
 from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.judging import add_concurrency, add_distances, add_goals
 from benchmarks.gpu.networks import Subject, make_subject
-from benchmarks.gpu.probes import Bench, Ceilings, measure_ceilings, run_probes
+from benchmarks.gpu.probes import run_probes
 from benchmarks.gpu.results import Deadline, Results, Settings, why
 from benchmarks.gpu.rivals import MIX, compile_child, row_name, use_precision
 from benchmarks.gpu.serving import Service, ServingRows
