@@ -105,6 +105,7 @@ class GraphDevice(StreamDevice, Protocol):
     """A device whose launches can be captured into graphs. `launch` makes the stream torch's current one."""
 
     torch_device: "torch.device"
+    events_in_graphs: bool  # a captured graph can hold events that are read after a replay
 
     def settle(self) -> None:
         """Block until what this thread launched on the default stream has ended: zeros, weights."""

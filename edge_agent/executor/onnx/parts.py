@@ -9,6 +9,7 @@ appending another `graph` that holds weights adds them to the first.
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -18,11 +19,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
+from stageloom.shared.importer.subgraph import ModelSource, SubModel, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
@@ -70,15 +72,43 @@ class ModelParts:
         ):
             _write(fd, self._model)
             return
-        part = self._parsed.extract(chosen, batch=batch).onnx_bytes
-        _write(fd, memoryview(part))
+        for piece in self._with_weights(self._parsed.extract(chosen, batch=batch).onnx_bytes):
+            _write(fd, piece)
+
+    def sub_model(self, ops: Sequence[int], batch: int) -> SubModel:
+        """The sub-model of some operators with its weights, in memory.
+
+        Raises:
+            ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+        """
+        part = self._parsed.extract([OpId(op) for op in ops], batch=batch)
+        return replace(
+            part,
+            onnx_bytes=b"".join(self._with_weights(part.onnx_bytes)),
+            digest=digest_of([self.artifact.digest, sorted(int(op) for op in ops), batch]),
+        )
+
+    def _with_weights(self, part: bytes) -> Iterator[memoryview]:
+        """The pieces of a file: a sub-model without weights, then what it reads of them."""
+        yield memoryview(part)
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
         for name in sorted(used & self._weights.keys()):
             weight = self._weights[name]
             head = _head(_GRAPH_INITIALIZER, len(weight))
-            _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
-            _write(fd, weight)
+            yield memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head)
+            yield weight
+
+    @property
+    def skeleton(self) -> ModelSource:
+        """The model without its weights."""
+        return self._parsed
+
+    def weights(self) -> Iterator[onnx.TensorProto]:
+        """Every weight, parsed one at a time."""
+        _ = self._parsed
+        for encoded in self._weights.values():
+            yield onnx.TensorProto.FromString(bytes(encoded))
 
     def nodes(self, ops: Sequence[int]) -> list[onnx.NodeProto]:
         """The nodes of some operators."""

@@ -18,6 +18,7 @@ import onnxruntime
 
 from stageloom.edge_agent.executor.cuda.device import PROFILING, Event, Launch, Stream
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
+from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.shared.errors import ExecutorError
 
 PROVIDER = "CUDAExecutionProvider"
@@ -146,7 +147,7 @@ class CudaSessionDevice:
 
     def free_bytes(self) -> int:
         free, _ = self._call(self._cuda.cudaMemGetInfo)
-        return int(free)
+        return free_device_bytes(int(free))
 
 
 class _Event:

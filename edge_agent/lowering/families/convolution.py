@@ -9,6 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported
+from stageloom.edge_agent.lowering.families.reduction import reduce_into
 from stageloom.edge_agent.lowering.families.shape import pad_list
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
@@ -349,7 +350,7 @@ def global_pool(node: Node) -> Lowered:
     function: Callable[..., Tensor] = torch.mean if node.kind == "GlobalAveragePool" else torch.amax
     return Kernel(
         lambda x: function(x, axes, keepdim=True),
-        lambda out, x: function(x, axes, keepdim=True, out=out),
+        lambda out, x: reduce_into(function, out, x, axes, keep=True),
     )
 
 

@@ -71,6 +71,7 @@ class SimulatedGraphDevice(SimulatedStreams):
     def __init__(self, seed: int, *, ignore_waits: int = 0, ignore_captured: int = 0) -> None:
         super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
+        self.events_in_graphs = True
         self.captures = 0
         self.pinned = 0  # pieces of host memory
         self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says
