@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from stageloom.edge_agent.executor.onnx.half import without_casts
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import ModelError
@@ -271,16 +272,25 @@ def merged_model(
         ModelError: the nodes are not the convolutions that the graph describes.
     """
     convolution = merged(graph, ops)
-    nodes = [[skeleton.graph.node[i] for i in graph.operators[op].nodes] for op in convolution.ops]
+    nodes = [
+        without_casts(skeleton.graph.node[i] for i in graph.operators[op].nodes) for op in convolution.ops
+    ]
     constants = {name for node in nodes[0][1:] for name in node.input if name in weights}
     names = [graph.tensors[tensor].name for tensor in (convolution.input, *convolution.outputs)]
     prefix = "merged"
     while any(name.startswith(prefix) for name in (*names, *constants)):
         prefix += "_"
-    body = helper.make_graph(merged_nodes(convolution, nodes[0], names[0], prefix), prefix, [], [])
-    body.node.append(helper.make_node("Split", [body.node[-1].output[0]], names[1:], axis=1))
-    stacked = zip(("kernels", "biases"), _stacked(graph, convolution, nodes, weights), strict=True)
-    body.initializer.extend(numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked)
+    kernels, biases = _stacked(graph, convolution, nodes, weights)
+    own = {
+        tensor: f"{prefix}.as_{kernels.dtype}.{number}"  # ends of the model, where weights have another type
+        for number, tensor in enumerate((convolution.input, *convolution.outputs))
+        if graph.tensors[tensor].dtype != kernels.dtype.name
+    }
+    inside = [own.get(t, graph.tensors[t].name) for t in (convolution.input, *convolution.outputs)]
+    body = helper.make_graph(merged_nodes(convolution, nodes[0], inside[0], prefix), prefix, [], [])
+    body.node.append(helper.make_node("Split", [body.node[-1].output[0]], inside[1:], axis=1))
+    body.initializer.append(numpy_helper.from_array(kernels, f"{prefix}.kernels"))
+    body.initializer.append(numpy_helper.from_array(biases, f"{prefix}.biases"))
     body.initializer.extend(onnx.TensorProto.FromString(bytes(weights[name])) for name in sorted(constants))
     if _opset(skeleton) >= _SPLIT_SIZES_ARE_AN_INPUT:
         sizes = np.array(convolution.filters, np.int64)
@@ -288,6 +298,14 @@ def merged_model(
         body.node[-1].input.append(f"{prefix}.sizes")
     else:
         body.node[-1].attribute.append(helper.make_attribute("split", convolution.filters))
+    for tensor, name in own.items():
+        outer, kind = graph.tensors[tensor].name, ELEMENT_TYPES[graph.tensors[tensor].dtype]
+        if tensor == convolution.input:
+            body.node.insert(
+                0, helper.make_node("Cast", [outer], [name], to=ELEMENT_TYPES[kernels.dtype.name])
+            )
+        else:
+            body.node.append(helper.make_node("Cast", [name], [outer], to=kind))
     body.input.append(_described(graph, convolution.input, batch))
     body.output.extend(_described(graph, tensor, batch) for tensor in sorted(convolution.outputs))
     model = onnx.ModelProto(ir_version=skeleton.ir_version, graph=body)
