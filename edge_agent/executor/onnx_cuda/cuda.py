@@ -21,6 +21,7 @@ from stageloom.edge_agent.executor.cuda.device import PROFILING, Event, Launch, 
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
 from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.executor.onnx.half import FP16
+from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.edge_agent.machine.utilisation import is_tegra
 from stageloom.shared.errors import ExecutorError
 
@@ -42,12 +43,12 @@ def why_not() -> tuple[str, str]:
     if PROVIDER not in onnxruntime.get_available_providers():
         return (
             f"onnxruntime {onnxruntime.__version__} was built without {PROVIDER}",
-            "pip uninstall onnxruntime, then pip install 'stageloom[edge,onnx-gpu]'",
+            f"uninstall it, then {how_to_install('onnx-gpu')}",
         )
     try:
         runtime = importlib.import_module(_BINDINGS)
     except ImportError as error:
-        return f"cuda-bindings cannot be loaded: {error}", "pip install 'stageloom[edge,onnx-gpu]'"
+        return f"cuda-bindings cannot be loaded: {error}", "install those of the driver's CUDA (onnx-gpu)"
     failed, count = runtime.cudaGetDeviceCount()
     if failed != runtime.cudaError_t.cudaSuccess or not count:
         return (
