@@ -14,6 +14,7 @@ from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.judging import add_concurrency, add_distances, add_goals
 from benchmarks.gpu.networks import Subject, make_subject
 from benchmarks.gpu.probes import run_probes
+from benchmarks.gpu.process_rows import PART, add_process_rows
 from benchmarks.gpu.results import Deadline, Results, Settings, why
 from benchmarks.gpu.rivals import MIX, compile_child, row_name, use_precision
 from benchmarks.gpu.serving import Service, ServingRows
@@ -82,6 +83,8 @@ class Run:
             run_probes(bench, results)
         if settings.wants("correctness", "table", "serving", "switching", "concurrency"):
             self._measure(compiled, ceilings)
+        if settings.wants(PART):
+            add_process_rows(results, self.device, self._subjects, settings, self.deadline, self.folder)
         self._note_clocks("after")
 
     def _compile(self) -> set[tuple[str, str]]:

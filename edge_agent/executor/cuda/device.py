@@ -7,6 +7,7 @@ devices that hold every launch back and carry launches out in any order that str
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from stageloom.edge_agent.executor.cuda.streams import MAX_GROUP_STREAMS, MAX_STREAMS
@@ -108,6 +109,7 @@ class GraphDevice(StreamDevice, Protocol):
 
     torch_device: "torch.device"
     most_streams: int  # that one program may use
+    events_in_graphs: bool  # a captured graph can hold events that are read after a replay
 
     def settle(self) -> None:
         """Block until what this thread launched on the default stream has ended: zeros, weights."""
@@ -145,9 +147,19 @@ class SessionDevice(StreamDevice, Protocol):
 
     kind: str  # of its memory, as IOBinding calls it: `cuda`, `cpu`
     number: int
+    handle_bytes: int  # of the device's memory that the libraries' handles of one session take
+    engine_builder: str  # which version would build engines for which device; empty where nothing does
 
     def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
         """onnxruntime's provider for sessions whose kernels go to that stream, with its options."""
+
+    def engine_provider(
+        self, stream: Stream, *, precision: str, engine: Path, timings: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        """The provider that builds an engine of a whole session, with its options.
+
+        It keeps the engine in the one folder and what it measured of kernels in the other.
+        """
 
     def copying(self, stream: Stream, target: int, source: int, nbytes: int) -> Launch:
         """What copies on that stream between addresses, on the device or of `host_bytes`."""

@@ -30,6 +30,7 @@ from stageloom.edge_agent.executor.torch.plans import LoadedPlan
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.lowering.out_of_memory import is_out_of_memory
 from stageloom.shared.engine.steps import ProgramKey
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,9 @@ class ProgramBuilder:
         if precision not in self._balance:
             try:
                 balance = self._measured_balance(precision)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 balance = USUAL_FLOP_PER_BYTE
             log.info("balance precision=%s flop_per_byte=%.1f", precision.value, balance)
             self._balance[precision] = balance

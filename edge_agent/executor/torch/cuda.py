@@ -1,4 +1,5 @@
-"""Every call that needs CUDA. Reviewed against the documentation of torch 2.11 to 2.13.
+"""Every call that needs CUDA. Reviewed against the documentation of torch 2.11 to 2.13, and against
+torch 2.5, which JetPack 6 ships.
 
 - Streams come from torch's pool, which hands out 32 of each priority round robin and then begins again (P3):
   they are taken once and never by anybody else here. Since a captured kernel keeps the priority of the stream
@@ -23,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +44,7 @@ from stageloom.edge_agent.executor.cuda.device import (
     Stream,
 )
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
+from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.lowering.convolve import searching
 from stageloom.edge_agent.lowering.dtypes import use_tf32
 from stageloom.shared.errors import ExecutorError
@@ -74,6 +77,9 @@ def why_not() -> str:
 class CudaGraphDevice:
     """The current CUDA device as a `GraphDevice`."""
 
+    # torch has them since 2.8
+    events_in_graphs = "external" in signature(torch.cuda.Event.__new__).parameters
+
     def __init__(self) -> None:
         """Raises:
         ExecutorError: there is no CUDA device.
@@ -103,7 +109,7 @@ class CudaGraphDevice:
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
         """A thread that waits for the event sleeps, since an edge device has few cores to spin on."""
-        how = {"external": True} if external else {}  # torch knows that since 2.8
+        how = {"external": True} if external else {}
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timed, blocking=True, **how
         )
@@ -197,7 +203,7 @@ class CudaGraphDevice:
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free_device_bytes(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 @dataclass(frozen=True)
@@ -310,7 +316,10 @@ def _leave(pool: Pool) -> None:
     The pool must not be captured into again.
     """
     device = torch.cuda.current_device()
-    for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+    calls: Any = torch._C
+    newer = hasattr(calls, "_cuda_endAllocateToPool")  # than torch 2.7
+    end = calls._cuda_endAllocateToPool if newer else calls._cuda_endAllocateCurrentStreamToPool
+    for undo in (end, calls._cuda_releasePool):
         with suppress(RuntimeError):  # it was done
             undo(device, pool)
 

@@ -157,7 +157,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 built = self._builder.build(plan, key, self._pool(key))
                 self._rehearse(key.plan, built)
                 self._keep(key, built)
-            if built.trace_wanted and built.traced is None and built.graph is not None:
+            traceable = built.graph is not None and self._graphs_on.events_in_graphs
+            if built.trace_wanted and built.traced is None and traceable:
                 self._builder.trace(built, self._pool(key))
         except RuntimeError as error:  # torch's own
             self._pools.pop(self._place(key), None)  # a capture that failed may have left it unusable

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stageloom.edge_agent.lowering.convolve import convolve, convolve_transposed
 from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported
+from stageloom.edge_agent.lowering.families.reduction import reduce_into
 from stageloom.edge_agent.lowering.families.shape import pad_list
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
@@ -346,7 +347,7 @@ def global_pool(node: Node) -> Lowered:
     function: Callable[..., Tensor] = torch.mean if node.kind == "GlobalAveragePool" else torch.amax
     return Kernel(
         lambda x: function(x, axes, keepdim=True),
-        lambda out, x: function(x, axes, keepdim=True, out=out),
+        lambda out, x: reduce_into(function, out, x, axes, keep=True),
     )
 
 

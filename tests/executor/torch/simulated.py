@@ -73,6 +73,7 @@ class SimulatedGraphDevice(SimulatedStreams):
         super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
         self.most_streams = MAX_RUNNING
+        self.events_in_graphs = True
         self.captures = 0
         self.pinned = 0  # pieces of host memory
         self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says

@@ -346,6 +346,24 @@ def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
     assert traced[1] < 5 < traced[0]
 
 
+def test_where_graphs_hold_no_events_every_traced_step_is_issued_launch_by_launch(
+    executor: TorchCudaExecutor, model: Artifact
+) -> None:
+    """As with torch before 2.8; an untraced step still replays its graph."""
+    device = device_of(executor)
+    device.events_in_graphs = False
+    steps = StepMaker(KEY, streamed(executor, model))
+    replayed = []
+    for number, executor.tracing in ((1, True), (2, True), (3, False)):
+        step = steps.step(0, {0: (InstanceId(number), 1)})
+        executor.prepare(step.program)
+        replays = device.replays
+        executor.issue(step, {InstanceId(number): [random_inputs(model.graph, number)]})
+        replayed.append(device.replays - replays)
+        assert bool(executor.wait(step.id).groups) == executor.tracing
+    assert replayed == [0, 0, 1]
+
+
 def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchCudaExecutor, model: Artifact) -> None:
     steps = StepMaker(KEY, streamed(executor, model))
     executor.tracing = True
