@@ -74,6 +74,10 @@ class Device:
         work()
         return Held(work, work)
 
+    def nothing_captured(self) -> contextlib.AbstractContextManager[object]:
+        """While inside, no executor prepares programs."""
+        return contextlib.nullcontext()
+
     def sm_clock_mhz(self) -> float | None:
         """Of the multiprocessors, now."""
         return None
@@ -136,6 +140,9 @@ class Cuda(Device):
         graph.replay()
         torch.cuda.synchronize()
         return Held(graph.replay, work)
+
+    def nothing_captured(self) -> contextlib.AbstractContextManager[object]:
+        return self._graphs.preparing()
 
     def sm_clock_mhz(self) -> float | None:
         return None if self._nvml is None else self._nvml.sm_clock_mhz()
