@@ -3,7 +3,7 @@
 Operators that cannot be lowered run in onnxruntime on the CPU, one session each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -215,13 +215,15 @@ class BatchLowering:
         names = [self._parsed.name(t) for t in inputs]
         made = [self._output(t) for t in outputs]
         program = KernelProgram(traced, names, made, self._trace)
+        alternatives, signature = ways(program, traced, names, made, self._trace)
         return Unit(
             ops=ops,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             input_specs=tuple(self._spec(t) for t in inputs),
             output_specs=tuple(self._spec(t) for t in outputs),
-            alternatives=ways(program, traced, names, made, self._trace),
+            alternatives=alternatives,
+            signature=signature,
         )
 
     def _try(self, unit: Unit) -> None:
@@ -302,10 +304,12 @@ def ways(
     inputs: Sequence[str],
     outputs: Sequence[str | Tensor],
     trace: NodeTracer,
-) -> tuple[Alternative, ...]:
-    """Return one kernel per node, and further kernels with the same result."""
+) -> tuple[tuple[Alternative, ...], Hashable]:
+    """Return one kernel per node and further kernels with the same result; and what they all compute."""
     plain = Alternative("nodes", program.run, program.run_into)
     if any(isinstance(o, Tensor) for o in outputs):
-        return (plain,)
+        return (plain,), None
     chain = chain_of(traced, inputs, [str(o) for o in outputs], trace.store)
-    return (plain, *(alternatives(chain, trace, inputs, trace.store.device) if chain is not None else ()))
+    if chain is None:
+        return (plain,), None
+    return (plain, *alternatives(chain, trace, inputs, trace.store.device)), chain.signature

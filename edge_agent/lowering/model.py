@@ -71,13 +71,14 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
     traced = [t for node in body if (t := trace.visit(node)) is not None]
     last = body[-1].output[0]
     program = KernelProgram(traced, [source], [last], trace)
+    offered, _ = ways(program, traced, [source], [last], trace)
     return Unit(
         ops=merge.ops,
         inputs=(merge.input,),
         outputs=merge.outputs,
         input_specs=(lowered.specs[merge.input],),
         output_specs=tuple(lowered.specs[t] for t in merge.outputs),
-        alternatives=tuple(_split(way, merge) for way in ways(program, traced, [source], [last], trace)),
+        alternatives=tuple(_split(way, merge) for way in offered),
     )
 
 

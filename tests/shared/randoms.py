@@ -17,6 +17,7 @@ from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
+    IssueOrder,
     Member,
     ModelPlan,
     Place,
@@ -255,6 +256,7 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
         name=st.text("abc_", min_size=1, max_size=9),
         intra_op_threads=st.integers(1, 256),
         precision=st.sampled_from(["fp32", "fp16"]),
+        issue=st.sampled_from(IssueOrder),
     )
     return st.builds(
         Plan,

@@ -38,8 +38,10 @@ PROFILING = MOVING + 1
 """The first of up to eight streams on which plans are profiled and operators timed."""
 
 PREPARING = PROFILING + MAX_GROUP_STREAMS
-"""The first of up to eight streams on which nothing runs but what prepares programs."""
+"""The first of those on which nothing runs but what prepares programs, as many as `most_streams`."""
 
+CAPTURING = PREPARING + MAX_STREAMS
+"""The first of those on which nothing runs: what serves is captured there; as many."""
 
 _BLOCK_RESERVES_BYTES: Final = 1024  # of shared memory, by the system, since compute capability 8.0
 
@@ -106,6 +108,7 @@ class GraphDevice(StreamDevice, Protocol):
     """A device whose launches can be captured into graphs. `launch` makes the stream torch's current one."""
 
     torch_device: "torch.device"
+    most_streams: int  # that one program may use
     events_in_graphs: bool  # a captured graph can hold events that are read after a replay
 
     def settle(self) -> None:
@@ -130,13 +133,10 @@ class GraphDevice(StreamDevice, Protocol):
         """Held by whoever uses the preparing streams: a process may have several executors."""
 
     def searching(self) -> AbstractContextManager[None]:
-        """While inside, libraries may search for the fastest kernel of each shape."""
+        """While inside, libraries may search for the fastest kernel of each shape, on this thread."""
 
     def use_tf32(self, on: bool) -> None:
         """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
-
-    def give_back(self) -> None:
-        """Return memory that this process has taken and does not use; the whole device may wait for it."""
 
     def reserved_bytes(self) -> int:
         """Bytes that this process has taken from the device."""

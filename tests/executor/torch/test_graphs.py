@@ -11,7 +11,6 @@ import pytest
 
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
-from stageloom.edge_agent.executor.torch.kernels import KernelChoices
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
@@ -273,14 +272,14 @@ def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> Non
 def test_what_waits_for_the_host_is_not_captured(
     executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    applied = KernelChoices.applied
+    at_batch = ModelLowering.at_batch
 
-    def foreign(choices: KernelChoices, lowering: ModelLowering, batch: int) -> LoweredModel:
-        lowered = applied(choices, lowering, batch)
+    def foreign(lowering: ModelLowering, batch: int) -> LoweredModel:
+        lowered = at_batch(lowering, batch)
         units = (replace(lowered.units[0], foreign="a test says so"), *lowered.units[1:])
         return replace(lowered, units=units)
 
-    monkeypatch.setattr(KernelChoices, "applied", foreign)
+    monkeypatch.setattr(ModelLowering, "at_batch", foreign)
     steps = StepMaker(KEY, streamed(executor, model))
     assert answer(executor, steps, model, 1)
     assert device_of(executor).captures == 0
