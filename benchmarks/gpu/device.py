@@ -17,7 +17,7 @@ from benchmarks.gpu.results import Skip
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.machine.utilisation import open_nvml
 
-STREAMS: Final = 16
+STREAMS: Final = 24
 _WARM: Final = 3  # runs before a capture
 
 Work = Callable[[], object]

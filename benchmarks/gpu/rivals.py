@@ -40,7 +40,7 @@ GRAPH: Final = "torch graph"
 AGAIN: Final = "torch graph, again"
 JOINT: Final = "torch joint graph"
 _RUNS_PER_INSTANCE: Final = 4
-_STREAMS_APART: Final = 5  # the first streams of two subjects
+_STREAMS_APART: Final = 8  # the first streams of two subjects
 
 
 class Instance:
@@ -103,7 +103,7 @@ class TorchRows:
         return Instance(self.device, subject, self._networks[subject.name], images)
 
     def _instances(self, subjects: Sequence[Subject], count: int) -> list[Instance]:
-        """Captured ones. Up to 16 of one subject, or up to 4 of each of three, have streams of their own."""
+        """Captured ones. Up to 24 of one subject, or up to 8 of each of three, have streams of their own."""
         instances = []
         for subject in subjects:
             known = self._captured[subject.name]
