@@ -481,6 +481,28 @@ def test_a_plan_that_is_unloaded_while_graphs_are_built_ahead_leaves_none(model:
     executor.close()
 
 
+def test_all_that_is_captured_to_be_measured_shares_one_pool(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool for each kernel would take 2 or 20 MiB, which only a wait of the whole device gives back."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, form_rounds=1))
+    device = device_of(executor)
+    pools: list[object] = []
+    real = device.capture
+
+    def noted(pool: object, streams: Any, body: Callable[[], None]) -> Any:
+        pools.append(pool)
+        return real(pool, streams, body)
+
+    monkeypatch.setattr(device, "capture", noted)
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    (built,) = executor._built.values()
+    measured = [pool for pool in pools if pool is not built.pool]
+    assert len(measured) > 20 and len(set(map(id, measured))) == 1
+    executor.close()
+
+
 def test_a_capture_that_fails_costs_its_own_measurement_and_no_other(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
