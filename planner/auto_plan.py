@@ -26,7 +26,7 @@ from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
 
 _OWN: Final = (
-    *("combination", "members_max", "lanes", "executor", "intra_op_threads", "precision"),
+    *("combination", "members_max", "lanes", "executor", "intra_op_threads", "precision", "issue"),
     *("further_executors", "resources", "lane_resources", "placement", "r", "s"),
     *("step_choice", "wait", "wait_timeout_s", "run_ahead", "max_skips", "barrier", "measure_s"),
 )

@@ -47,11 +47,13 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         executor=plan.executor.name,
         intra_op_threads=plan.executor.intra_op_threads,
         precision=cast(PrecisionName, plan.executor.precision),
+        issue=plan.executor.issue,
         further_executors=tuple(
             FurtherExecutor(
                 name=one.name,
                 intra_op_threads=one.intra_op_threads,
                 precision=cast(PrecisionName, one.precision),
+                issue=one.issue,
             )
             for one in plan.further_executors
         ),

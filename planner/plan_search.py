@@ -87,6 +87,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
         name=request.executor,
         intra_op_threads=request.intra_op_threads,
         precision=request.precision,
+        issue=request.issue,
     )
     job = SearchJob(
         models=choices,
@@ -152,7 +153,12 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
         raise InputError(f"the executor {twice[0]} is named twice", remedy="give each executor once")
     return Assignment(
         further_executors=tuple(
-            ExecutorOptions(name=one.name, intra_op_threads=one.intra_op_threads, precision=one.precision)
+            ExecutorOptions(
+                name=one.name,
+                intra_op_threads=one.intra_op_threads,
+                precision=one.precision,
+                issue=one.issue,
+            )
             for one in request.further_executors
         ),
         resources=tuple(Resource(cores=one.cores) for one in request.resources),

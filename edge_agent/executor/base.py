@@ -22,7 +22,7 @@ from stageloom.shared.engine.steps import (
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
-from stageloom.shared.plan import Member
+from stageloom.shared.plan import IssueOrder, Member
 from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
@@ -98,16 +98,28 @@ def require_artifacts(bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) ->
         raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
 
 
-def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], remedy: str = "") -> None:
+def require_options(
+    bound: BoundPlan,
+    executor: str,
+    precisions: Sequence[str],
+    remedy: str = "",
+    *,
+    issues: Sequence[IssueOrder] = (IssueOrder.DEVICE,),
+) -> None:
     """Raises:
-    ExecutorError: the executor does not know a precision that the plan wants of it.
+    ExecutorError: the executor does not know a precision or an order of launches that the plan wants of it.
     """
     for index, variant in bound.run_by(executor):
-        precision = bound.executor_of(index, variant).precision
-        if precision not in known:
+        options = bound.executor_of(index, variant)
+        if options.precision not in precisions:
             raise ExecutorError(
-                f"the {executor} executor does not know the precision {precision!r}",
-                remedy=remedy or f"use one of {', '.join(known)}",
+                f"the {executor} executor does not know the precision {options.precision!r}",
+                remedy=remedy or f"use one of {', '.join(precisions)}",
+            )
+        if options.issue not in issues:
+            raise ExecutorError(
+                f"the {executor} executor does not issue launches in the order {options.issue.value!r}",
+                remedy=f"use {IssueOrder.DEVICE.value}; torch_cuda knows both",
             )
 
 

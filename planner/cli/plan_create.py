@@ -156,12 +156,13 @@ def create(
 
     \b
     A plan file has these, and: members_max, intra_op_threads, precision (fp32; bf16 on openvino; tf32 or
-    fp16 on a GPU), r, s (limits of a stage), step_choice, wait, wait_timeout_s, run_ahead, max_skips,
-    barrier, measure_s (have the device measure what is unsure, so many seconds a plan), and of a tournament
-    [[rates]] with model and per_s. Of several executors and of cores: [[further_executors]] with name,
-    intra_op_threads and precision, [[resources]] with cores, lane_resources (of each lane the number of its
-    resource), placement, and of a model cuts, executors and resources (numbers, for each block). With a
-    placement a block may run on each resource that it names, or on any, and is placed when it is ready.
+    fp16 on a GPU), issue (device, or schedule: launches on torch_cuda as the schedule lists them), r, s
+    (limits of a stage), step_choice, wait, wait_timeout_s, run_ahead, max_skips, barrier, measure_s (have the
+    device measure what is unsure, so many seconds a plan), and of a tournament [[rates]] with model and
+    per_s. Of several executors and of cores: [[further_executors]] with name, intra_op_threads, precision and
+    issue, [[resources]] with cores, lane_resources (of each lane the number of its resource), placement, and
+    of a model cuts, executors and resources (numbers, for each block). With a placement
+    a block may run on each resource that it names, or on any, and is placed when it is ready.
     """
     if device is not None and device_option not in (None, device):
         raise InputError(f"{device} and --device {device_option} are two devices", remedy="name one")

@@ -35,7 +35,15 @@ from stageloom.shared.messages.base import (
 )
 from stageloom.shared.messages.control import Activation, Autonomy
 from stageloom.shared.messages.outputs import Tolerance
-from stageloom.shared.plan import MAX_CORES, MAX_LANES, PlacementPolicy, QueueRule, StepChoice, Wait
+from stageloom.shared.plan import (
+    MAX_CORES,
+    MAX_LANES,
+    IssueOrder,
+    PlacementPolicy,
+    QueueRule,
+    StepChoice,
+    Wait,
+)
 
 MAX_PUSHED: Final = 512
 """Devices of one push."""
@@ -123,6 +131,7 @@ class FurtherExecutor(RequestPart, frozen=True, kw_only=True):
     name: Name
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
     precision: PrecisionName = "fp32"
+    issue: IssueOrder = IssueOrder.DEVICE
 
 
 class CoreSet(RequestPart, frozen=True, kw_only=True):
@@ -194,6 +203,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     lane_resources: Numbers = ()  # per lane its resource, where there are resources
     placement: PlacementPolicy = PlacementPolicy.FIXED  # of blocks on their resources
     precision: PrecisionName = "fp32"
+    issue: IssueOrder = IssueOrder.DEVICE
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None
     step_choice: StepChoice = StepChoice.RATIO

@@ -17,7 +17,7 @@ from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.plan import ExecutorOptions, Member, Plan
+from stageloom.shared.plan import ExecutorOptions, IssueOrder, Member, Plan
 from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
@@ -88,11 +88,20 @@ def test_kept_sessions_are_bounded_by_their_weights_and_the_longest_idle_goes_fi
     assert cache.get(keys[1]) is made[1] and cache.get(keys[2]) is None
 
 
-def test_a_plan_with_an_unknown_precision_is_refused_and_leaves_nothing(onnx: OnnxExecutor) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ExecutorOptions(precision="fp4"), "does not know the precision 'fp4'"),
+        (ExecutorOptions(issue=IssueOrder.SCHEDULE), "does not issue launches in the order 'schedule'"),
+    ],
+)
+def test_a_plan_with_an_unknown_option_is_refused_and_leaves_nothing(
+    options: ExecutorOptions, said: str, onnx: OnnxExecutor
+) -> None:
     model = artifact_of("squeezenet")
     plan = plan_of([model], [()], [[Member(0, 0, 0)]])
-    odd = Plan(models=plan.models, combined=plan.combined, executor=ExecutorOptions(precision="fp4"))
-    with pytest.raises(ExecutorError, match="does not know the precision 'fp4'"):
+    odd = Plan(models=plan.models, combined=plan.combined, executor=options)
+    with pytest.raises(ExecutorError, match=said):
         load(onnx, odd, [model])
     assert onnx.sessions == 0
 

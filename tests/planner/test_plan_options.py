@@ -106,6 +106,7 @@ def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProc
         **{
             "intra_op_threads": 2,
             "precision": "bf16",
+            "issue": "schedule",
             "step_choice": "weighted",
             "wait": "timeout",
             "wait_timeout_s": 0.25,

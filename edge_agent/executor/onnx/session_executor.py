@@ -19,7 +19,7 @@ from stageloom.edge_agent.executor.base import (
     bucket_of,
     padded,
     require_artifacts,
-    require_precision,
+    require_options,
 )
 from stageloom.edge_agent.executor.host import NO_SLOT, HostExecutor
 from stageloom.edge_agent.executor.onnx.cache import (
@@ -135,7 +135,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         Raises:
             ExecutorError: an option is unknown, an artifact is missing, or a session cannot be made.
         """
-        require_precision(bound, self.name, self.precisions, "use fp32, which keeps the model's own types")
+        require_options(bound, self.name, self.precisions, "use fp32, which keeps the model's own types")
         require_artifacts(bound, artifacts)
         combined = self._programs_of(bound)
         singles = {

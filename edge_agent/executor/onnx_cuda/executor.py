@@ -21,8 +21,8 @@ from stageloom.edge_agent.executor.base import (
     TimingRequest,
     bucket_of,
     require_artifacts,
+    require_options,
     require_pinned,
-    require_precision,
 )
 from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor
@@ -121,7 +121,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         return missing + engines + recipes.memory_bytes
 
     def _check_options(self, bound: BoundPlan) -> None:
-        require_precision(bound, self.name, PRECISIONS)
+        require_options(bound, self.name, PRECISIONS)
         self._check_device_options(bound)
 
     @property

@@ -79,6 +79,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     name = "torch_cuda"
     precisions = (Precision.FP32, Precision.TF32, Precision.FP16)
+    issues = tuple(IssueOrder)
 
     def __init__(
         self,

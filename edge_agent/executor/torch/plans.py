@@ -15,8 +15,8 @@ from stageloom.edge_agent.executor.base import (
     bucket_of,
     one_line,
     require_artifacts,
+    require_options,
     require_pinned,
-    require_precision,
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
@@ -150,6 +150,7 @@ class TorchPlans:
 
     name: ClassVar[str]
     precisions: ClassVar[tuple[Precision, ...]]
+    issues: ClassVar[tuple[IssueOrder, ...]] = (IssueOrder.DEVICE,)
 
     def __init__(self, device: torch.device, *, channels_last: bool) -> None:
         self.choices = KernelChoices()
@@ -225,7 +226,8 @@ class TorchPlans:
         return self._models.hold(plan, (artifact.digest, precision), make)
 
     def _precision(self, bound: BoundPlan) -> Precision:
-        require_precision(bound, self.name, [precision.value for precision in self.precisions])
+        known = [precision.value for precision in self.precisions]
+        require_options(bound, self.name, known, issues=self.issues)
         return Precision(self._options(bound).precision)
 
     def _options(self, bound: BoundPlan) -> ExecutorOptions:
