@@ -262,6 +262,7 @@ class Executors:
             if isinstance(executor, HostExecutor) and executor.passes_slots:
                 executor.order = self._order
                 executor.store = self._store
+                executor.partner = self._made.__getitem__
         return executor
 
     def _close_unused(self) -> None:

@@ -18,7 +18,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.schedule import Schedule, Stage, StageSchedule
+from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.makespan import streams_s
 
@@ -85,10 +85,7 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
     if not isinstance(schedule, StageSchedule):
         return streams_s(schedule, graph, costs, mask)
     active = graph.active_ops(mask)
-    stages = (
-        Stage(tuple(group for group in stage.groups if active >> group[0] & 1), stage.merge)
-        for stage in schedule.stages
-    )
+    stages = (stage.active(active) for stage in schedule.stages)
     return costs.stages_s(stage for stage in stages if stage.groups)
 
 

@@ -28,7 +28,7 @@ from stageloom.shared.plan import (
     StepChoice,
     Wait,
 )
-from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_of
 
 thorough = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 """Repeatable and without a clock, so that a slow machine never fails a property."""
@@ -202,10 +202,22 @@ _stage = st.builds(
     st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))),
     st.booleans(),
 )
+_placed = st.builds(
+    lambda groups, data: stage_of(groups, False, data[: len(groups)]),
+    st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))),
+    st.lists(st.integers(-1, 15), min_size=4, max_size=4),
+)
+_splits = st.tuples(st.integers(0, 1000), st.integers(1, 4), st.integers(-1, 2), st.integers(-1, 2)).map(
+    lambda drawn: [
+        stage
+        for op in range(drawn[0], drawn[0] + 3 * drawn[1], 3)
+        for stage in (stage_of(((op,), (op + 1,)), False, drawn[2:]), Stage(((op + 2,),)))
+    ]
+)
 _singles = st.integers(0, 1000).flatmap(
     lambda a: st.integers(1, 9).map(lambda n: [Stage(((op,),)) for op in range(a, a + n)])
 )
-_stages = st.lists(_stage.map(lambda s: [s]) | _singles, min_size=1, max_size=8).map(
+_stages = st.lists((_stage | _placed).map(lambda s: [s]) | _singles | _splits, min_size=1, max_size=8).map(
     lambda parts: StageSchedule(tuple(stage for part in parts for stage in part))
 )
 _streams = st.lists(st.builds(Launch, _op, st.integers(0, 3) | st.integers(0, 1023)), min_size=1).map(

@@ -268,8 +268,8 @@ def test_members_are_triples() -> None:
 
 def test_another_version_is_named() -> None:
     wire = lists()
-    wire[0] = 3
-    with pytest.raises(PlanError, match="plan format 3 is none of 1 to 2; upgrade the older side"):
+    wire[0] = 4
+    with pytest.raises(PlanError, match="plan format 4 is none of 1 to 3; upgrade the older side"):
         decode_plan(canonical(wire))
 
 

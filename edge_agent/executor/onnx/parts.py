@@ -8,15 +8,17 @@ appending another `graph` that holds weights adds them to the first.
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from stageloom.edge_agent.executor.onnx.half_model import HalfModel, half_model
+from stageloom.edge_agent.executor.onnx.protobuf import LENGTH, encoded_fields, varint
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
@@ -33,7 +35,8 @@ _TENSOR_DATA_TYPE = 2
 _TENSOR_NAME = 8
 _TENSOR_RAW_DATA = 9
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+Half: TypeAlias = tuple[int, int, bool]
+"""Of operators that are split: the dimension of the output, the boundary, whether it is the second half."""
 
 
 class ModelParts:
@@ -47,15 +50,38 @@ class ModelParts:
         self._model = memoryview(self._mapped)[artifact.onnx_offset :]
         self._source: ModelSource | None = None
         self._weights: dict[str, memoryview] = {}
+        self._halves: dict[tuple[tuple[int, ...], int, Half], HalfModel] = {}
 
-    def write(self, fd: int, ops: tuple[int, ...], batch: int, *, merge: bool = False) -> None:
+    def half(self, ops: tuple[int, ...], batch: int, half: Half) -> HalfModel:
+        """One half of operators that are split; see `half_model`.
+
+        Raises:
+            Unsplittable, ModelError: it cannot be made.
+        """
+        known = self._halves.get((ops, batch, half))
+        if known is None:
+            chosen = [OpId(op) for op in ops]
+            model, graph = self._parsed.model, self.artifact.graph
+            known = half_model(model, graph, chosen, half, batch, self._weights)
+            self._halves = {(ops, batch, half): known}  # the last one: it is asked for more than once
+        return known
+
+    def write(
+        self, fd: int, ops: tuple[int, ...], batch: int, *, merge: bool = False, half: Half | None = None
+    ) -> None:
         """Write the sub-model of some operators to a file; the whole one at batch 1 as it is.
 
-        With `merge` the operators become one convolution.
+        With `merge` the operators become one convolution, with `half` a half of them is computed.
 
         Raises:
             ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+            Unsplittable: there is no such half of them.
         """
+        if half is not None:
+            found = self.half(ops, batch, half)
+            _write(fd, memoryview(found.model.SerializeToString()))
+            self._write_weights(fd, found.whole_weights)
+            return
         chosen = [OpId(op) for op in ops]
         if merge:
             model = merged_model(self._parsed.model, self.artifact.graph, chosen, batch, self._weights)
@@ -74,7 +100,10 @@ class ModelParts:
         _write(fd, memoryview(part))
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
-        for name in sorted(used & self._weights.keys()):
+        self._write_weights(fd, sorted(used & self._weights.keys()))
+
+    def _write_weights(self, fd: int, names: Sequence[str]) -> None:
+        for name in names:
             weight = self._weights[name]
             head = _head(_GRAPH_INITIALIZER, len(weight))
             _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
@@ -90,9 +119,9 @@ class ModelParts:
         if name in self._dtypes:
             return self._dtypes[name]
         _ = self._parsed
-        for number, whole, _ in _fields(self._weights.get(name, memoryview(b""))):
+        for number, whole, _ in encoded_fields(self._weights.get(name, memoryview(b""))):
             if number == _TENSOR_DATA_TYPE:
-                return DTYPES.get(_varint(whole, 1)[0], "")
+                return DTYPES.get(varint(whole, 1)[0], "")
         return ""
 
     @cached_property
@@ -118,7 +147,9 @@ class ModelParts:
         encoded = self._weights.get(name)
         if encoded is None:
             return None
-        raw = next((value for number, _, value in _fields(encoded) if number == _TENSOR_RAW_DATA), None)
+        raw = next(
+            (value for number, _, value in encoded_fields(encoded) if number == _TENSOR_RAW_DATA), None
+        )
         if raw is None or len(raw) != dtype.itemsize * prod(shape):
             return None
         return np.frombuffer(raw, dtype).reshape(shape)
@@ -152,12 +183,12 @@ def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
     """
     kept: list[bytes] = []
     weights: dict[str, memoryview] = {}
-    for number, whole, value in _fields(model):
+    for number, whole, value in encoded_fields(model):
         if number != _MODEL_GRAPH:
             kept.append(bytes(whole))
             continue
         graph = []
-        for part, part_whole, content in _fields(value):
+        for part, part_whole, content in encoded_fields(value):
             if part == _GRAPH_INITIALIZER:
                 weights[_name(content)] = content
             else:
@@ -168,47 +199,14 @@ def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def _name(tensor: memoryview) -> str:
-    return next((bytes(value).decode() for number, _, value in _fields(tensor) if number == _TENSOR_NAME), "")
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Per field of a message its number, all its bytes, and for a length-delimited one its content."""
-    position = 0
-    while position < len(message):
-        start = position
-        tag, position = _varint(message, position)
-        kind = tag & 7
-        begin = position
-        if kind == _LENGTH:
-            length, begin = _varint(message, position)
-            position = begin + length
-        elif kind == _VARINT:
-            _, position = _varint(message, position)
-        elif kind in (_FIXED32, _FIXED64):
-            position += 4 if kind == _FIXED32 else 8
-        else:
-            raise ModelError(f"a field of kind {kind} in an ONNX file", remedy="import the model again")
-        if position > len(message):
-            raise ModelError("an ONNX file ends inside a field", remedy="import the model again")
-        yield tag >> 3, message[start:position], message[begin:position]
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            break
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ModelError("an ONNX file ends inside a number", remedy="import the model again")
+    return next(
+        (bytes(value).decode() for number, _, value in encoded_fields(tensor) if number == _TENSOR_NAME), ""
+    )
 
 
 def _head(number: int, length: int) -> bytes:
     """Tag and length of a length-delimited field."""
-    head = bytearray([number << 3 | _LENGTH])
+    head = bytearray([number << 3 | LENGTH])
     while length >= 0x80:
         head.append(length & 0x7F | 0x80)
         length >>= 7

@@ -17,6 +17,7 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     require_pinned,
     require_precision,
+    require_whole,
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
@@ -172,6 +173,7 @@ class TorchPlans:
         precision = self._precision(bound)
         self._check_options(bound)
         require_pinned(bound, self.name)
+        require_whole(bound, self.name)
         require_artifacts(bound, artifacts)
         blocks = tuple(index for index, _ in bound.run_by(self.name))
         try:
