@@ -153,7 +153,10 @@ def split_axes(run: NodeRun, kind: str) -> tuple[SplitAxis, ...]:
         if dim is None:
             continue
         extent = run.shape(run.outputs[0])[dim]
-        quantum = next((q for q in _divisors(extent) if q < extent and _may(run, dim, q)), None)
+        # What a half reads grows with it: where both ends are legal, all between are.
+        quantum = next(
+            (q for q in _divisors(extent) if _may(run, dim, q) and _may(run, dim, extent - q)), None
+        )
         if quantum is not None:
             found.append(SplitAxis(axis, dim, extent, quantum))
     return tuple(found)

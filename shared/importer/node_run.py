@@ -1,6 +1,6 @@
 """Reads the ONNX nodes of operators as splitting wants them (`stageloom.shared.partition`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -10,6 +10,7 @@ from onnx import AttributeProto, numpy_helper
 from stageloom.shared.errors import Unsplittable
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId
+from stageloom.shared.importer.encoded import described_weight
 from stageloom.shared.importer.nodes import opset_of, sub_graphs
 from stageloom.shared.importer.values import ELEMENT_TYPES, infer_values
 from stageloom.shared.partition import NodeRun, OnnxNode
@@ -22,11 +23,11 @@ def node_run(
     model: onnx.ModelProto,
     graph: Graph,
     ops: Sequence[OpId],
-    weight: Callable[[str], onnx.TensorProto | None],
+    encoded: Mapping[str, memoryview],
 ) -> NodeRun:
     """The nodes of operators that follow each other, with the shapes of all values at batch 1.
 
-    `model` need not hold its weights: `weight` gives one by name, with its contents where it is small.
+    `model` does not hold its weights: `encoded` has them by name.
 
     Raises:
         Unsplittable: an operator is opaque.
@@ -40,7 +41,7 @@ def node_run(
         raise Unsplittable("axis", "an operator holds graphs of its own")
     made = {name for node in nodes for name in node.output if name}
     read = {name for node in nodes for name in node.input if name} - made
-    weights = {name: found for name in sorted(read) if (found := weight(name)) is not None}
+    weights = {name: described_weight(encoded[name]) for name in sorted(read & encoded.keys())}
     run_inputs = {t.name: t for t in graph.tensors if t.name in read and t.name not in weights}
     part = onnx.ModelProto(ir_version=model.ir_version)
     part.opset_import.extend(model.opset_import)

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from stageloom.edge_agent.executor.onnx.protobuf import encoded_fields
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
@@ -16,12 +15,6 @@ from stageloom.shared.importer.nodes import opset_of
 from stageloom.shared.importer.values import ELEMENT_TYPES
 from stageloom.shared.operator_parts import OperatorPart, halves_of
 from stageloom.shared.partition import AxisRange, NodeRun, OnnxNode
-
-_DESCRIBE = (1, 2, 8)
-"""Fields of onnx.proto's TensorProto: dims, data_type, name."""
-
-SMALL_WEIGHT_BYTES = 1 << 14
-"""Weights whose contents are looked at: shapes, axes, sizes."""
 
 _SLICE_TAKES_INPUTS = 10
 """Before this version of the operator set, Slice has its positions in attributes."""
@@ -57,22 +50,11 @@ def half_model(
     dim, boundary, second = half
     if batch != 1 and (not graph.batchable or dim == 0):
         raise ModelError(f"model {graph.name!r} is split with batch 1 only", remedy="plan it with batch 1")
-    run = node_run(skeleton, graph, ops, lambda name: _described(weights, name))
+    run = node_run(skeleton, graph, ops, weights)
     part = halves_of(run, dim, boundary)[second]
     return _Writer(skeleton, graph, run, part, batch, weights).model(
         [graph.operators[op].nodes for op in ops]
     )
-
-
-def _described(weights: Mapping[str, memoryview], name: str) -> onnx.TensorProto | None:
-    """A weight; a large one without its contents."""
-    if name not in weights:
-        return None
-    encoded = weights[name]
-    if len(encoded) > SMALL_WEIGHT_BYTES:
-        fields = encoded_fields(encoded)
-        encoded = memoryview(b"".join(whole for number, whole, _ in fields if number in _DESCRIBE))
-    return onnx.TensorProto.FromString(bytes(encoded))
 
 
 class _Writer:

@@ -18,21 +18,25 @@ import onnx
 from onnx import helper, numpy_helper
 
 from stageloom.edge_agent.executor.onnx.half_model import HalfModel, half_model
-from stageloom.edge_agent.executor.onnx.protobuf import LENGTH, encoded_fields, varint
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.encoded import (
+    GRAPH_INITIALIZER,
+    MODEL_GRAPH,
+    encoded_fields,
+    encoded_head,
+    take_apart,
+    varint,
+)
 from stageloom.shared.importer.nodes import captured_names
 from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
 # Field numbers of onnx.proto.
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
 _TENSOR_DATA_TYPE = 2
-_TENSOR_NAME = 8
 _TENSOR_RAW_DATA = 9
 
 Half: TypeAlias = tuple[int, int, bool]
@@ -105,8 +109,8 @@ class ModelParts:
     def _write_weights(self, fd: int, names: Sequence[str]) -> None:
         for name in names:
             weight = self._weights[name]
-            head = _head(_GRAPH_INITIALIZER, len(weight))
-            _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
+            head = encoded_head(GRAPH_INITIALIZER, len(weight))
+            _write(fd, memoryview(encoded_head(MODEL_GRAPH, len(head) + len(weight)) + head))
             _write(fd, weight)
 
     def nodes(self, ops: Sequence[int]) -> list[onnx.NodeProto]:
@@ -173,45 +177,6 @@ class ModelParts:
             skeleton, self._weights = take_apart(self._model)
             self._source = ModelSource(skeleton, self.artifact.graph)
         return self._source
-
-
-def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
-    """The model without its weights, and every weight's encoded tensor by name.
-
-    Raises:
-        ModelError: the bytes are no protobuf.
-    """
-    kept: list[bytes] = []
-    weights: dict[str, memoryview] = {}
-    for number, whole, value in encoded_fields(model):
-        if number != _MODEL_GRAPH:
-            kept.append(bytes(whole))
-            continue
-        graph = []
-        for part, part_whole, content in encoded_fields(value):
-            if part == _GRAPH_INITIALIZER:
-                weights[_name(content)] = content
-            else:
-                graph.append(bytes(part_whole))
-        skeleton = b"".join(graph)
-        kept += [_head(_MODEL_GRAPH, len(skeleton)), skeleton]
-    return b"".join(kept), weights
-
-
-def _name(tensor: memoryview) -> str:
-    return next(
-        (bytes(value).decode() for number, _, value in encoded_fields(tensor) if number == _TENSOR_NAME), ""
-    )
-
-
-def _head(number: int, length: int) -> bytes:
-    """Tag and length of a length-delimited field."""
-    head = bytearray([number << 3 | LENGTH])
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
 
 
 def _write(fd: int, content: memoryview) -> None:

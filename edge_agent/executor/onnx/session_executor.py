@@ -253,7 +253,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         values = slots[program.items[index].member]
         for run in program.runs[index]:
             if isinstance(run, JoinRun):
-                _join(run, values)
+                join_halves(run, values)
             elif isinstance(run, HalfRun):
                 self._run_half(run, values)
             else:
@@ -331,7 +331,8 @@ def _part(array: np.ndarray, part: AxisRange | None) -> np.ndarray:
     return array[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
 
 
-def _join(run: JoinRun, values: Values) -> None:
+def join_halves(run: JoinRun, values: Values) -> None:
+    """Put both halves of every output together."""
     for tensor, first, second in run.halves:
         values[tensor] = np.concatenate((values[first], values[second]), axis=run.dim)
 
