@@ -8,12 +8,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from stageloom.shared.bitmask import mask_of
 from stageloom.shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
+from stageloom.shared.digest import digest_of, digest_to_raw
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import split_violations, violations
-from stageloom.shared.partition import Axis
+from stageloom.shared.partition import Axis, splits_text
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
 from stageloom.shared.schedule import OWN_RESOURCE, Schedule, resources_named
 from stageloom.shared.split_graph import SplitOrigin, derive
@@ -38,6 +39,13 @@ class BoundModel:
     def source(self) -> Graph:
         """The artifact's graph."""
         return self.graph if self.unsplit is None else self.unsplit
+
+    @cached_property
+    def graph_key(self) -> Digest:
+        """What `graph` is known under: the artifact, or the artifact as it is split."""
+        if not self.origins:
+            return self.plan.artifact
+        return digest_of([digest_to_raw(self.plan.artifact), splits_text(self.plan.splits)])
 
     def origin(self, op: int) -> SplitOrigin:
         """What an operator of `graph` is of the artifact's."""
@@ -288,6 +296,12 @@ def _check_resources(plan: Plan) -> None:
                 f"combined block {index} names resource {min(unlaned)}, which has no lane",
                 remedy="name resources of the plan that have lanes",
             )
+    for number, resource in enumerate(plan.resources):
+        if resource.executor is not None and not 0 <= resource.executor < len(plan.executors):
+            raise PlanError(
+                f"resource {number} names executor {resource.executor} of a plan with {len(plan.executors)}",
+                remedy="number the plan's executors from 0",
+            )
     if not plan.resources and not plan.lane_resources:
         return
     if len(plan.lane_resources) != plan.lanes:
@@ -331,13 +345,7 @@ def _lanes_using(plan: Plan, resource: int) -> int:
 
 
 def _check_group_executors(plan: Plan) -> None:
-    """What runs groups on further resources is there, and computes as what runs the rest of their block."""
-    for number, resource in enumerate(plan.resources):
-        if resource.executor is not None and not 0 <= resource.executor < len(plan.executors):
-            raise PlanError(
-                f"resource {number} names executor {resource.executor} of a plan with {len(plan.executors)}",
-                remedy="number the plan's executors from 0",
-            )
+    """What runs groups on further resources computes as what runs the rest of their block."""
     for index, block in enumerate(plan.combined):
         for executor, schedule in block.variants:
             for number in resources_named(schedule):

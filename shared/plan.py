@@ -278,29 +278,38 @@ def _to_lists(plan: Plan) -> list[Any]:
     return lists
 
 
+_AXES = tuple(Axis)
+_LONGER = 3
+
+
 def _splits_to_list(splits: tuple[Split, ...]) -> list[int]:
-    """Four small numbers each: operators since the last one, operators, the axis, the boundary."""
+    """Per split one number for the operators skipped, the further operators up to 3, and the axis; where
+    there are 3, how many beyond; the boundary. Most take two to four bytes."""
     flat, behind = [], 0
     for one in splits:
-        flat += [one.first - behind, one.last - one.first, _AXES.index(one.axis), one.boundary]
+        further = one.last - one.first
+        head = (one.first - behind) * (_LONGER + 1) + min(further, _LONGER)
+        flat.append(head * len(_AXES) + _AXES.index(one.axis))
+        flat += [further - _LONGER] if further >= _LONGER else []
+        flat.append(one.boundary)
         behind = one.last + 1
     return flat
 
 
-_AXES = tuple(Axis)
-
-
 def _splits_from_list(flat: Any) -> tuple[Split, ...]:
-    if len(flat) % 4 or len(flat) > 4 * MAX_SPLITS:
-        raise PlanError(f"the splits of a model are not up to {MAX_SPLITS} times four numbers")
-    found, behind = [], 0
-    for at in range(0, len(flat), 4):
-        first = behind + _bounded("operator", flat[at], 0, MAX_OPERATORS - 1)
-        last = first + _bounded("operator", flat[at + 1], 0, MAX_OPERATORS - 1)
-        axis = _AXES[_bounded("axis", flat[at + 2], 0, len(_AXES) - 1)]
-        boundary = _bounded("boundary", flat[at + 3], 1, MAX_EXTENT)
-        found.append(Split(first, last, axis, boundary))
-        behind = last + 1
+    if len(flat) > 3 * MAX_SPLITS:
+        raise PlanError(f"a model has more than {MAX_SPLITS} splits")
+    numbers = iter(flat)
+    found: list[Split] = []
+    behind = 0
+    for head in numbers:
+        rest, axis = divmod(_bounded("split", head, 0, 12 * MAX_OPERATORS), len(_AXES))
+        gap, further = divmod(rest, _LONGER + 1)
+        if further == _LONGER:
+            further += _bounded("split operators", next(numbers, None), 0, MAX_OPERATORS - 1)
+        boundary = _bounded("boundary", next(numbers, None), 1, MAX_EXTENT)
+        found.append(Split(behind + gap, behind + gap + further, _AXES[axis], boundary))
+        behind += gap + further + 1
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.makespan import streams_s
+from stageloom.shared.search.split_costs import split_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
     members = bound.plan.combined[index].members
     parts = [
         (
-            bound.models[m.model].plan.artifact,
+            bound.models[m.model].graph_key,
             bound.models[m.model].graph,
             bound.models[m.model].blocks[m.block],
         )
         for m in members
     ]
-    under = costs.under(bound.executor_of(index))
+    under = split_costs(costs, bound).under(bound.executor_of(index))
     return under.for_members(parts, batches=[bound.plan.models[m.model].batch for m in members])
 
 

@@ -35,6 +35,7 @@ def subject_of(seed: int) -> SplitSubject:
     return SplitSubject.of(open_artifact(folder / ARTIFACT_NAME))
 
 
+@pytest.mark.promise("split-operator-is-the-operator")
 @pytest.mark.parametrize("seed", [*range(FEW), *MANY])
 def test_halves_of_random_operators_joined_are_the_operators(seed: int) -> None:
     subject = subject_of(seed)
@@ -59,6 +60,7 @@ def test_halves_of_random_chains_joined_are_the_chains(seed: int) -> None:
         assert worst_difference(joined_of(subject.parts, split, inputs), wanted) < TOLERANCE, split
 
 
+@pytest.mark.promise("split-operator-is-the-operator")
 @pytest.mark.parametrize("seed", [*range(FEW), *MANY])
 def test_what_the_rules_refuse_an_executor_refuses_and_all_else_runs(seed: int) -> None:
     """Any boundary of any operator: either a violation is told, or the halves are the operator."""

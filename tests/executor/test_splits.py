@@ -81,6 +81,7 @@ def executor() -> Iterator[OnnxExecutor]:
 # Operators alone
 
 
+@pytest.mark.promise("split-operator-is-the-operator")
 @pytest.mark.parametrize("name", MODELS)
 def test_each_operator_alone_is_what_its_halves_make(name: str) -> None:
     """Every distinct operator of a model, at the first quantum, the middle, the last quantum and 1."""
@@ -150,6 +151,7 @@ def _check_joins(model: Subject, watched: Watched) -> None:
             assert difference(watched.joins[name][which], wanted[name]) < TOLERANCE, name
 
 
+@pytest.mark.promise("split-model-is-the-model")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", [*range(FEW), *(pytest.param(n, marks=SLOW) for n in range(FEW, MANY))])
 def test_a_model_of_which_every_operator_is_split_is_the_model(name: str, seed: int) -> None:
@@ -188,6 +190,7 @@ class OnCores(OnnxExecutor):
         super()._run_item(program, index, slots)
 
 
+@pytest.mark.promise("split-model-is-the-model")
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
 def test_the_half_of_the_other_resource_runs_on_its_cores_alone() -> None:
     artifact, made = artifact_of("squeezenet"), OnCores()
@@ -389,6 +392,7 @@ DEFECTS = [
 ]
 
 
+@pytest.mark.promise("split-operator-is-the-operator")
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__.strip("_"))
 def test_a_planted_defect_is_found(
     defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph, Operator, Tensor
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.launch_list import Barrier
+from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
@@ -226,6 +227,23 @@ _streams = st.lists(st.builds(Launch, _op, st.integers(0, 3) | st.integers(0, 10
 schedules: st.SearchStrategy[Schedule] = _stages | _streams
 """Any schedule that can be written, legal for some graph or not."""
 
+_drawn_splits = st.tuples(
+    st.integers(0, 3) | st.integers(0, 9000),
+    st.integers(0, 5) | st.integers(0, 9000),
+    st.sampled_from(Axis),
+    st.integers(1, 1 << 20),
+)
+
+
+def spread_splits(rows: Sequence[tuple[int, int, Axis, int]]) -> tuple[Split, ...]:
+    """Splits behind each other: operators skipped, further operators, axis and boundary of each."""
+    found, behind = [], 0
+    for gap, further, axis, boundary in rows:
+        found.append(Split(behind + gap, behind + gap + further, axis, boundary))
+        behind += gap + further + 1
+    return tuple(found)
+
+
 _us = st.integers(0, 60_000_000)
 _models = st.builds(
     ModelPlan,
@@ -244,6 +262,7 @@ _models = st.builds(
         max_tasks=st.integers(1, 1 << 24),
         max_bytes=st.integers(1, 1 << 40),
     ),
+    splits=st.just(()) | st.lists(_drawn_splits, max_size=5).map(lambda rows: spread_splits(rows)),
 )
 
 
@@ -286,6 +305,7 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
                 Resource,
                 cores=st.lists(st.integers(0, 1023), max_size=3).map(tuple),
                 memory=st.sampled_from([0, 0, 1, 15]),
+                executor=st.sampled_from([None, None, 0, 15]),
             ),
             max_size=3,
         ).map(tuple),
