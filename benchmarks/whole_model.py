@@ -82,7 +82,7 @@ class WholeModel:
 
         outputs = [output(o.name) for o in graph.output]
         program = KernelProgram(traced, self.inputs, outputs, trace)
-        self._ways = ways(program, traced, self.inputs, outputs, trace)
+        self._ways, _ = ways(program, traced, self.inputs, outputs, trace)
         return program
 
     def _sources(self, value: str) -> set[str]:

@@ -70,6 +70,13 @@ class PlacementPolicy(Enum):
     HEFT = "heft"
 
 
+class IssueOrder(Enum):
+    """In which order the launches of a step are issued, where streams and waits leave that open."""
+
+    DEVICE = "device"  # by what the executor measured of them
+    SCHEDULE = "schedule"  # as the schedule lists them, on as many streams as it names
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
     """The bounds of one model's queue."""
@@ -155,6 +162,7 @@ class ExecutorOptions:
     name: str = "onnx"
     intra_op_threads: int = 1  # onnx: threads inside one operator
     precision: str = "fp32"
+    issue: IssueOrder = IssueOrder.DEVICE  # torch_cuda
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +327,8 @@ def _place_to_list(place: Place) -> list[Any]:
 
 
 def _executor_to_list(executor: ExecutorOptions) -> list[Any]:
-    return [executor.name, executor.intra_op_threads, executor.precision]
+    issue = [] if executor.issue is IssueOrder.DEVICE else [executor.issue.value]
+    return [executor.name, executor.intra_op_threads, executor.precision, *issue]
 
 
 def _model_to_list(model: ModelPlan) -> list[Any]:
@@ -391,11 +400,13 @@ def _from_lists(lists: Any) -> Plan:
 
 
 def _executor_from_list(row: Any) -> ExecutorOptions:
-    name, intra_op_threads, precision = row
+    name, intra_op_threads, precision, *issue = row
+    (order,) = issue or [IssueOrder.DEVICE.value]
     return ExecutorOptions(
         name=_text("executor", name, 64),
         intra_op_threads=_bounded("intra_op_threads", intra_op_threads, 1, 256),
         precision=_text("precision", precision, 16),
+        issue=IssueOrder(order),
     )
 
 
@@ -496,17 +507,14 @@ def _text(name: str, value: Any, longest: int) -> str:
 def plan_text(plan: Plan) -> str:
     """The plan as a person reads it: one line per model, one per combined block with its stage string."""
     lines = [
-        f"plan {plan.digest[:12]}  executor={plan.executor.name} threads={plan.executor.intra_op_threads} "
-        f"precision={plan.executor.precision} lanes={plan.lanes} run_ahead={plan.run_ahead} "
+        f"plan {plan.digest[:12]}  executor={_executor_text(plan.executor)} "
+        f"lanes={plan.lanes} run_ahead={plan.run_ahead} "
         f"step_choice={plan.step_choice.value} wait={plan.wait.value} wait_timeout_us={plan.wait_timeout_us} "
         f"max_skips={plan.max_skips} "
         f"barrier={plan.barrier.value}" + (f" placement={plan.placement.value}" if plan.places else "")
     ]
     for number, executor in enumerate(plan.further_executors, 1):
-        lines.append(
-            f"executor {number}  {executor.name} threads={executor.intra_op_threads} "
-            f"precision={executor.precision}"
-        )
+        lines.append(f"executor {number}  {_executor_text(executor)}")
     for number, resource in enumerate(plan.resources):
         lanes = [str(lane) for lane, own in enumerate(plan.lane_resources) if own == number]
         lines.append(
@@ -536,3 +544,8 @@ def plan_text(plan: Plan) -> str:
         )
         lines.append(f"combined {members}{run_by}  {to_string(block.schedule)}{further}")
     return "\n".join(lines) + "\n"
+
+
+def _executor_text(executor: ExecutorOptions) -> str:
+    issue = "" if executor.issue is IssueOrder.DEVICE else f" issue={executor.issue.value}"
+    return f"{executor.name} threads={executor.intra_op_threads} precision={executor.precision}{issue}"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.gpu.bench import Ceilings
 from benchmarks.gpu.device import repeat, require_cuda
 from benchmarks.gpu.kernel_intervals import busy_share, concurrency, kernels_of, trace_of, union_us
 from benchmarks.gpu.plans import SEQUENTIAL
-from benchmarks.gpu.probes import Ceilings
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rivals import AGAIN, EAGER, GRAPH, MIX, batch_name
 from benchmarks.gpu.rounds import Ratio

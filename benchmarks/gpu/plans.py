@@ -14,7 +14,7 @@ from benchmarks.gpu.rivals import MIX
 from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.shared.blocks import Block, CombinedGraph, combine, split
 from stageloom.shared.ids import Digest, OpId
-from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, IssueOrder, Member, ModelPlan, Plan
 from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.baselines import greedy, sequential
@@ -83,7 +83,14 @@ class Knowledge:
         ]
         return [OperatorProfile(threads=own.demand, memory_intensive=own.memory_bound) for own in natures]
 
-    def plan(self, subjects: Sequence[Subject], schedule: Schedule, *, replicas: int = 1) -> Plan:
+    def plan(
+        self,
+        subjects: Sequence[Subject],
+        schedule: Schedule,
+        *,
+        replicas: int = 1,
+        issue: IssueOrder = IssueOrder.DEVICE,
+    ) -> Plan:
         """Whole models, all replicas in one combined block."""
         models = tuple(
             ModelPlan(name=subject.name, artifact=subject.artifact.digest, replicas=replicas)
@@ -92,7 +99,7 @@ class Knowledge:
         members = tuple(
             Member(model, replica, 0) for replica in range(replicas) for model in range(len(subjects))
         )
-        options = ExecutorOptions(name=self.executor, precision=self.precision)
+        options = ExecutorOptions(name=self.executor, precision=self.precision, issue=issue)
         return Plan(models=models, combined=(CombinedBlock(members, schedule),), executor=options)
 
 
@@ -150,14 +157,22 @@ def sequential_candidate(subject: Subject, known: Knowledge) -> Candidate:
 
 
 def model_candidates(subject: Subject, known: Knowledge) -> list[Candidate]:
-    """Every policy on one model; equal schedules appear once, under the first name."""
+    """Every policy on one model; equal plans appear once, under the first name.
+
+    `nimble` and `opara` keep their own streams and launch order, `ours` folds the streams and orders launches
+    by what it measured of them.
+    """
     graph, costs = _side_by_side([subject], known)
     profiles = known.profiles([subject])
-    schedules: dict[str, Schedule] = {
-        "ours nimble": within(nimble(graph, costs, TOP_LIMITS, _BUDGET)),
-        "ours opara": within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles)),
-        "ours ios greedy": by_blocks(subject, greedy, known.costs([subject])),
+    streams = {
+        "nimble": nimble(graph, costs, TOP_LIMITS, _BUDGET),
+        "opara": opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles),
     }
+    rivals = {
+        name: known.plan([subject], schedule, issue=IssueOrder.SCHEDULE) for name, schedule in streams.items()
+    }
+    schedules: dict[str, Schedule] = {f"ours {name}": within(schedule) for name, schedule in streams.items()}
+    schedules["ours ios greedy"] = by_blocks(subject, greedy, known.costs([subject]))
     for strategy, name in ((Strategy.PARALLEL, "parallel"), (Strategy.BOTH, "with merge")):
         for contention in CONTENTIONS:
             search = Shared(partial(ios, strategy=strategy))
@@ -165,7 +180,7 @@ def model_candidates(subject: Subject, known: Knowledge) -> list[Candidate]:
             schedules[f"ours ios {name}, c={contention}"] = by_blocks(subject, search, table)
     merges = Shared(partial(ios, strategy=Strategy.MERGE))
     schedules["ours ios merge only"] = by_blocks(subject, merges, known.costs([subject]))
-    plans = {name: known.plan([subject], schedule) for name, schedule in schedules.items()}
+    plans = rivals | {name: known.plan([subject], schedule) for name, schedule in schedules.items()}
     candidates = [Candidate(subject.name, name, plan) for name, plan in plans.items()]
     return _unlike([sequential_candidate(subject, known), *candidates])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.runner import Report, progress
 
-PARTS = ("correctness", "probes", "table", "serving", "switching", "concurrency")
-"""In the order in which they run; what they build on is always made."""
+PARTS = ("correctness", "probes", "table", "serving", "switching", "concurrency", "processes")
+"""In the order in which they run, those of most worth first; what they build on is always made."""
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 """Of torch.compile."""

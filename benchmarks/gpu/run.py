@@ -1,16 +1,20 @@
 """One run: the parts in order, each with its share of the time."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.gpu.bench import Bench, Ceilings, measure_ceilings
 from benchmarks.gpu.child import in_child
 from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.judging import add_concurrency, add_distances, add_goals
 from benchmarks.gpu.networks import Subject, make_subject
-from benchmarks.gpu.probes import Bench, Ceilings, measure_ceilings, run_probes
+from benchmarks.gpu.probes import run_probes
+from benchmarks.gpu.process_rows import PART, add_process_rows
 from benchmarks.gpu.results import Deadline, Results, Settings, why
 from benchmarks.gpu.rivals import MIX, compile_child, row_name, use_precision
 from benchmarks.gpu.serving import Service, ServingRows
@@ -79,28 +83,44 @@ class Run:
             run_probes(bench, results)
         if settings.wants("correctness", "table", "serving", "switching", "concurrency"):
             self._measure(compiled, ceilings)
+        if settings.wants(PART):
+            add_process_rows(results, self.device, self._subjects, settings, self.deadline, self.folder)
         self._note_clocks("after")
 
     def _compile(self) -> set[tuple[str, str]]:
-        """What torch.compile has ready by model and mode: one child process after another, as time allows."""
-        settings, results = self.settings, self.results
+        """What torch.compile has ready by model and mode, in child processes, as time allows.
+
+        Those that autotune take turns, since each would disturb the other's timings; the others do not.
+        """
+        settings = self.settings
         ready: set[tuple[str, str]] = set()
         if settings.device != "cuda" or not settings.wants("table", "compile"):
             return ready
         until = self.deadline.within(settings.compile_s)
         for mode in settings.modes:
-            for subject in self._subjects:
-                name = f"compiling {subject.name}, {row_name(mode)}"
-                if until.over:
-                    results.skip("table", name, "the time was up")
-                    continue
-                began_s = time.monotonic()
-                arguments = (settings.device, subject, mode, settings.precision)
-                with results.attempt("table", name):
-                    in_child(compile_child, *arguments, limit_s=until.left_s)
-                    ready.add((subject.name, mode))
-                    results.add({}, part="table", name=name, seconds=time.monotonic() - began_s)
+            beside = 1 if "autotune" in mode else len(self._subjects)
+            with ThreadPoolExecutor(beside) as pool:
+                compiled = pool.map(partial(self._compile_one, mode, until), self._subjects)
+                ready |= {
+                    (subject.name, mode)
+                    for subject, done in zip(self._subjects, compiled, strict=True)
+                    if done
+                }
         return ready
+
+    def _compile_one(self, mode: str, until: Deadline, subject: Subject) -> bool:
+        settings, results = self.settings, self.results
+        name = f"compiling {subject.name}, {row_name(mode)}"
+        if until.over:
+            results.skip("table", name, "the time was up")
+            return False
+        began_s = time.monotonic()
+        arguments = (settings.device, subject, mode, settings.precision)
+        with results.attempt("table", name):
+            in_child(compile_child, *arguments, limit_s=until.left_s)
+            results.add({}, part="table", name=name, seconds=time.monotonic() - began_s)
+            return True
+        return False
 
     def _measure(self, compiled: set[tuple[str, str]], ceilings: Ceilings | None) -> None:
         """The table, plans in the engine, concurrency: last, as a profiled process launches slowly."""

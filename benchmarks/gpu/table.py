@@ -1,5 +1,6 @@
 """The whole table: builds every variant, runs the rounds, and adds rows and figures."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -18,6 +19,7 @@ from benchmarks.gpu.plans import (
 )
 from benchmarks.gpu.results import Deadline, Results, Settings, Skip
 from benchmarks.gpu.rivals import (
+    EAGER,
     GRAPH,
     MIX,
     PROVIDERS,
@@ -35,6 +37,8 @@ from stageloom.shared.schedule import Schedule
 _WARM: Final = 200
 _WARM_S: Final = 0.3
 _TOLERANCE: Final = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2}
+_OVER_EAGER: Final = 1.5
+_MOST: Final = 0.15  # however far off torch itself is
 
 
 class Table:
@@ -153,15 +157,16 @@ class Table:
 
     def check(self) -> None:
         """Every variant's logits against float32 on the CPU; a wrong variant is not measured."""
-        allowed = _TOLERANCE[self.settings.precision]
-        wrong = {variant.key for variant in self.variants if not variant.error <= allowed}
+        eager = {variant.subject: variant.error for variant in self.variants if variant.name == EAGER}
+        allowed = allowed_errors(eager, self.settings.precision)
+        wrong = {variant.key for variant in self.variants if not variant.error <= allowed[variant.subject]}
         for variant in sorted(self.variants, key=lambda variant: variant.key):
             self.results.add(
                 {},
                 part="correctness",
                 name=f"{variant.subject}, {variant.name}",
                 error=variant.error,
-                allowed=allowed,
+                allowed=allowed[variant.subject],
                 right=variant.key not in wrong,
             )
         worst = max((variant.error for variant in self.variants), default=0.0)
@@ -231,6 +236,18 @@ class Table:
     def close(self) -> None:
         if self.ours is not None:
             self.ours.executor.close()
+
+
+def allowed_errors(eager: Mapping[str, float], precision: str) -> dict[str, float]:
+    """By subject; `eager` are torch's own errors in that precision.
+
+    Seeded weights make rounding grow from layer to layer: in half precision torch eager is up to 7 % off on
+    models with many layers. A variant may be half as far off again, within a bound that no plain error stays
+    under. Models are in the mix, too.
+    """
+    least = _TOLERANCE[precision]
+    own = {subject: max(least, min(_OVER_EAGER * error, _MOST)) for subject, error in eager.items()}
+    return defaultdict(lambda: least, own | {MIX: max(own.values(), default=least)})
 
 
 def medians_us(rounds: Rounds, variants: Sequence[Variant]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from stageloom.edge_agent.executor.base import Executor, Rows, StepResult, StepR
 from stageloom.edge_agent.executor.host import HostExecutor
 from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.executor.threads import StepOrder
+from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import CopySlot, InstanceId, MoveInstance, PlanKey, ProgramKey, Step
@@ -23,31 +24,31 @@ from stageloom.shared.extensions import ExtensionGroup, Extensions, extensions
 from stageloom.shared.ids import Digest, StepId
 
 _WHERE = {
-    "null": ("stageloom.edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
+    "null": ("stageloom.edge_agent.executor.null", "NullExecutor", ""),
     "onnx": (
         "stageloom.edge_agent.executor.onnx.executor",
         "OnnxExecutor",
-        "pip install 'stageloom[edge,onnx]'",
+        "onnx",
     ),
     "onnx_cuda": (
         "stageloom.edge_agent.executor.onnx_cuda.executor",
         "OnnxCudaExecutor",
-        "pip install 'stageloom[edge,onnx-gpu]'",
+        "onnx-gpu",
     ),
     "openvino": (
         "stageloom.edge_agent.executor.openvino.executor",
         "OpenvinoExecutor",
-        "pip install 'stageloom[edge,openvino]'",
+        "openvino",
     ),
     "torch_cpu": (
         "stageloom.edge_agent.executor.torch.cpu",
         "TorchCpuExecutor",
-        "pip install 'stageloom[edge,torch]'",
+        "torch",
     ),
     "torch_cuda": (
         "stageloom.edge_agent.executor.torch.executor",
         "TorchCudaExecutor",
-        "pip install 'stageloom[edge,torch]'",
+        "torch",
     ),
 }
 
@@ -69,10 +70,11 @@ def make_executor(name: str) -> Executor:
     """
     if name not in _WHERE:
         return _make_added(name)
-    module, attribute, remedy = _WHERE[name]
+    module, attribute, extra = _WHERE[name]
     try:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:
+        remedy = how_to_install(extra) if extra else "pip install 'stageloom[edge]'"
         raise ExecutorError(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
     return cast(Executor, factory())
 

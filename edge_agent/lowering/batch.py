@@ -3,16 +3,18 @@
 Operators that cannot be lowered run in onnxruntime on the CPU, one session each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 import torch
 from torch import Tensor
 
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Unsupported
 from stageloom.edge_agent.lowering.kernels import alternatives, chain_of
 from stageloom.edge_agent.lowering.node import Constant, Spec, WeightStore
+from stageloom.edge_agent.lowering.out_of_memory import is_out_of_memory
 from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Unit
 from stageloom.edge_agent.lowering.trace import NodeTracer, TracedNode, empty, spec_of
 from stageloom.shared.errors import ExecutorError
@@ -20,7 +22,7 @@ from stageloom.shared.graph import Graph, Operator
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.nodes import opset_of
 from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
-from stageloom.shared.importer.subgraph import ModelSource, SubModel
+from stageloom.shared.importer.subgraph import SubModel
 
 
 class ForeignSession:
@@ -114,9 +116,9 @@ class Parsed:
     """A normalised model with its weights, which all its batches share."""
 
     graph: Graph
-    model: onnx.ModelProto  # not to be changed
+    model: onnx.ModelProto  # without weights; not to be changed
     constants: Mapping[str, Constant]
-    source: ModelSource
+    parts: ModelParts
     store: WeightStore
     channels_last: bool
 
@@ -169,7 +171,7 @@ class BatchLowering:
             if own is None:
                 raise Unsupported(f"operator {op} runs in onnxruntime")
             traced += own
-        inputs, outputs = self._parsed.source.borders(ops)
+        inputs, outputs = self._parsed.parts.skeleton.borders(ops)
         return self._assembled(tuple(ops), self._run_time(inputs), outputs, traced)
 
     def _unit(self, op: OpId, operator: Operator) -> Unit:
@@ -213,13 +215,15 @@ class BatchLowering:
         names = [self._parsed.name(t) for t in inputs]
         made = [self._output(t) for t in outputs]
         program = KernelProgram(traced, names, made, self._trace)
+        alternatives, signature = ways(program, traced, names, made, self._trace)
         return Unit(
             ops=ops,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             input_specs=tuple(self._spec(t) for t in inputs),
             output_specs=tuple(self._spec(t) for t in outputs),
-            alternatives=ways(program, traced, names, made, self._trace),
+            alternatives=alternatives,
+            signature=signature,
         )
 
     def _try(self, unit: Unit) -> None:
@@ -230,13 +234,13 @@ class BatchLowering:
         try:
             with torch.inference_mode():
                 unit.run(args)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             raise Unsupported(" ".join(str(error).split())[:_ERROR_CHARS]) from error
 
     def _foreign_unit(self, op: OpId, reason: str) -> Unit:
-        part = self._parsed.source.extract([op], batch=self._batch)
+        part = self._parsed.parts.sub_model([op], self._batch)
         specs = tuple(self._parsed.expected(t, self._batch, channels_last=False) for t in part.outputs)
         for tensor, spec in zip(part.outputs, specs, strict=True):
             self._trace.add_input(self._parsed.name(tensor), spec)
@@ -300,10 +304,12 @@ def ways(
     inputs: Sequence[str],
     outputs: Sequence[str | Tensor],
     trace: NodeTracer,
-) -> tuple[Alternative, ...]:
-    """Return one kernel per node, and further kernels with the same result."""
+) -> tuple[tuple[Alternative, ...], Hashable]:
+    """Return one kernel per node and further kernels with the same result; and what they all compute."""
     plain = Alternative("nodes", program.run, program.run_into)
     if any(isinstance(o, Tensor) for o in outputs):
-        return (plain,)
+        return (plain,), None
     chain = chain_of(traced, inputs, [str(o) for o in outputs], trace.store)
-    return (plain, *(alternatives(chain, trace, inputs, trace.store.device) if chain is not None else ()))
+    if chain is None:
+        return (plain,), None
+    return (plain, *alternatives(chain, trace, inputs, trace.store.device)), chain.signature

@@ -117,40 +117,52 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
     The setting is process-wide: threads that run, measure or capture at once must agree on it.
     """
-    before = [place.fp32_precision for place in _places()]
+    before = _older_settings(), [place.fp32_precision for place in _places()]
     use_tf32(precision is Precision.TF32)
     try:
         yield
     finally:
-        _set_fp32(before)
+        _set_fp32(*before)
 
 
 def use_tf32(on: bool) -> None:
     """Allow or forbid TF32 for products of float32 matrices and convolutions, for the whole process."""
-    _set_fp32(["tf32" if on else "ieee"] * 3)
+    _set_fp32((on, on), ["tf32" if on else "ieee"] * 3)
 
 
 def allows_tf32() -> bool:
     """Return whether convolutions may use TF32 now."""
-    return bool(_places()[1].fp32_precision == "tf32")
+    places = _places()
+    return bool(places[1].fp32_precision == "tf32") if places else _older_settings()[1]
 
 
-def _places() -> tuple[Any, Any, Any]:
-    """Return the settings of matrix products, convolutions and recurrent layers."""
+def _places() -> tuple[Any, ...]:
+    """Return the settings of matrix products, convolutions and recurrent layers; none before torch 2.9."""
     backends: Any = torch.backends  # whose stubs do not know these settings
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        return ()
     return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
 
 
-def _set_fp32(precisions: Sequence[str]) -> None:
+def _older_settings() -> tuple[bool, bool]:
+    """Return what the settings that every torch has say of matrix products and of cudnn.
+
+    torch raises an error where they differ from the newer ones, so these are asked where there are any.
+    """
+    backends: Any = torch.backends
+    if places := _places():
+        return places[0].fp32_precision == "tf32", places[1].fp32_precision == "tf32"
+    return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+
+
+def _set_fp32(older: tuple[bool, bool], precisions: Sequence[str]) -> None:
     """Set the older settings first, which change some of the newer ones, so that both agree.
 
     Inductor and users' code still read the older settings, and torch raises an error if the two differ.
     """
-    matmul, convolution, _ = precisions
     backends: Any = torch.backends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they are the older ones
-        backends.cuda.matmul.allow_tf32 = matmul == "tf32"
-        backends.cudnn.allow_tf32 = convolution == "tf32"
-    for place, precision in zip(_places(), precisions, strict=True):
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = older
+    for place, precision in zip(_places(), precisions, strict=False):  # no places before torch 2.9
         place.fp32_precision = precision

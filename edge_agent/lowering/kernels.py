@@ -9,7 +9,11 @@ apply:
 - `gemm`     a pointwise convolution of channels-last pixels as one matrix product, with bias and Relu in its
              epilogue; writes into a slice of a Concat's buffer as it is;
 - `cudnn fused`   convolution, bias, Add and Relu in one cudnn kernel; its result is copied where it belongs;
-- `cudnn in place`   cudnn's convolution straight into the buffer, then bias, Add and Relu on it.
+- `cudnn graph 0` and so on   the same straight into the buffer, by a plan of `cudnn_graph`;
+- `cudnn graph copied`   the first of those plans into packed memory, then a copy: into a slice some plans
+             copy, too, and more slowly.
+
+torch's own convolution into given memory is not among them, for the reason that `cudnn_graph` gives.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,8 +22,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import allows_tf32
-from stageloom.edge_agent.lowering.families.convolution import CONVOLUTIONS, ConstantConv
+from stageloom.edge_agent.lowering.convolve import convolve, may_search
+from stageloom.edge_agent.lowering.cudnn_graph import PLANS, FusedConvolution, library
+from stageloom.edge_agent.lowering.families.convolution import ConstantConv
 from stageloom.edge_agent.lowering.families.normalisation import ChannelAffine
 from stageloom.edge_agent.lowering.node import WeightStore
 from stageloom.edge_agent.lowering.program import Alternative, Run, RunInto
@@ -35,6 +40,15 @@ class Chain:
     addend: int | None
     relu: bool
     folded: bool  # whether the weights are other than the node's
+
+    @property
+    def signature(self) -> Hashable:
+        """Chains with the same one do the same arithmetic, with weights of their own."""
+        conv = self.conv
+        return (
+            tuple(conv.weight.shape), conv.weight.dtype, conv.bias is None, conv.window, conv.groups,
+            self.addend is None, self.relu, self.folded,
+        )  # fmt: skip
 
     @property
     def pointwise(self) -> bool:
@@ -115,7 +129,8 @@ def alternatives(
     if device.type == "cuda" and source.ndim == 4 and chain.conv.window.symmetric:
         if chain.relu:
             kernels.append(Alternative("cudnn fused", *_cudnn_fused(chain)))
-        kernels.append(Alternative("cudnn in place", *_cudnn_in_place(chain)))
+        if library() is not None:
+            kernels += _cudnn_graphs(chain)
     return kernels
 
 
@@ -128,10 +143,9 @@ def _copying(run: Run) -> RunInto:
 
 def _in_parts(chain: Chain) -> tuple[Run, RunInto]:
     conv, window = chain.conv, chain.conv.window
-    function = CONVOLUTIONS[len(window.size) - 1]
 
     def convolved(args: Sequence[Tensor]) -> Tensor:
-        return function(
+        return convolve(
             args[chain.source],
             conv.weight,
             conv.bias,
@@ -224,22 +238,32 @@ def _cudnn_fused(chain: Chain) -> tuple[Run, RunInto]:
     return run, _copying(run)
 
 
-def _cudnn_in_place(chain: Chain) -> tuple[Run, RunInto]:
+def _cudnn_graphs(chain: Chain) -> list[Alternative]:
     conv, window = chain.conv, chain.conv.window
-    bias = None if conv.bias is None else conv.bias.view(1, -1, 1, 1)
+    fused = FusedConvolution(conv.weight, conv.bias, chain.relu, window.stride, window.begin, window.dilation)
+    run, in_parts = _in_parts(chain)
 
-    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-        backends = torch.backends.cudnn
-        out = outs[0]
-        torch.ops.aten.cudnn_convolution.out(
-            args[chain.source], conv.weight, window.begin, window.stride, window.dilation, conv.groups,
-            backends.benchmark, backends.deterministic, allows_tf32(), out=out,
-        )  # fmt: skip
-        if bias is not None:
-            out.add_(bias)
-        if chain.addend is not None:
-            out.add_(args[chain.addend])
-        if chain.relu:
-            out.relu_()
+    def addend(args: Sequence[Tensor]) -> Tensor | None:
+        return None if chain.addend is None else args[chain.addend]
 
-    return _in_parts(chain)[0], run_into
+    def straight(plan: int) -> RunInto:
+        def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+            if may_search():
+                fused.run_into(plan, args[chain.source], addend(args), outs[0])
+            else:  # a thread that serves builds no plans
+                in_parts(args, outs)
+
+        return run_into
+
+    def copied(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        packed = torch.empty_like(outs[0], memory_format=torch.channels_last)
+        straight(0)(args, (packed,))
+        outs[0].copy_(packed)
+
+    def in_a_slice(args: Sequence[Tensor], outs: Sequence[Tensor]) -> bool:
+        return not _is_channels_last(outs[0])
+
+    return [
+        *(Alternative(f"cudnn graph {plan}", run, straight(plan)) for plan in range(PLANS)),
+        Alternative("cudnn graph copied", run, copied, in_a_slice),
+    ]

@@ -20,7 +20,7 @@ makes one unit of a merge stage. Both are units like every other.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -28,6 +28,7 @@ import onnx
 import torch
 from torch import Tensor
 
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.lowering.batch import BatchLowering, LoweredModel, Parsed, ways
 from stageloom.edge_agent.lowering.dtypes import Precision, Unsupported, numpy_from_tensor, tensor_from_numpy
 from stageloom.edge_agent.lowering.node import Constant, WeightStore, stored_constant
@@ -35,7 +36,7 @@ from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Un
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId
-from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
+from stageloom.shared.importer.subgraph import merged_nodes, stacked_weights
 from stageloom.shared.merge import MergedConvolution, merged
 
 _PREFIX = "merged"
@@ -70,13 +71,14 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
     traced = [t for node in body if (t := trace.visit(node)) is not None]
     last = body[-1].output[0]
     program = KernelProgram(traced, [source], [last], trace)
+    offered, _ = ways(program, traced, [source], [last], trace)
     return Unit(
         ops=merge.ops,
         inputs=(merge.input,),
         outputs=merge.outputs,
         input_specs=(lowered.specs[merge.input],),
         output_specs=tuple(lowered.specs[t] for t in merge.outputs),
-        alternatives=tuple(_split(way, merge) for way in ways(program, traced, [source], [last], trace)),
+        alternatives=tuple(_split(way, merge) for way in offered),
     )
 
 
@@ -140,15 +142,17 @@ class ModelLowering:
         self.precision = precision
         self.channels_last = channels_last
         self.weights = WeightStore(device, precision)
-        model = onnx.ModelProto.FromString(artifact.onnx_bytes())
+        # The weights are parsed one at a time: on a Jetson they would lie in the device's memory twice more.
+        parts = ModelParts(artifact)
         self._parsed = Parsed(
             graph=artifact.graph,
-            model=model,
-            constants=_constants(model),
-            source=ModelSource.open(artifact),
+            model=parts.skeleton.model,
+            constants=_constants(parts.weights()),
+            parts=parts,
             store=self.weights,
             channels_last=channels_last,
         )
+        parts.release_pages()
         self._batches: dict[int, BatchLowering] = {}
         self._several: dict[tuple[str, int, tuple[OpId, ...]], Unit] = {}
         self._lock = threading.RLock()
@@ -202,10 +206,10 @@ class ModelLowering:
             return self._several[key]
 
 
-def _constants(model: onnx.ModelProto) -> dict[str, Constant]:
+def _constants(weights: Iterable[onnx.TensorProto]) -> dict[str, Constant]:
     """Return the weights that torch can hold; operators that read others are not lowered."""
     constants = {}
-    for proto in model.graph.initializer:
+    for proto in weights:
         with suppress(Unsupported):
             constants[proto.name] = stored_constant(proto)
     return constants

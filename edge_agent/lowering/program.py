@@ -10,11 +10,11 @@ one.
   At most scratch memory is allocated, on the current stream.
 
 `alternatives` are kernels with the same result up to rounding. The first always works; which is fastest
-depends on shape, device and library version, so an executor times them and takes `unit.choose(name)`.
+depends on shapes, strides, device and library version, so an executor times them and takes `unit.way(name)`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
@@ -189,6 +189,11 @@ def _overwriting(
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], "tuple[Tensor, ...]"]
 RunInto: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+Fits: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], bool]
+
+
+def _always(args: Sequence[Tensor], outs: Sequence[Tensor]) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,7 @@ class Alternative:
     name: str
     run: Run
     run_into: RunInto
+    fits: Fits = _always  # whether it is worth trying on such arguments and buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,7 @@ class Unit:
     alternatives: tuple[Alternative, ...]
     view: bool = False
     foreign: str = ""  # why it runs in onnxruntime, on the host: such a unit cannot be captured
+    signature: Hashable = None  # units with the same one and the same layouts take the same time
 
     def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs, in memory that torch allocates or, for a view, in that of the arguments."""
@@ -221,14 +228,13 @@ class Unit:
         """Write the outputs into `outs`, which overlap neither each other nor `args`."""
         self.alternatives[0].run_into(args, outs)
 
-    def choose(self, name: str) -> "Unit":
-        """Return the unit with the alternative of that name first.
+    def way(self, name: str) -> Alternative:
+        """Return the alternative of that name.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: there is none.
         """
-        chosen = next((a for a in self.alternatives if a.name == name), None)
-        if chosen is None:
+        found = next((a for a in self.alternatives if a.name == name), None)
+        if found is None:
             raise KeyError(name)
-        others = tuple(a for a in self.alternatives if a is not chosen)
-        return replace(self, alternatives=(chosen, *others))
+        return found

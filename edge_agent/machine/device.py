@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from stageloom.edge_agent.machine.utilisation import Metric, UtilisationChain, is_tegra, text_of, this_machine
+from stageloom.edge_agent.machine.utilisation import (
+    Metric,
+    UtilisationChain,
+    is_tegra,
+    l4t_release,
+    text_of,
+    this_machine,
+)
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.telemetry import RowData, Utilisation
 
@@ -67,15 +74,23 @@ def driver_version(proc: Path = Path("/proc")) -> str:
     return match.group(1) if match else ""
 
 
-def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path = Path("/proc")) -> str:
-    """One text: hardware with its driver and power mode, runtime versions, precision.
+def device_class(
+    precision: str = "fp32",
+    *,
+    mode: str | None = None,
+    proc: Path = Path("/proc"),
+    root: Path = Path("/"),
+) -> str:
+    """One text: hardware with its Jetson Linux, driver and power mode, runtime versions, precision.
 
     `mode` is the power mode, by default the one of now.
     """
-    hardware = ", ".join(gpu_names(proc)) or f"{cpu_name(proc)} x{len(os.sched_getaffinity(0))}"
-    driver = driver_version(proc)
+    hardware = ", ".join(gpu_names(proc, root)) or f"{cpu_name(proc)} x{len(os.sched_getaffinity(0))}"
+    driver, release = driver_version(proc), l4t_release(root)
     mode = this_machine().power_mode() if mode is None else mode
-    device = ", ".join(part for part in (hardware, driver and f"driver {driver}", mode) if part)
+    device = ", ".join(
+        part for part in (hardware, release and f"L4T {release}", driver and f"driver {driver}", mode) if part
+    )
     runtimes = " ".join(f"{name}-{number}" for name, number in installed().items()) or "no-runtime"
     text = f"{device}; {runtimes}; {precision}"
     if len(text) <= _LONGEST:

@@ -1,7 +1,9 @@
 """Is this machine fit for an agent? Each check looks at one thing and says what to do about it.
 
 Nothing heavy is imported: versions come from the installed metadata, so that a broken package is named and
-not run.
+not run. Where there is a GPU, torch and onnxruntime are tried on it in processes of their own.
+
+No remedy is a command that would replace a wheel of the GPU's vendor by one of the registry.
 """
 
 import os
@@ -11,6 +13,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +31,14 @@ from stageloom.edge_agent.machine.executors import (
     executor_problems,
     onnx_facts,
     torch_facts,
+)
+from stageloom.edge_agent.machine.gpu_trial import GpuTrial, has_kernels, run_trial
+from stageloom.edge_agent.machine.jetson import how_to_install, jetpack, memory_text, toolkit_version
+from stageloom.edge_agent.machine.utilisation import (
+    UtilisationChain,
+    is_tegra,
+    l4t_release,
+    this_machine,
 )
 from stageloom.shared.errors import SettingError
 from stageloom.shared.extensions import Extensions
@@ -70,8 +81,9 @@ def examine(home: Path) -> list[Check]:
         lambda: executors_check(executor_problems() | added_problems(), sorted(os.sched_getaffinity(0))),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
         lambda: openvino_check(installed(("openvino",))),
-        lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
-        lambda: torch_check(torch_facts(), gpu_names()),
+        lambda: gpu_state_check(gpu_names()),
+        lambda: onnx_cuda_check(onnx_facts(), gpu_names(), trial=partial(run_trial, "onnxruntime")),
+        lambda: torch_check(torch_facts(), gpu_names(), trial=partial(run_trial, "torch")),
         lambda: extensions_check(added_executors(), added_schedulers()),
         lambda: home_check(home),
         lambda: settings_check(home),
@@ -114,7 +126,7 @@ def runtime_check(versions: dict[str, str]) -> Check:
     return _warn(
         "onnxruntime",
         "not installed: plans for the onnx executor cannot run",
-        "pip install 'stageloom[onnx]', or the wheel that your GPU's vendor offers",
+        f"{how_to_install('onnx')}; for a GPU the wheel that its vendor offers",
     )
 
 
@@ -124,7 +136,7 @@ def executors_check(problems: Mapping[str, str], cores: Sequence[int]) -> Check:
     where = f"on cores {', '.join(f'{a}-{b}' if a < b else f'{a}' for a, b in core_ranges(cores))}"
     rest = "; ".join(f"not {name}: {problem}" for name, problem in problems.items() if problem)
     if not usable:
-        return _fail("executors", f"none can be used; {rest}", "pip install 'stageloom[edge,onnx]'")
+        return _fail("executors", f"none can be used; {rest}", how_to_install("onnx"))
     return _ok("executors", f"{', '.join(usable)} {where}" + (f"; {rest}" if rest else ""))
 
 
@@ -147,8 +159,32 @@ def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
     return _warn(
         "gpu",
         f"{', '.join(names)}, but nothing installed here uses it",
-        "pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
+        f"{how_to_install('torch')}, or the same of onnx-gpu",
     )
+
+
+def gpu_state_check(
+    names: Sequence[str],
+    machine: UtilisationChain | None = None,
+    proc: Path = Path("/proc"),
+    root: Path = Path("/"),
+) -> Check:
+    """System, power mode, clocks and memory: what figures of two machines may differ by."""
+    if not names:
+        return _ok("gpu state", "no GPU")
+    machine = machine or this_machine()
+    release, number = l4t_release(root), jetpack(root)
+    system = f"L4T {release}" + (f" (JetPack {number})" if number else "") if release else ""
+    toolkit, mode = toolkit_version(root), machine.power_mode()
+    clocks = [f"{metric.name} {metric.text}" for metric in machine.clocks() if metric.value is not None]
+    parts = (
+        system,
+        toolkit and f"CUDA toolkit {toolkit}",
+        mode and f"power mode {mode}",
+        *clocks,
+        memory_text(proc) if is_tegra(proc, root) else "",
+    )
+    return _ok("gpu state", ", ".join(part for part in parts if part) or "the driver tells nothing")
 
 
 def openvino_check(versions: dict[str, str]) -> Check:
@@ -162,9 +198,13 @@ def openvino_check(versions: dict[str, str]) -> Check:
     )
 
 
-def onnx_cuda_check(facts: OnnxFacts, gpus: list[str]) -> Check:
-    """Is CUDAExecutionProvider there, and can the executor onnx_cuda use it?"""
-    install = "pip uninstall onnxruntime, then pip install 'stageloom[edge,onnx-gpu]'"
+def onnx_cuda_check(
+    facts: OnnxFacts, gpus: list[str], *, trial: Callable[[], GpuTrial] | None = None
+) -> Check:
+    """Is CUDAExecutionProvider there, and can the executor onnx_cuda use it? `trial` runs a kernel by it."""
+    install = how_to_install("onnx-gpu")
+    if not is_tegra():
+        install = f"pip uninstall onnxruntime, then {install}"
     if not facts.cuda:
         why = "this onnxruntime has no CUDAExecutionProvider" if facts.present else "no onnxruntime"
         detail = f"{why}: plans for onnx_cuda cannot run"
@@ -173,21 +213,32 @@ def onnx_cuda_check(facts: OnnxFacts, gpus: list[str]) -> Check:
         return _warn(
             "onnx_cuda",
             "CUDAExecutionProvider is there, cuda-bindings is not: onnx_cuda cannot run",
-            "pip install 'stageloom[edge,onnx-gpu]'",
+            f"pip install 'cuda-bindings=={'12' if jetpack() == '6' else '13'}.*', for the driver's CUDA",
         )
     detail = f"CUDAExecutionProvider, cuda-bindings {facts.bindings}"
     if not gpus:
         return _ok("onnx_cuda", f"{detail}: onnx_cuda has no GPU")
-    return _ok("onnx_cuda", f"{detail}: onnx_cuda can run on {', '.join(gpus)}")
+    found = trial() if trial is not None else None
+    if found is not None and not found.worked:
+        return _warn(
+            "onnx_cuda",
+            f"{detail}: no kernel ran on {', '.join(gpus)}: {found.error or 'its result was wrong'}",
+            "take the wheel that was built for this GPU and this CUDA, with their cuDNN",
+        )
+    tried = ", a kernel ran" if found is not None else ""
+    return _ok("onnx_cuda", f"{detail}{tried}: onnx_cuda can run on {', '.join(gpus)}")
 
 
-def torch_check(facts: TorchFacts, gpus: list[str]) -> Check:
-    """What the executors torch_cpu and torch_cuda would find, and what torch_cuda lacks."""
+def torch_check(facts: TorchFacts, gpus: list[str], *, trial: Callable[[], GpuTrial] | None = None) -> Check:
+    """What the executors torch_cpu and torch_cuda would find, and what torch_cuda lacks.
+
+    `trial` allocates a tensor on the GPU and tells for which architectures torch was built.
+    """
     if not facts.torch:
         return _ok(
             "torch",
             "not installed: plans for torch_cuda and torch_cpu cannot run",
-            "pip install 'stageloom[torch]' if they should",
+            f"{how_to_install('torch')} if they should",
         )
     parts = [f"torch {facts.torch}", f"CUDA {facts.cuda}" if facts.cuda else "no CUDA", *facts.libraries]
     if facts.driver:
@@ -205,7 +256,28 @@ def torch_check(facts: TorchFacts, gpus: list[str]) -> Check:
         return _warn(
             "torch", f"{detail}: no NVIDIA driver is loaded", "install the driver and load its kernel module"
         )
-    return _ok("torch", f"{detail}: torch_cuda and torch_cpu can run")
+    if trial is not None and (problem := _trial_problem(trial(), parts, tegra=is_tegra())):
+        return _warn(
+            "torch",
+            f"{', '.join(parts)}: {problem}",
+            "take the torch wheel whose architectures have this GPU's",
+        )
+    return _ok("torch", f"{', '.join(parts)}: torch_cuda and torch_cpu can run")
+
+
+def _trial_problem(found: GpuTrial, parts: list[str], *, tegra: bool) -> str:
+    """Why torch does not reach the GPU, empty where it does; what it told goes to `parts`."""
+    if found.architectures:
+        parts.append(f"kernels for {' '.join(found.architectures)}")
+    if found.capability is not None:
+        own = f"sm_{found.capability[0]}{found.capability[1]}"
+        parts.append(f"the GPU is {own}")
+        if found.architectures and not has_kernels(found.architectures, found.capability, tegra=tegra):
+            return f"this torch has no kernels for {own}"
+    if not found.worked:
+        return f"no tensor could be allocated: {found.error or 'its values were wrong'}"
+    parts.append("a tensor was allocated")
+    return ""
 
 
 def _nearest(home: Path) -> Path:

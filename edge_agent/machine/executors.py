@@ -14,6 +14,7 @@ from typing import Final
 
 from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
 from stageloom.edge_agent.machine.device import driver_version, gpu_names, installed
+from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, MachineFacts
 
 _LIBRARIES = re.compile(r"nvidia-(cudnn|cublas|cuda-runtime)(-cu\d+)?$")
@@ -107,12 +108,12 @@ def problems_of(
 ) -> dict[str, str]:
     """`executor_problems` of what was found; `twice`: onnxruntime is installed with a GPU and without."""
     gpu = "" if gpus else "there is no GPU"
-    no_torch = "" if torch.torch else "torch is not installed, pip install 'stageloom[torch]'"
-    no_onnx = "" if onnx.present else "onnxruntime is not installed, pip install 'stageloom[onnx]'"
+    no_torch = "" if torch.torch else f"torch is not installed, {how_to_install('torch')}"
+    no_onnx = "" if onnx.present else f"onnxruntime is not installed, {how_to_install('onnx')}"
     if twice:
         no_onnx = "onnxruntime and onnxruntime-gpu are both installed and break each other"
     provider = "" if onnx.cuda else "this onnxruntime has no CUDAExecutionProvider"
-    bindings = "" if onnx.bindings else "cuda-bindings is not installed, pip install 'stageloom[onnx-gpu]'"
+    bindings = "" if onnx.bindings else "cuda-bindings is not installed"
     return {
         "onnx": no_onnx,
         "openvino": "" if openvino else "openvino is not installed, pip install 'stageloom[openvino]'",

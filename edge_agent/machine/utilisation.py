@@ -1,4 +1,5 @@
-"""How busy the machine is, at which clocks, in which power mode: sysfs on a Jetson, NVML elsewhere, procfs.
+"""How busy the machine is, at which clocks, in which power mode: sysfs on a Jetson, NVML elsewhere and for
+what sysfs lacks, procfs.
 
 Every value is a number that was read, or None: a source that cannot tell never says 0.
 """
@@ -208,7 +209,14 @@ def open_nvml(*, uuid: str | None = None, library: Any = None) -> Nvml | None:
         return None
 
 
-_NODES: Final = ("17000000.ga10b", "17000000.gpu", "17000000.gv11b", "17000000.gp10b", "57000000.gpu")
+_NODES: Final = (
+    "17000000.ga10b",
+    "17000000.gpu",
+    "17000000.gv11b",
+    "17000000.gp10b",
+    "57000000.gpu",
+    "gpu-gpc-0",  # Thor
+)
 _LOAD: Final = (
     "devices/gpu.0/load",
     "devices/platform/gpu.0/load",
@@ -216,22 +224,26 @@ _LOAD: Final = (
     *(f"devices/platform/bus@0/{node}/load" for node in _NODES),
     *(f"class/devfreq/{node}/device/load" for node in _NODES),
 )
-_GPU_CLOCK: Final = tuple(f"class/devfreq/{node}/cur_freq" for node in _NODES)
+_GPU_CLOCK, _LEAST_CLOCK, _MOST_CLOCK = (
+    tuple(f"class/devfreq/{node}/{which}_freq" for node in _NODES) for which in ("cur", "min", "max")
+)
 _EMC_ACTIVITY: Final = ("kernel/actmon_avg_activity/mc_all", "kernel/debug/cactmon/mc_all")
 _EMC_CLOCK: Final = ("kernel/debug/clk/emc/clk_rate", "kernel/debug/bpmp/debug/clk/emc/rate")
 _MODE = re.compile(r"\bpmode:\s*0*(\d+)")
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=0*(\d+)\s+NAME=(\S+?)\s*>", re.MULTILINE)
 _NAMED = re.compile(r"^NV Power Mode:\s*(\S+)", re.MULTILINE)
+_RELEASE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)", re.MULTILINE)
 _ASK_S: Final = 2.0
 
 
 class Tegra:
     """One Jetson, by sysfs and by nvpmodel's files. `root` is the file system that these lie in.
 
-    NVML initialises on an Orin and then answers "not supported" or zeros, so it is not asked here. The
-    driver's `load` counts in thousandths; which node it belongs to differs between generations (gpu.0 on TX2,
-    Nano and Xavier, 17000000.ga10b or 17000000.gpu on Orin). The share in which the memory controller was
-    busy needs two files of the kernel's activity monitor; the newer kernels let only root read them.
+    NVML initialises on an Orin and then answers "not supported" or zeros; a Thor has no `load`, and NVML
+    knows it there (jetson_stats issue 885), so it is asked where that file is missing. The driver's `load`
+    counts in thousandths; which node it belongs to differs between generations (gpu.0 on TX2, Nano and
+    Xavier, 17000000.ga10b or 17000000.gpu on Orin). The share in which the memory controller was busy needs
+    two files of the kernel's activity monitor; the newer kernels let only root read them.
     """
 
     def __init__(self, sysfs: Path = Path("/sys"), root: Path = Path("/")) -> None:
@@ -254,6 +266,17 @@ class Tegra:
             MEMORY_CLOCK: emc_hz / 1e6 if emc_hz else None,
         }
 
+    @property
+    def has_load(self) -> bool:
+        """Whether the driver has a file for the load, readable or not."""
+        return any(self._sysfs.joinpath(path).exists() for path in _LOAD)
+
+    @property
+    def clocks_locked(self) -> bool:
+        """Whether the GPU's least clock is its highest, which `jetson_clocks` sets beside the power mode."""
+        least, most = first_number(self._sysfs, _LEAST_CLOCK), first_number(self._sysfs, _MOST_CLOCK)
+        return least is not None and least == most
+
     def power_mode(self) -> str:
         """nvpmodel's mode by name; by number where its table does not name it; "" where neither is known."""
         status = text_of(self._root / "var/lib/nvpmodel/status")
@@ -261,6 +284,12 @@ class Tegra:
         if number is None:
             return ""
         return mode_names(text_of(self._root / "etc/nvpmodel.conf") or "").get(number, f"mode {number}")
+
+
+def l4t_release(root: Path = Path("/")) -> str:
+    """The release of Jetson Linux, such as `36.4.3` (JetPack 6) or `39.2.0` (JetPack 7.2); "" elsewhere."""
+    match = _RELEASE.search(text_of(root / "etc/nv_tegra_release") or "")
+    return ".".join(match.groups()) if match else ""
 
 
 def mode_number(status: str) -> int | None:
@@ -322,21 +351,26 @@ class UtilisationChain:
             self._tegra = Tegra(sysfs, root)
             if not self._tegra.power_mode():
                 self._asked_mode = ask()
-        else:
+        if self._tegra is None or not self._tegra.has_load:
             self._nvml = nvml()
         self._limited = self._nvml is not None and self._nvml.power_mode() != ""
 
     @property
     def source(self) -> str:
         """Where the GPU's figures come from."""
-        return "sysfs" if self._tegra else "nvml" if self._nvml else "none"
+        sources = [name for name, known in (("sysfs", self._tegra), ("nvml", self._nvml)) if known]
+        return "+".join(sources) or "none"
 
     def read(self) -> tuple[Metric, ...]:
         """Every metric that there is, None where this machine cannot tell it."""
         found = self._cpu.read()
-        gpu = self._tegra or self._nvml
-        if gpu is not None:
-            found |= gpu.read()
+        if self._nvml is not None:
+            told = self._nvml.read()
+            # NVML says a load of 0 on Jetsons that it cannot read, where it knows no clock either.
+            if self._tegra is None or told[GPU_CLOCK] is not None:
+                found |= told
+        if self._tegra is not None:
+            found |= {name: value for name, value in self._tegra.read().items() if value is not None}
         return tuple(Metric(name, found.get(name)) for name in UNITS)
 
     def clocks(self) -> tuple[Metric, ...]:
@@ -346,11 +380,13 @@ class UtilisationChain:
     def power_mode(self) -> str:
         """nvpmodel's mode on a Jetson, else the GPU's power limit, else the governor; "" where none is known.
 
-        Costs with the same text were measured alike. Where NVML has told a limit once, one that it cannot
+        Costs with the same text were measured alike, so that it also says where `jetson_clocks` holds the
+        clocks at their highest. Where NVML has told a limit once, one that it cannot
         tell now is unknown and not the governor: that would be another mode.
         """
         if self._tegra is not None:
-            return self._tegra.power_mode() or self._asked_mode
+            mode = self._tegra.power_mode() or self._asked_mode
+            return f"{mode} jetson_clocks".strip() if self._tegra.clocks_locked else mode
         if self._nvml is not None and self._limited:
             return self._nvml.power_mode()
         return self._cpu.governor()

@@ -91,6 +91,43 @@ def test_a_jetson_without_readable_files_is_unsupported_and_not_zero(tmp_path: P
     assert it.power_mode() == "MODE_30W", "nvpmodel was asked, as there is no status file"
 
 
+THOR_BY_NVML: dict[str, Any] = {
+    "nvmlInit": None,
+    "nvmlDeviceGetHandleByIndex": "handle",
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=0),
+    "nvmlDeviceGetClockInfo": 1386,
+}
+
+
+def test_a_thor_tells_its_clock_by_sysfs_and_its_load_by_nvml(tmp_path: Path) -> None:
+    """Its devfreq node has another name than Orin's and no `load` (jetson_stats issue 885)."""
+    it = chain(tmp_path, "thor", nvml=lambda: open_nvml(library=library(**THOR_BY_NVML)))
+    assert it.source == "sysfs+nvml" and it.power_mode() == "120W"
+    assert (values(it)["gpu"], values(it)["gpu_clock"]) == (97.0, 1386.0)
+
+
+def test_a_load_of_nvml_that_knows_no_clock_is_no_load(tmp_path: Path) -> None:
+    """On an Orin NVML says 0 whatever runs; so it may where another file system hides sysfs."""
+    told = THOR_BY_NVML | {
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
+        "nvmlDeviceGetClockInfo": 0,
+    }
+    it = chain(tmp_path, "thor", nvml=lambda: open_nvml(library=library(**told)))
+    assert (values(it)["gpu"], values(it)["gpu_clock"]) == (None, 1386.0)
+
+
+def test_jetson_clocks_and_the_release_are_part_of_what_costs_are_filed_under(tmp_path: Path) -> None:
+    it = chain(tmp_path, "thor")
+    assert it.power_mode() == "120W"
+    (tmp_path / "sys/class/devfreq/gpu-gpc-0/min_freq").write_text("1575000000\n")
+    assert it.power_mode() == "120W jetson_clocks"
+    text = device_class(mode=it.power_mode(), proc=tmp_path / "proc", root=tmp_path)
+    assert text.startswith(
+        "NVIDIA Jetson AGX Thor Developer Kit, L4T 39.2.0, driver 595.78, 120W jetson_clocks; "
+    )
+    assert utilisation.l4t_release(tmp_path / "nowhere") == ""
+
+
 @pytest.mark.promise("load-cannot-read-unsupported")
 def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> None:
     nvml = library(

@@ -40,6 +40,18 @@ def test_parts_equal_the_importers_extraction(name: str, batch: int) -> None:
         assert got == wanted
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_sub_model_in_memory_is_the_importers_with_its_weights(batch: int) -> None:
+    artifact = artifact_of("googlenet")
+    wanted = ModelSource.open(artifact).extract(map(OpId, range(3, 9)), batch=batch)
+    got = ModelParts(artifact).sub_model(range(3, 9), batch)
+    assert onnx.ModelProto.FromString(got.onnx_bytes) == onnx.ModelProto.FromString(wanted.onnx_bytes)
+    assert (got.inputs, got.outputs) == (wanted.inputs, wanted.outputs)
+    weights = {weight.name: weight for weight in ModelParts(artifact).weights()}
+    whole = onnx.ModelProto.FromString(artifact.onnx_bytes())
+    assert weights == {weight.name: weight for weight in whole.graph.initializer}
+
+
 def test_a_model_taken_apart_holds_no_weights_and_loses_none() -> None:
     artifact = artifact_of("squeezenet")
     model = artifact.onnx_bytes()

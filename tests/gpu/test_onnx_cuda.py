@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.cuda.executor import launched_step
 from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaSessionDevice, why_not
+from stageloom.edge_agent.executor.onnx_cuda.engines import BlockEngines
 from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxCudaExecutor
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import ExecutorOptions
 from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
@@ -99,6 +101,52 @@ def test_answers_with_tf32_are_near(executor: OnnxCudaExecutor, model: Artifact)
     wanted = answer_of(model, random_inputs(model.graph, 7))
     made = _logits(executor, steps, 1, model)
     assert np.linalg.norm(made - wanted) / np.linalg.norm(wanted) < 1e-2
+
+
+def test_answers_in_half_precision_are_near_and_the_same_every_time(
+    executor: OnnxCudaExecutor, model: Artifact
+) -> None:
+    steps = _streamed(executor, model, "fp16")
+    wanted = answer_of(model, random_inputs(model.graph, 7))
+    made = [_logits(executor, steps, number, model) for number in range(1, 11)]
+    assert np.linalg.norm(made[0] - wanted) / np.linalg.norm(wanted) < 2e-2
+    assert len({one.tobytes() for one in made}) == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_plan_takes_no_more_of_the_device_than_it_stated(
+    precision: str, executor: OnnxCudaExecutor, model: Artifact
+) -> None:
+    """Handles of cuBLAS, cuBLASLt and cuDNN count with every session; what a first session loads does not."""
+    load(executor, plan_of([model], [()], [members(1)]), [model], PlanKey(9))
+    before = executor._on.free_bytes()
+    steps = _streamed(executor, model, precision)
+    _logits(executor, steps, 1, model)
+    assert before - executor._on.free_bytes() <= executor.stated_bytes(executor._plans[KEY].bound, alone=True)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_an_engine_of_tensorrt_is_tried_beside_the_plain_session(
+    precision: str,
+    executor: OnnxCudaExecutor,
+    model: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Right whichever wins; built anew from the disk in little time."""
+    if not executor._chooser.builds(precision):
+        pytest.skip("TensorRT is not installed")
+    caplog.set_level("INFO")
+    executor._chooser = BlockEngines(executor._sessions_on, executor._options, tmp_path)
+    plan = plan_of([model], [()], [members(1)])
+    options = ExecutorOptions(name="onnx_cuda", precision=precision)
+    steps = StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
+    wanted = answer_of(model, random_inputs(model.graph, 7))
+    made = _logits(executor, steps, 1, model)
+    assert np.linalg.norm(made - wanted) / np.linalg.norm(wanted) < 2e-2
+    assert "engine model=googlenet" in caplog.text, "it was built and compared"
+    assert list(tmp_path.glob("*/*.engine")) and list(tmp_path.glob("*.timing"))
 
 
 def test_every_operator_has_a_time(executor: OnnxCudaExecutor, model: Artifact) -> None:

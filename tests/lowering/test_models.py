@@ -194,3 +194,11 @@ def test_a_reshape_alone_is_a_view_and_a_transpose_is_none() -> None:
 def helper_max(source: str, made: str) -> onnx.NodeProto:
     """A node that is an operator of its own."""
     return onnx.helper.make_node("Max", [source, source], [made], name=made)
+
+
+def test_a_lowered_model_keeps_no_parsed_file_with_its_weights() -> None:
+    """On a Jetson what the processor holds is missing on the device."""
+    lowering, _ = lowered(artifact_of("squeezenet"))
+    parsed = lowering._parsed
+    assert len(parsed.model.graph.initializer) == 0 and len(parsed.model.graph.node) > 0
+    assert parsed.parts.skeleton.model is parsed.model

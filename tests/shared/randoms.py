@@ -18,6 +18,7 @@ from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
+    IssueOrder,
     Member,
     ModelPlan,
     Place,
@@ -286,6 +287,7 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
         name=st.text("abc_", min_size=1, max_size=9),
         intra_op_threads=st.integers(1, 256),
         precision=st.sampled_from(["fp32", "fp16"]),
+        issue=st.sampled_from(IssueOrder),
     )
     return st.builds(
         Plan,

@@ -238,6 +238,13 @@ def test_the_agent_may_use_the_gpus_drivers_under_the_names_that_they_have(drive
     assert any(fnmatchcase(driver, pattern) for pattern in allowed)
 
 
+def test_the_agent_starts_after_whatever_loads_the_gpus_driver_and_says_where_mps_must_be() -> None:
+    text = (ROOT / UNITS[0]).read_text()
+    after = [word for line in text.splitlines() if line.startswith("After=") for word in line[6:].split()]
+    assert {"nvidia-persistenced.service", "nvpmodel.service", "nv-load-display-modules.service"} <= {*after}
+    assert _settings(UNITS[0])["PrivateTmp"] == "yes" and "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps" in text
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_services_are_watched_restarted_and_outlive_a_child_without_memory(unit: str) -> None:
     settings = _settings(unit)

@@ -7,6 +7,7 @@ devices that hold every launch back and carry launches out in any order that str
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from stageloom.edge_agent.executor.cuda.streams import MAX_GROUP_STREAMS, MAX_STREAMS
@@ -37,8 +38,10 @@ PROFILING = MOVING + 1
 """The first of up to eight streams on which plans are profiled and operators timed."""
 
 PREPARING = PROFILING + MAX_GROUP_STREAMS
-"""The first of up to eight streams on which nothing runs but what prepares programs."""
+"""The first of those on which nothing runs but what prepares programs, as many as `most_streams`."""
 
+CAPTURING = PREPARING + MAX_STREAMS
+"""The first of those on which nothing runs: what serves is captured there; as many."""
 
 _BLOCK_RESERVES_BYTES: Final = 1024  # of shared memory, by the system, since compute capability 8.0
 
@@ -105,6 +108,8 @@ class GraphDevice(StreamDevice, Protocol):
     """A device whose launches can be captured into graphs. `launch` makes the stream torch's current one."""
 
     torch_device: "torch.device"
+    most_streams: int  # that one program may use
+    events_in_graphs: bool  # a captured graph can hold events that are read after a replay
 
     def settle(self) -> None:
         """Block until what this thread launched on the default stream has ended: zeros, weights."""
@@ -128,13 +133,10 @@ class GraphDevice(StreamDevice, Protocol):
         """Held by whoever uses the preparing streams: a process may have several executors."""
 
     def searching(self) -> AbstractContextManager[None]:
-        """While inside, libraries may search for the fastest kernel of each shape."""
+        """While inside, libraries may search for the fastest kernel of each shape, on this thread."""
 
     def use_tf32(self, on: bool) -> None:
         """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
-
-    def give_back(self) -> None:
-        """Return memory that this process has taken and does not use; the whole device may wait for it."""
 
     def reserved_bytes(self) -> int:
         """Bytes that this process has taken from the device."""
@@ -145,9 +147,19 @@ class SessionDevice(StreamDevice, Protocol):
 
     kind: str  # of its memory, as IOBinding calls it: `cuda`, `cpu`
     number: int
+    handle_bytes: int  # of the device's memory that the libraries' handles of one session take
+    engine_builder: str  # which version would build engines for which device; empty where nothing does
 
     def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
         """onnxruntime's provider for sessions whose kernels go to that stream, with its options."""
+
+    def engine_provider(
+        self, stream: Stream, *, precision: str, engine: Path, timings: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        """The provider that builds an engine of a whole session, with its options.
+
+        It keeps the engine in the one folder and what it measured of kernels in the other.
+        """
 
     def copying(self, stream: Stream, target: int, source: int, nbytes: int) -> Launch:
         """What copies on that stream between addresses, on the device or of `host_bytes`."""

@@ -26,9 +26,9 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Hardware queues that streams are spread over; read from the environment once, when CUDA starts (P4)."""
 
 
-def streams_per_lane(lanes: int) -> int:
-    """How many streams every lane may use, at least its own."""
-    return max(1, min(MAX_GROUP_STREAMS, MAX_STREAMS // lanes))
+def streams_per_lane(lanes: int, most: int = MAX_GROUP_STREAMS) -> int:
+    """How many streams every lane may use, at least its own, at most `most`."""
+    return max(1, min(most, MAX_STREAMS // lanes))
 
 
 def fold_streams(items: Sequence[Item], limit: int) -> LaunchList:
@@ -117,6 +117,17 @@ def issue_order(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> l
                 if not missing[follower]:
                     opened.append(follower)
     return order
+
+
+def scheduled_order(positions: Sequence[Sequence[float]], ends: Sequence[float]) -> list[tuple[int, int]]:
+    """As `issue_order`, but as a schedule lists the launches.
+
+    `positions` [num_items][num_launches of the item] are places in that list, `ends` [num_items] those behind
+    which an item has ended.
+    """
+    launches = [(place, item, at) for item, own in enumerate(positions) for at, place in enumerate(own)]
+    last = [(place, item, len(positions[item])) for item, place in enumerate(ends)]
+    return [(item, at) for _, item, at in sorted(launches + last)]
 
 
 def _ways_to_the_end(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> list[list[float]]:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -62,15 +63,25 @@ def open_session(key: SessionKey, source: ModelParts) -> OnnxSession:
     return session_from(key, source, options, ["CPUExecutionProvider"])
 
 
-def session_from(key: SessionKey, source: ModelParts, options: Any, providers: Sequence[Any]) -> OnnxSession:
-    """A session with these options and providers.
+def session_from(
+    key: SessionKey,
+    source: ModelParts,
+    options: Any,
+    providers: Sequence[Any],
+    file: Path | None = None,
+) -> OnnxSession:
+    """A session with these options and providers; its model is read from `file`, else from memory.
 
     Raises:
         ExecutorError: onnxruntime cannot build it.
     """
     try:
         graph, inputs, outputs = session_borders(key, source)
-        session = _from_memory_file(source, key, options, providers)
+        session = (
+            _from_memory_file(source, key, options, providers)
+            if file is None
+            else _from_file(file, source, key, options, providers)
+        )
     except (ModelError, Unsplittable) as error:
         raise ExecutorError(str(error)) from error
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -100,6 +111,19 @@ def _from_memory_file(source: ModelParts, key: SessionKey, options: Any, provide
         )
     finally:
         os.close(fd)
+
+
+def _from_file(
+    file: Path, source: ModelParts, key: SessionKey, options: Any, providers: Sequence[Any]
+) -> Any:
+    """A session of a model under a name that is the same next time. The file is gone afterwards."""
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        source.write(fd, key.ops, key.batch, merge=key.merge, half=key.half)
+        return onnxruntime.InferenceSession(str(file), options, providers=list(providers), enable_fallback=0)
+    finally:
+        os.close(fd)
+        file.unlink()
 
 
 _arena_lock = threading.Lock()

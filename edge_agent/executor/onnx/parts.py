@@ -8,7 +8,8 @@ appending another `graph` that holds weights adds them to the first.
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
@@ -17,8 +18,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from stageloom.edge_agent.executor.onnx.half_model import HalfModel, half_model
+from stageloom.edge_agent.executor.onnx.half import without_casts
+from stageloom.edge_agent.executor.onnx.split_half import HalfModel, half_model
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
@@ -31,7 +34,7 @@ from stageloom.shared.importer.encoded import (
     varint,
 )
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.subgraph import ModelSource, merged_nodes, stacked_weights
+from stageloom.shared.importer.subgraph import ModelSource, SubModel, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
@@ -83,8 +86,8 @@ class ModelParts:
         """
         if half is not None:
             found = self.half(ops, batch, half)
-            _write(fd, memoryview(found.model.SerializeToString()))
-            self._write_weights(fd, found.whole_weights)
+            for piece in (memoryview(found.model.SerializeToString()), *self._encoded(found.whole_weights)):
+                _write(fd, piece)
             return
         chosen = [OpId(op) for op in ops]
         if merge:
@@ -100,18 +103,46 @@ class ModelParts:
         ):
             _write(fd, self._model)
             return
-        part = self._parsed.extract(chosen, batch=batch).onnx_bytes
-        _write(fd, memoryview(part))
+        for piece in self._with_weights(self._parsed.extract(chosen, batch=batch).onnx_bytes):
+            _write(fd, piece)
+
+    def sub_model(self, ops: Sequence[int], batch: int) -> SubModel:
+        """The sub-model of some operators with its weights, in memory.
+
+        Raises:
+            ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+        """
+        part = self._parsed.extract([OpId(op) for op in ops], batch=batch)
+        return replace(
+            part,
+            onnx_bytes=b"".join(self._with_weights(part.onnx_bytes)),
+            digest=digest_of([self.artifact.digest, sorted(int(op) for op in ops), batch]),
+        )
+
+    def _with_weights(self, part: bytes) -> Iterator[memoryview]:
+        """The pieces of a file: a sub-model without weights, then what it reads of them."""
+        yield memoryview(part)
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
-        self._write_weights(fd, sorted(used & self._weights.keys()))
+        yield from self._encoded(sorted(used & self._weights.keys()))
 
-    def _write_weights(self, fd: int, names: Sequence[str]) -> None:
+    def _encoded(self, names: Sequence[str]) -> Iterator[memoryview]:
         for name in names:
             weight = self._weights[name]
             head = encoded_head(GRAPH_INITIALIZER, len(weight))
-            _write(fd, memoryview(encoded_head(MODEL_GRAPH, len(head) + len(weight)) + head))
-            _write(fd, weight)
+            yield memoryview(encoded_head(MODEL_GRAPH, len(head) + len(weight)) + head)
+            yield weight
+
+    @property
+    def skeleton(self) -> ModelSource:
+        """The model without its weights."""
+        return self._parsed
+
+    def weights(self) -> Iterator[onnx.TensorProto]:
+        """Every weight, parsed one at a time."""
+        _ = self._parsed
+        for encoded in self._weights.values():
+            yield onnx.TensorProto.FromString(bytes(encoded))
 
     def nodes(self, ops: Sequence[int]) -> list[onnx.NodeProto]:
         """The nodes of some operators."""
@@ -204,16 +235,25 @@ def merged_model(
         ModelError: the nodes are not the convolutions that the graph describes.
     """
     convolution = merged(graph, ops)
-    nodes = [[skeleton.graph.node[i] for i in graph.operators[op].nodes] for op in convolution.ops]
+    nodes = [
+        without_casts(skeleton.graph.node[i] for i in graph.operators[op].nodes) for op in convolution.ops
+    ]
     constants = {name for node in nodes[0][1:] for name in node.input if name in weights}
     names = [graph.tensors[tensor].name for tensor in (convolution.input, *convolution.outputs)]
     prefix = "merged"
     while any(name.startswith(prefix) for name in (*names, *constants)):
         prefix += "_"
-    body = helper.make_graph(merged_nodes(convolution, nodes[0], names[0], prefix), prefix, [], [])
-    body.node.append(helper.make_node("Split", [body.node[-1].output[0]], names[1:], axis=1))
-    stacked = zip(("kernels", "biases"), _stacked(graph, convolution, nodes, weights), strict=True)
-    body.initializer.extend(numpy_helper.from_array(array, f"{prefix}.{name}") for name, array in stacked)
+    kernels, biases = _stacked(graph, convolution, nodes, weights)
+    own = {
+        tensor: f"{prefix}.as_{kernels.dtype}.{number}"  # ends of the model, where weights have another type
+        for number, tensor in enumerate((convolution.input, *convolution.outputs))
+        if graph.tensors[tensor].dtype != kernels.dtype.name
+    }
+    inside = [own.get(t, graph.tensors[t].name) for t in (convolution.input, *convolution.outputs)]
+    body = helper.make_graph(merged_nodes(convolution, nodes[0], inside[0], prefix), prefix, [], [])
+    body.node.append(helper.make_node("Split", [body.node[-1].output[0]], inside[1:], axis=1))
+    body.initializer.append(numpy_helper.from_array(kernels, f"{prefix}.kernels"))
+    body.initializer.append(numpy_helper.from_array(biases, f"{prefix}.biases"))
     body.initializer.extend(onnx.TensorProto.FromString(bytes(weights[name])) for name in sorted(constants))
     if _opset(skeleton) >= _SPLIT_SIZES_ARE_AN_INPUT:
         sizes = np.array(convolution.filters, np.int64)
@@ -221,6 +261,14 @@ def merged_model(
         body.node[-1].input.append(f"{prefix}.sizes")
     else:
         body.node[-1].attribute.append(helper.make_attribute("split", convolution.filters))
+    for tensor, name in own.items():
+        outer, kind = graph.tensors[tensor].name, ELEMENT_TYPES[graph.tensors[tensor].dtype]
+        if tensor == convolution.input:
+            body.node.insert(
+                0, helper.make_node("Cast", [outer], [name], to=ELEMENT_TYPES[kernels.dtype.name])
+            )
+        else:
+            body.node.append(helper.make_node("Cast", [name], [outer], to=kind))
     body.input.append(_described(graph, convolution.input, batch))
     body.output.extend(_described(graph, tensor, batch) for tensor in sorted(convolution.outputs))
     model = onnx.ModelProto(ir_version=skeleton.ir_version, graph=body)

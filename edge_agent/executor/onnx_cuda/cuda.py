@@ -10,6 +10,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +19,23 @@ import onnxruntime
 
 from stageloom.edge_agent.executor.cuda.device import PROFILING, Event, Launch, Stream
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_STREAMS
+from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
+from stageloom.edge_agent.executor.onnx.half import FP16
+from stageloom.edge_agent.machine.jetson import how_to_install
+from stageloom.edge_agent.machine.utilisation import is_tegra
 from stageloom.shared.errors import ExecutorError
 
 PROVIDER = "CUDAExecutionProvider"
+ENGINES = "TensorrtExecutionProvider"
+ENGINE_WORKSPACE_BYTES = 256 << 20
+"""What an engine's kernels may take for scratch, the most that they are chosen with."""
+
 _BINDINGS = "cuda.bindings.runtime"
+_NVINFER = "libnvinfer.so.10"
+_SMALL_HANDLES_BYTES, _LARGE_HANDLES_BYTES = 8 << 20, 36 << 20
+_LARGE_SINCE = 9  # major compute capability
+"""A session has handles of cuBLAS, cuBLASLt and cuDNN of its own. cuBLAS takes a workspace of 4 MiB with its
+handle, of 32 MiB from Hopper on (its documentation, cublasSetWorkspace); 4 MiB for the others are a guess."""
 
 
 def why_not() -> tuple[str, str]:
@@ -29,12 +43,12 @@ def why_not() -> tuple[str, str]:
     if PROVIDER not in onnxruntime.get_available_providers():
         return (
             f"onnxruntime {onnxruntime.__version__} was built without {PROVIDER}",
-            "pip uninstall onnxruntime, then pip install 'stageloom[edge,onnx-gpu]'",
+            f"uninstall it, then {how_to_install('onnx-gpu')}",
         )
     try:
         runtime = importlib.import_module(_BINDINGS)
     except ImportError as error:
-        return f"cuda-bindings cannot be loaded: {error}", "pip install 'stageloom[edge,onnx-gpu]'"
+        return f"cuda-bindings cannot be loaded: {error}", "install those of the driver's CUDA (onnx-gpu)"
     failed, count = runtime.cudaGetDeviceCount()
     if failed != runtime.cudaError_t.cudaSuccess or not count:
         return (
@@ -44,11 +58,28 @@ def why_not() -> tuple[str, str]:
     return "", ""
 
 
+def engine_builder(architecture: str) -> str:
+    """Who would build engines here: versions of onnxruntime and TensorRT, the GPU's architecture.
+
+    Empty where onnxruntime has no provider for TensorRT, or TensorRT is not installed: the wheels of
+    onnxruntime-gpu bring the provider without the library.
+    """
+    if ENGINES not in onnxruntime.get_available_providers():
+        return ""
+    try:
+        library = ctypes.CDLL(_NVINFER)
+    except OSError:
+        return ""
+    return f"onnxruntime {onnxruntime.__version__}, TensorRT {library.getInferLibVersion()}, {architecture}"
+
+
 class CudaSessionDevice:
     """CUDA device 0 as `device.SessionDevice`; CUDA_VISIBLE_DEVICES says which one that is."""
 
     kind = "cuda"
     number = 0
+    handle_bytes = _SMALL_HANDLES_BYTES
+    engine_builder = ""
 
     def __init__(self) -> None:
         """Raises:
@@ -67,6 +98,16 @@ class CudaSessionDevice:
             self._call(self._cuda.cudaStreamCreateWithFlags, flags) for _ in range(PROFILING + 1)
         ]
         self._pause = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+        major, minor = (
+            int(self._call(self._cuda.cudaDeviceGetAttribute, which, self.number))
+            for which in (
+                self._cuda.cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor,
+                self._cuda.cudaDeviceAttr.cudaDevAttrComputeCapabilityMinor,
+            )
+        )
+        if major >= _LARGE_SINCE:
+            self.handle_bytes = _LARGE_HANDLES_BYTES
+        self.engine_builder = engine_builder(f"sm_{major}{minor}")
 
     def _call(self, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
         """The results of a CUDA call.
@@ -85,12 +126,33 @@ class CudaSessionDevice:
         return self._streams[number]
 
     def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
-        """Both settings replace a default: onnxruntime allows TF32, and its arenas grow by powers of two."""
-        return PROVIDER, {
+        """These settings replace a default: onnxruntime allows TF32, and its arenas grow by powers of two.
+
+        It also lets cudnn search among kernels with any workspace, which on a Jetson is everybody's memory.
+        """
+        options = {
             "device_id": str(self.number),
             "user_compute_stream": str(int(stream)),
             "use_tf32": str(int(tf32)),
             "arena_extend_strategy": "kSameAsRequested",
+        }
+        if is_tegra():
+            options["cudnn_conv_use_max_workspace"] = "0"
+        return PROVIDER, options
+
+    def engine_provider(
+        self, stream: Stream, *, precision: str, engine: Path, timings: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        """TensorRT on the session's stream; half precision is allowed where the model is in it."""
+        return ENGINES, {
+            "device_id": str(self.number),
+            "user_compute_stream": str(int(stream)),
+            "trt_fp16_enable": str(int(precision == FP16)),
+            "trt_max_workspace_size": str(ENGINE_WORKSPACE_BYTES),
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(engine),
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(timings),
         }
 
     def launch(self, stream: Stream, work: Callable[[], object]) -> None:
@@ -146,7 +208,7 @@ class CudaSessionDevice:
 
     def free_bytes(self) -> int:
         free, _ = self._call(self._cuda.cudaMemGetInfo)
-        return int(free)
+        return free_device_bytes(int(free))
 
 
 class _Event:

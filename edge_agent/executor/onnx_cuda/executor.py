@@ -8,11 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import numpy as np
 
 from stageloom.edge_agent.executor.base import (
     OperatorTime,
+    SharedTable,
     TimingRequest,
     bucket_of,
     require_artifacts,
@@ -26,11 +30,15 @@ from stageloom.edge_agent.executor.cuda.layout import CallKind
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, MemberTensor
 from stageloom.edge_agent.executor.onnx.cache import SessionCache, SessionKey
 from stageloom.edge_agent.executor.onnx.executor import OnnxSession
-from stageloom.edge_agent.executor.onnx_cuda.cuda import CudaSessionDevice
+from stageloom.edge_agent.executor.onnx.half import FP16, half_artifact
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx_cuda.cuda import ENGINE_WORKSPACE_BYTES, CudaSessionDevice
+from stageloom.edge_agent.executor.onnx_cuda.engines import BlockEngines
 from stageloom.edge_agent.executor.onnx_cuda.recipe import (
     PlanMemory,
     PlanRecipes,
     SessionRecipe,
+    block_keys,
     recipes_of,
     session_keys,
 )
@@ -50,15 +58,16 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.plan import Member
 
-PRECISIONS = ("fp32", "tf32")
-"""The models' own types; with tf32 products of float32 may be rounded to it first."""
+PRECISIONS = ("fp32", "tf32", FP16)
+"""The models' own types; with tf32 products of float32 may be rounded to it first, with fp16 they are float16
+within."""
 
 
 @dataclass(frozen=True)
 class _Loaded:
     recipes: PlanRecipes
     memory: PlanMemory
-    artifacts: Mapping[Digest, Artifact]
+    artifacts: Mapping[tuple[Digest, str], Artifact]  # by digest and precision, as sessions are cut of them
     alone: Mapping[tuple[int, int, int], BoundProgram]  # by combined block, position and bucket
 
     @property
@@ -79,8 +88,13 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         """
         self._sessions_on: SessionDevice = device or CudaSessionDevice()
         super().__init__(self._sessions_on, ThreadPoolExecutor(1, thread_name_prefix="launches"))
-        self._cache = SessionCache(make=partial(open_device_session, self._sessions_on), weigh=session_bytes)
+        self._weigh = partial(session_bytes, handle_bytes=self._sessions_on.handle_bytes)
+        self._cache = SessionCache(make=partial(open_device_session, self._sessions_on), weigh=self._weigh)
         self._options = run_options()
+        self._folder = TemporaryDirectory(prefix="stageloom-half-")
+        self._half = SharedTable[Digest, Artifact]()  # models in half precision, by the digests of their own
+        self._chooser = BlockEngines(self._sessions_on, self._options)
+        self._engines = SharedTable[SessionKey, OnnxSession | None]()  # None where the plain session stays
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="programs")
         self._programs: dict[ProgramKey, BoundProgram] = {}
 
@@ -94,9 +108,14 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         """
         self._check_options(bound)
         recipes = recipes_of(bound)
-        sessions = _session_bytes(recipes)
+        sessions = self._session_bytes(recipes)
         missing = sum(size for key, size in sessions.items() if alone or self._cache.get(key) is None)
-        return missing + recipes.memory_bytes
+        engines = sum(
+            size
+            for key, size in self._engine_bytes(recipes).items()
+            if alone or self._engines.get(key) is None
+        )
+        return missing + engines + recipes.memory_bytes
 
     def _check_options(self, bound: BoundPlan) -> None:
         require_precision(bound, self.name, PRECISIONS)
@@ -106,11 +125,13 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
     def held_bytes(self) -> int:
         """What loaded plans state for sessions, kept sessions, slots and arenas."""
         sessions: dict[SessionKey, int] = {}
+        engines: dict[SessionKey, int] = {}
         plans = list(self._plans.values())
         for loaded in plans:
-            sessions |= _session_bytes(loaded.recipes)
+            sessions |= self._session_bytes(loaded.recipes)
+            engines |= self._engine_bytes(loaded.recipes)
         sessions |= self._cache.idle()
-        return sum(sessions.values()) + sum(loaded.memory.nbytes for loaded in plans)
+        return sum((*sessions.values(), *engines.values(), *(loaded.memory.nbytes for loaded in plans)))
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Take the plan's memory, make and warm up its sessions, bind what runs members one by one.
@@ -127,29 +148,59 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         recipes = recipes_of(bound)
         memory = PlanMemory(recipes, self._sessions_on)
         try:
-            self._hold(key, recipes.keys, artifacts)
+            own = self._artifacts_of(key, bound, artifacts)
+            self._hold(key, recipes.keys, own)
             alone = {place: self._bind(recipe, recipes, memory) for place, recipe in recipes.alone.items()}
         except BaseException:
             self._cache.release(key)
+            self._half.release(key)
             memory.free()
             raise
         self._host.reserve(bound)
-        self._plans[key] = _Loaded(recipes, memory, dict(artifacts), alone)
+        self._plans[key] = _Loaded(recipes, memory, own, alone)
+
+    def _artifacts_of(
+        self, plan: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]
+    ) -> dict[tuple[Digest, str], Artifact]:
+        """The artifacts in the precisions of the plan's models; those in half precision are made now.
+
+        Raises:
+            ExecutorError: a model cannot be converted.
+        """
+        own = {}
+        for model, precision in zip(bound.models, bound.precisions, strict=True):
+            artifact = artifacts[model.plan.artifact]
+            if precision == FP16:
+                path = Path(self._folder.name) / f"{artifact.digest}.artifact"
+                artifact = self._half.hold(plan, artifact.digest, partial(half_artifact, artifact, path))
+            own[model.plan.artifact, precision] = artifact
+        return own
 
     def _hold(
-        self, plan: PlanKey, keys: Collection[SessionKey], artifacts: Mapping[Digest, Artifact]
+        self,
+        plan: PlanKey,
+        keys: Collection[SessionKey],
+        artifacts: Mapping[tuple[Digest, str], Artifact],
     ) -> None:
         """Have these sessions for a plan; new ones are warmed up."""
 
         def warm(key: SessionKey, session: OnnxSession) -> None:
-            graph = artifacts[key.artifact].graph
+            graph = artifacts[key.artifact, key.precision].graph
             warmed = self._preparer.submit(warm_up, session, key, graph, self._sessions_on, self._options)
             warmed.result()
 
-        self._cache.hold_all(plan, keys, artifacts, warm)
+        for precision in sorted({key.precision for key in keys}):
+            of = {digest: artifact for (digest, own), artifact in artifacts.items() if own == precision}
+            self._cache.hold_all(plan, [key for key in keys if key.precision == precision], of, warm)
 
-    def _bind(self, recipe: SessionRecipe, recipes: PlanRecipes, memory: PlanMemory) -> BoundProgram:
-        """Bind every session of a recipe to the plan's memory.
+    def _bind(
+        self,
+        recipe: SessionRecipe,
+        recipes: PlanRecipes,
+        memory: PlanMemory,
+        engines: Mapping[SessionKey, OnnxSession] = MappingProxyType({}),
+    ) -> BoundProgram:
+        """Bind every session of a recipe, or the engine that takes its place, to the plan's memory.
 
         Raises:
             ExecutorError: the plan's memory is too small, or a session is missing.
@@ -162,7 +213,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
             part = recipe.parts[(*call.reads, *call.makes)[0].position]
             places = {value: memory.address(recipe, value) for value in (*call.reads, *call.makes)}
             if key is not None:
-                session = self._cache.get(key)
+                session = engines.get(key) or self._cache.get(key)
                 if session is None:
                     raise ExecutorError(
                         f"no session for {len(key.ops)} operators of {key.artifact[:12]} is loaded"
@@ -179,7 +230,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         return BoundProgram(recipe, tuple(launches))
 
     def prepare(self, program: ProgramKey) -> None:
-        """Bind the program's sessions; those that only this mask needs are made now.
+        """Bind the program's sessions; those that only this mask needs are made now, and engines of blocks.
 
         Raises:
             ExecutorError: a session cannot be made, or the plan's memory is too small.
@@ -190,7 +241,26 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
         recipe = loaded.recipes.recipe(program.combined, buckets)
         self._hold(program.plan, session_keys(recipe), loaded.artifacts)
-        self._programs[program] = self._bind(recipe, loaded.recipes, loaded.memory)
+        engines = {
+            key: engine
+            for key in block_keys(recipe)
+            if (engine := self._engine(program.plan, key, loaded.artifacts)) is not None
+        }
+        self._programs[program] = self._bind(recipe, loaded.recipes, loaded.memory, engines)
+
+    def _engine(
+        self, plan: PlanKey, key: SessionKey, artifacts: Mapping[tuple[Digest, str], Artifact]
+    ) -> OnnxSession | None:
+        """The engine that takes a session's place; None where there is none, or it is not better."""
+        plain = self._cache.get(key)
+        if plain is None or not self._chooser.builds(key.precision):
+            return None
+
+        def make() -> OnnxSession | None:
+            source = ModelParts(artifacts[key.artifact, key.precision])
+            return self._preparer.submit(self._chooser.faster, key, plain, source).result()
+
+        return self._engines.hold(plan, key, make)
 
     def unload(self, key: PlanKey) -> None:
         """Free a plan's memory once nothing on the device uses it; some sessions are kept for its return."""
@@ -200,7 +270,9 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         if loaded is not None:
             self._await_moves()
             loaded.memory.free()
+        self._engines.release(key)
         self._cache.release(key)
+        self._half.release(key)
 
     def drop_idle(self) -> None:
         """Free the sessions that no loaded plan holds."""
@@ -211,6 +283,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         super().close()
         self._cache.drop_idle()
         self._preparer.shutdown()
+        self._folder.cleanup()
 
     # What a step runs, and where its tensors lie
 
@@ -255,6 +328,10 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
     def _copy_slot(self, stream: Stream, action: MoveInstance, tensor: TensorId, rows: int) -> None:
         (old_key, old), (new_key, new) = action.old, action.new
         source, target = self._plans[old_key], self._plans[new_key]
+        if source.bound.precisions[old.model] != target.bound.precisions[new.model]:
+            raise ExecutorError(
+                "the new plan has the model in another precision", remedy="let tasks end first"
+            )
         nbytes = rows * source.bound.models[old.model].graph.tensors[tensor].nbytes
         self._copy(stream, target.memory.slot(new, tensor), source.memory.slot(old, tensor), nbytes)
 
@@ -269,7 +346,14 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         device, options = self._sessions_on, self._options
         return self._preparer.submit(time_operators, artifact, request, idle, device, options).result()
 
+    def _session_bytes(self, recipes: PlanRecipes) -> dict[SessionKey, int]:
+        graphs = {model.plan.artifact: model.graph for model in recipes.bound.models}
+        return {key: self._weigh(key, graphs[key.artifact]) for key in recipes.keys}
 
-def _session_bytes(recipes: PlanRecipes) -> dict[SessionKey, int]:
-    graphs = {model.plan.artifact: model.graph for model in recipes.bound.models}
-    return {key: session_bytes(key, graphs[key.artifact]) for key in recipes.keys}
+    def _engine_bytes(self, recipes: PlanRecipes) -> dict[SessionKey, int]:
+        """What engines may take beside the plain sessions, which stay for fallbacks."""
+        return {
+            key: size + ENGINE_WORKSPACE_BYTES
+            for key, size in self._session_bytes(recipes).items()
+            if key in recipes.blocks and self._chooser.builds(key.precision)
+        }

@@ -30,6 +30,7 @@ from stageloom.edge_agent.executor.cuda.recipe import (
 )
 from stageloom.edge_agent.executor.cuda.streams import MAX_STREAMS, fold_streams, streams_per_lane
 from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders
+from stageloom.edge_agent.executor.onnx.half import with_half_graphs
 from stageloom.edge_agent.executor.onnx.program import CombinedPrograms
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import ExecutorError
@@ -38,6 +39,17 @@ from stageloom.shared.launch_list import Item
 from stageloom.shared.plan import Member
 
 SessionRecipe = Recipe[SessionKey]
+
+
+def block_keys(recipe: SessionRecipe) -> frozenset[SessionKey]:
+    """Those of its sessions that run all operators of a member's block."""
+    found = set()
+    for call, key in zip(recipe.calls, recipe.kernels, strict=True):
+        if key is not None and not key.merge:
+            part = recipe.parts[(*call.reads, *call.makes)[0].position]
+            if len(key.ops) == len(part.block.operators):
+                found.add(key)
+    return frozenset(found)
 
 
 def session_keys(recipe: SessionRecipe) -> frozenset[SessionKey]:
@@ -49,7 +61,8 @@ class PlanRecipes:
     """The recipes of one plan, and how much memory they need."""
 
     def __init__(self, bound: BoundPlan) -> None:
-        self.bound = bound
+        """Models that the plan wants in half precision have the graphs of those from here on."""
+        self.bound = bound = with_half_graphs(bound)
         self.width = streams_per_lane(bound.plan.lanes)
         self._programs = tuple(CombinedPrograms(bound, index) for index in range(len(bound.combined)))
         self._homes = tuple(self._home_streams(index) for index in range(len(bound.combined)))
@@ -124,6 +137,11 @@ class PlanRecipes:
     def keys(self) -> frozenset[SessionKey]:
         """Every session that fallbacks and full masks want at any bucket."""
         return frozenset().union(*map(session_keys, (*self.alone.values(), *self.full)))
+
+    @cached_property
+    def blocks(self) -> frozenset[SessionKey]:
+        """Those of `keys` that run all operators of a member's block."""
+        return frozenset().union(*map(block_keys, (*self.alone.values(), *self.full)))
 
 
 @lru_cache(maxsize=32)

@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime
 
 from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest, one_line
-from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch, SessionDevice
+from stageloom.edge_agent.executor.cuda.device import PROFILING, Launch, SessionDevice, Stream
 from stageloom.edge_agent.executor.onnx.cache import SessionKey, weight_bytes
 from stageloom.edge_agent.executor.onnx.executor import OnnxSession, session_from
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
@@ -43,11 +43,11 @@ _LARGEST_TENSORS = 4
 """How many of its largest tensors a session's arena holds at once: input, output and two for scratch."""
 
 
-def session_bytes(key: SessionKey, graph: Graph) -> int:
-    """What a session keeps on the device: weights, and an arena of its own."""
+def session_bytes(key: SessionKey, graph: Graph, handle_bytes: int = 0) -> int:
+    """What a session keeps on the device: weights, an arena of its own, handles of the libraries."""
     tensors = {t for op in key.ops for t in (*graph.operators[op].inputs, *graph.operators[op].outputs)}
     largest = max(graph.tensors[t].nbytes for t in tensors)
-    return weight_bytes(key, graph) + _LARGEST_TENSORS * key.batch * largest
+    return weight_bytes(key, graph) + _LARGEST_TENSORS * key.batch * largest + handle_bytes
 
 
 def open_device_session(device: SessionDevice, key: SessionKey, source: ModelParts) -> OnnxSession:
@@ -56,14 +56,8 @@ def open_device_session(device: SessionDevice, key: SessionKey, source: ModelPar
     Raises:
         ExecutorError: onnxruntime cannot build it, or part of it would run somewhere else.
     """
-    assert key.stream is not None
-    provider, settings = device.provider(device.stream(key.stream), tf32=key.precision == "tf32")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.use_deterministic_compute = True
-    if device.kind != _PROCESSOR:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    provider, settings = plain_provider(device, key)
+    options = session_options(device)
     try:
         session = session_from(key, source, options, [(provider, dict(settings))])
     except ExecutorError as error:
@@ -74,11 +68,31 @@ def open_device_session(device: SessionDevice, key: SessionKey, source: ModelPar
             f"instead of {provider}",
             remedy="see its log for a missing library; if there is none, use torch_cuda for this model",
         ) from error
-    _check_place(session, provider, device.kind, source)
+    check_place(session, provider, device.kind, source)
     return session
 
 
-def _check_place(session: OnnxSession, provider: str, kind: str, source: ModelParts) -> None:
+def plain_provider(device: SessionDevice, key: SessionKey) -> tuple[str, Mapping[str, str]]:
+    """The provider that runs operator by operator, on the key's stream and in its precision."""
+    assert key.stream is not None
+    return device.provider(device.stream(key.stream), tf32=key.precision == "tf32")
+
+
+def session_options(device: SessionDevice) -> Any:
+    """What all sessions on a device have in common."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.use_deterministic_compute = True
+    if device.kind != _PROCESSOR:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return options
+
+
+def check_place(session: OnnxSession, provider: str, kind: str, source: ModelParts) -> None:
+    """Raises:
+    ExecutorError: the session has another provider, or wants a tensor in other memory.
+    """
     name = source.artifact.graph.name
     providers = session.session.get_providers()
     if providers[0] != provider:
@@ -167,7 +181,8 @@ def time_operators(
         for tensor in graph.operators[op].outputs:
             places[tensor] = device.allocate(max(1, request.batch * graph.tensors[tensor].nbytes))
         session = open_device_session(device, key, source)
-        return partial(_lap, bound_run(session, graph, request.batch, places, device, options), device)
+        run = bound_run(session, graph, request.batch, places, device, options)
+        return partial(lap_s, run, device, device.stream(PROFILING))
 
     try:
         _fill_inputs(graph, request.batch, device, places)
@@ -178,19 +193,21 @@ def time_operators(
 
 
 def _fill_inputs(graph: Graph, batch: int, device: SessionDevice, places: dict[TensorId, int]) -> None:
-    stream = device.stream(PROFILING)
     for tensor, array in seeded_values(graph, graph.inputs, batch).items():
         places[tensor] = device.allocate(max(1, array.nbytes))
-        host = device.host_bytes(array.nbytes)
-        host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        copy = device.copying(stream, places[tensor], host.ctypes.data, array.nbytes)
-        device.launch(stream, copy)
-        device.synchronize(device.record(stream))
+        fill(device, device.stream(PROFILING), places[tensor], array)
 
 
-def _lap(work: Launch, device: SessionDevice) -> float:
+def fill(device: SessionDevice, stream: Stream, place: int, array: np.ndarray) -> None:
+    """Copy an array to memory of the device, and wait for that."""
+    host = device.host_bytes(array.nbytes)
+    host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    device.launch(stream, device.copying(stream, place, host.ctypes.data, array.nbytes))
+    device.synchronize(device.record(stream))
+
+
+def lap_s(work: Launch, device: SessionDevice, stream: Stream) -> float:
     """Seconds of one run on the device."""
-    stream = device.stream(PROFILING)
     began = device.record(stream, timed=True)
     for _ in range(_RUNS_PER_LAP):
         device.launch(stream, work)

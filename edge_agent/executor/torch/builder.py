@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 from stageloom.edge_agent.executor.cuda.device import (
+    CAPTURING,
     PREPARING,
     Event,
     Graph,
@@ -22,13 +23,14 @@ from stageloom.edge_agent.executor.cuda.device import (
     streams_from,
 )
 from stageloom.edge_agent.executor.cuda.layout import CallKind
-from stageloom.edge_agent.executor.cuda.recipe import Marks, MemberTensor, issue_program
+from stageloom.edge_agent.executor.cuda.recipe import Marks, issue_program
 from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
-from stageloom.edge_agent.executor.torch.memory import ScratchBuffers, TorchProgram
+from stageloom.edge_agent.executor.torch.memory import ScratchBuffers, TorchProgram, position_of
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.lowering.out_of_memory import is_out_of_memory
 from stageloom.shared.engine.steps import ProgramKey
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class ProgramBuilder:
         self._choices = choices
         self._effort = effort
         self._balance: dict[Precision, float] = {}
+        self._spare: tuple[Pool, Graph] | None = None
 
     def build(self, plan: LoadedPlan, key: ProgramKey, pool: Pool) -> BuiltProgram:
         """The program for a key, warmed up and captured.
@@ -88,8 +91,7 @@ class ProgramBuilder:
             recipe = plan.recipe_for(key)
             if not recipe.capturable:
                 return BuiltProgram(self._bound(plan, recipe))
-            if self._choose_kernels(plan, recipe):
-                self._device.give_back()  # every alternative was captured in a pool of its own
+            self._choose_kernels(plan, recipe)
             recipe = plan.recipe_for(key)
             in_turn = self._faster_in_turn(plan, key, recipe)
             if in_turn:
@@ -97,7 +99,7 @@ class ProgramBuilder:
             self._warm(self._scratch(plan, recipe))
             program = self._bound(plan, recipe)
             before = self._device.reserved_bytes()
-            graph = self._capture(program, pool)
+            graph = self._capture(program, pool, CAPTURING)
             taken = max(0, self._device.reserved_bytes() - before)
         return BuiltProgram(program, graph, pool, taken, in_turn)
 
@@ -105,7 +107,7 @@ class ProgramBuilder:
         """A second graph of the program that also records when its groups begin and end."""
         marks: Marks = {}
         with torch.inference_mode(), self._device.searching():
-            built.traced = (self._capture(built.program, pool, marks), marks)
+            built.traced = (self._capture(built.program, pool, CAPTURING, marks), marks)
 
     def rehearse(self, built: BuiltProgram) -> None:
         """Replay once: the first time is slow. Only while nothing uses the plan's buffers (P11)."""
@@ -139,8 +141,9 @@ class ProgramBuilder:
             issue_program(program, self._device, streams)
         self._device.synchronize(self._device.record(streams[0]))
 
-    def _capture(self, program: TorchProgram, pool: Pool, marks: Marks | None = None) -> Graph:
-        streams = self._streams(program)
+    def _capture(self, program: TorchProgram, pool: Pool, first: int, marks: Marks | None = None) -> Graph:
+        """Capture on streams from number `first` on: a graph's kernels keep their priority (P8)."""
+        streams = streams_from(self._device, first, program.recipe.streams)
         return self._device.capture(
             pool,
             streams,
@@ -149,29 +152,46 @@ class ProgramBuilder:
 
     # Kernels
 
-    def _choose_kernels(self, plan: LoadedPlan, recipe: TorchRecipe) -> bool:
-        """Measure every operator of the recipe that was not measured before, with its real strides.
-
-        Returns whether there were any.
-        """
-        todo = [
-            index
-            for index, unit in enumerate(recipe.kernels)
-            if unit is not None and recipe.calls[index].kind is CallKind.KERNEL
-            and self._choices.choice(*self._model(plan, recipe, index), unit.ops) is None
-        ]  # fmt: skip
-        if not todo:
-            return False
+    def _choose_kernels(self, plan: LoadedPlan, recipe: TorchRecipe) -> None:
+        """Measure every operator of the recipe that was not measured before with such tensors."""
         program = self._scratch(plan, recipe)
+        todo = []
+        for index, (call, unit) in enumerate(zip(recipe.calls, recipe.kernels, strict=True)):
+            if unit is None or call.kind is not CallKind.KERNEL:
+                continue
+            wanted = (*self._model(plan, recipe, index), unit, *program.arguments(index))
+            if self._choices.choice(*wanted) is None:
+                todo.append(wanted)
+        if not todo:
+            return
         self._warm(program)
-        instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision))
-        for index in todo:
-            unit = recipe.kernels[index]
-            assert unit is not None
-            reads, makes = program.arguments(index)
-            lowering, batch = self._model(plan, recipe, index)
-            self._choices.measure(lowering, batch, unit, reads, makes, instruments)
-        return True
+        instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision), self._once)
+        for wanted in todo:
+            self._choices.measure(*wanted, instruments)
+
+    def _once(self, launch: Callable[[], object]) -> None:
+        stream = self._device.stream(PREPARING)
+        self._device.launch(stream, launch)
+        self._device.synchronize(self._device.record(stream))
+
+    def _spare_pool(self) -> Pool:
+        """The pool of everything that is captured to be measured, one after the other.
+
+        Each in a pool of its own would take 2 or 20 MiB, until all of that is given back, for which the
+        device waits. A pool is known as long as one of its graphs lives, so the first one stays.
+        """
+        if self._spare is None:
+            pool, stream = self._device.new_pool(), self._device.stream(PREPARING)
+            pulse = torch.zeros(1, device=self._device.torch_device)
+            self._device.settle()
+
+            def body() -> None:
+                self._device.launch(stream, pulse.zero_)
+
+            body()  # loads the kernel, which a capture may not
+            self._device.synchronize(self._device.record(stream))
+            self._spare = pool, self._device.capture(pool, [stream], body)
+        return self._spare[0]
 
     def _demand(self, launch: Callable[[], object]) -> float:
         """The largest share of a multiprocessor that a block of any of its kernels takes (Opara)."""
@@ -190,7 +210,9 @@ class ProgramBuilder:
         if precision not in self._balance:
             try:
                 balance = self._measured_balance(precision)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 balance = USUAL_FLOP_PER_BYTE
             log.info("balance precision=%s flop_per_byte=%.1f", precision.value, balance)
             self._balance[precision] = balance
@@ -207,8 +229,7 @@ class ProgramBuilder:
         return (2 * side**3 / product_s) / (2 * source.nbytes / copy_s)
 
     def _model(self, plan: LoadedPlan, recipe: TorchRecipe, call: int) -> tuple[ModelLowering, int]:
-        position = _position(recipe, call)
-        part = recipe.parts[position]
+        part = recipe.parts[position_of(recipe.calls[call])]
         return plan.lowering(part.member.model), part.batch
 
     def _timer(self, launch: Callable[[], object]) -> Sequence[float]:
@@ -225,7 +246,7 @@ class ProgramBuilder:
 
         several()
         device.synchronize(device.record(stream))
-        graph = device.capture(device.new_pool(), [stream], several) if capturable else None
+        graph = device.capture(self._spare_pool(), [stream], several) if capturable else None
         taken = []
         for lap in range(laps + 1):
             began = device.record(stream, timed=True)
@@ -248,11 +269,12 @@ class ProgramBuilder:
         in_turn = plan.recipe_for(key, in_turn=True)
         if in_turn.arena_bytes > plan.buffers.arena_room(in_turn):
             return False
+        self._choose_kernels(plan, in_turn)  # its buffers may have another layout
         programs = [self._scratch(plan, form) for form in (recipe, in_turn)]
         graphs = []
         for program in programs:
             self._warm(program)
-            graphs.append(self._capture(program, self._device.new_pool()))
+            graphs.append(self._capture(program, self._spare_pool(), PREPARING))
         several_s, one_s = self._compare(graphs)
         log.info(
             "form combined=%d mask=%d streams=%d us=%.1f in_turn_us=%.1f",
@@ -278,8 +300,3 @@ class ProgramBuilder:
                 if round_:
                     taken[index].append(device.elapsed_s(began, ended))
         return [median(seconds) for seconds in taken]
-
-
-def _position(recipe: TorchRecipe, call: int) -> int:
-    values: Sequence[MemberTensor] = (*recipe.calls[call].makes, *recipe.calls[call].reads)
-    return values[0].position

@@ -1,8 +1,10 @@
-"""Every call that needs CUDA. Reviewed against the documentation of torch 2.11 to 2.13.
+"""Every call that needs CUDA. Reviewed against the documentation of torch 2.11 to 2.13, and against
+torch 2.5, which JetPack 6 ships.
 
 - Streams come from torch's pool, which hands out 32 of each priority round robin and then begins again (P3):
-  they are taken once, all 32, and never by anybody else here. Those of the high priority prepare programs, so
-  that no capture ever meets a launch that serves; a priority inside a graph has no effect.
+  they are taken once and never by anybody else here. Since a captured kernel keeps the priority of the stream
+  that it was captured on, what serves is captured and launched at a high priority, what is measured beside it
+  at the lowest, each on streams of its own, so that no capture ever meets a launch that serves.
 - Capture begins and ends by hand: `torch.cuda.graph` would wait for the whole device and give cached memory
   back, which stalls what serves (P14). The mode is `thread_local` (P9).
 - cuBLAS keeps a workspace per handle and stream. What is captured holds its address, and resetting another
@@ -17,10 +19,12 @@ import ctypes.util
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +32,7 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.executor.cuda.device import (
+    CAPTURING,
     MOVING,
     PREPARING,
     BlockNeeds,
@@ -39,10 +44,13 @@ from stageloom.edge_agent.executor.cuda.device import (
     Stream,
 )
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
+from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
+from stageloom.edge_agent.lowering.convolve import searching
 from stageloom.edge_agent.lowering.dtypes import use_tf32
 from stageloom.shared.errors import ExecutorError
 
 _SLEEP_PROBE_CYCLES = 10_000_000
+_LOWEST, _SERVING, _CAPTURED, _BESIDE = 0, -1, -2, -3  # priorities; torch has a pool of streams for each
 _PREPARING = threading.Lock()
 
 
@@ -69,6 +77,9 @@ def why_not() -> str:
 class CudaGraphDevice:
     """The current CUDA device as a `GraphDevice`."""
 
+    # torch has them since 2.8
+    events_in_graphs = "external" in signature(torch.cuda.Event.__new__).parameters
+
     def __init__(self) -> None:
         """Raises:
         ExecutorError: there is no CUDA device.
@@ -81,7 +92,8 @@ class CudaGraphDevice:
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self._streams = _streams()
+        self._streams = _streams().by_number
+        self.most_streams = _streams().most
         first_graph()
         self._cycles_per_s = 0.0
 
@@ -97,7 +109,7 @@ class CudaGraphDevice:
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
         """A thread that waits for the event sleeps, since an edge device has few cores to spin on."""
-        how = {"external": True} if external else {}  # torch knows that since 2.8
+        how = {"external": True} if external else {}
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
             enable_timing=timed, blocking=True, **how
         )
@@ -175,34 +187,56 @@ class CudaGraphDevice:
 
         After each search torch would give all cached memory back, for which the whole device waits (P14).
         """
-        before = torch.backends.cudnn.benchmark, torch._C._cuda_get_conv_benchmark_empty_cache()
-        torch.backends.cudnn.benchmark = True
+        before = torch._C._cuda_get_conv_benchmark_empty_cache()
         torch._C._cudnn_set_conv_benchmark_empty_cache(False)
         try:
-            yield
+            with searching():
+                yield
         finally:
-            torch.backends.cudnn.benchmark, empties = before
-            torch._C._cudnn_set_conv_benchmark_empty_cache(empties)
+            torch._C._cudnn_set_conv_benchmark_empty_cache(before)
 
     def use_tf32(self, on: bool) -> None:
         use_tf32(on)
-
-    def give_back(self) -> None:
-        torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
         return torch.cuda.memory_reserved()
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free_device_bytes(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+@dataclass(frozen=True)
+class _Streams:
+    by_number: Mapping[int, torch.cuda.Stream]
+    most: int  # that a program may use
+
+    @property
+    def distinct(self) -> bool:
+        return len({stream.cuda_stream for stream in self.by_number.values()}) == len(self.by_number)
 
 
 @cache
-def _streams() -> list[torch.cuda.Stream]:
-    """By number; made once per process, whoever asks."""
-    running = [_new_stream(0) for _ in range(MOVING)]
-    return running + [_new_stream(-1) for _ in range(MOVING, PREPARING + MAX_GROUP_STREAMS)]
+def _streams() -> _Streams:
+    """Made once per process, whoever asks.
+
+    Each kind takes a pool of its own: 32 streams of one priority. A device that has fewer priorities gives
+    the same streams again; there all that does not serve shares the pool of the lowest, with fewer streams.
+    """
+    wide = _made_of(MAX_STREAMS, beside=_BESIDE, captured=_CAPTURED)
+    return wide if wide.distinct else _made_of(MAX_GROUP_STREAMS, beside=_LOWEST, captured=_LOWEST)
+
+
+def _made_of(most: int, *, beside: int, captured: int) -> _Streams:
+    kinds = [
+        (0, MAX_STREAMS, _SERVING),
+        (MOVING, PREPARING - MOVING, beside),
+        (PREPARING, most, _LOWEST),
+        (CAPTURING, most, captured),
+    ]
+    return _Streams(
+        {first + at: _new_stream(priority) for first, count, priority in kinds for at in range(count)}, most
+    )
 
 
 def _new_stream(priority: int) -> torch.cuda.Stream:
@@ -218,7 +252,9 @@ def first_graph() -> tuple[torch.cuda.CUDAGraph, Tensor]:
         counted = torch.zeros(1, device="cuda")
         _count(counted)  # loads the kernel, which a capture may not
         torch.cuda.current_stream().synchronize()
-        _capture(graph, torch.cuda.graph_pool_handle(), _streams()[PREPARING], partial(_count, counted))
+        _capture(
+            graph, torch.cuda.graph_pool_handle(), _streams().by_number[PREPARING], partial(_count, counted)
+        )
     return graph, counted
 
 
@@ -280,7 +316,10 @@ def _leave(pool: Pool) -> None:
     The pool must not be captured into again.
     """
     device = torch.cuda.current_device()
-    for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+    calls: Any = torch._C
+    newer = hasattr(calls, "_cuda_endAllocateToPool")  # than torch 2.7
+    end = calls._cuda_endAllocateToPool if newer else calls._cuda_endAllocateCurrentStreamToPool
+    for undo in (end, calls._cuda_releasePool):
         with suppress(RuntimeError):  # it was done
             undo(device, pool)
 

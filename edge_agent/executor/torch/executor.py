@@ -16,6 +16,7 @@ from stageloom.edge_agent.executor.base import StepFeeds, one_line
 from stageloom.edge_agent.executor.cuda.device import PROFILING, GraphDevice, Pool, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor, IssuedStep
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, issue_program
+from stageloom.edge_agent.executor.cuda.streams import streams_per_lane
 from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.executor.torch.kernels import Lap
@@ -26,7 +27,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, TensorId
-from stageloom.shared.plan import Member
+from stageloom.shared.plan import IssueOrder, Member
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._graphs_on.use_tf32(tf32)
         self._tf32 = tf32
 
+    def _streams_per_lane(self, bound: BoundPlan) -> int:
+        if self._options(bound).issue is IssueOrder.DEVICE:
+            return streams_per_lane(bound.plan.lanes)
+        return streams_per_lane(bound.plan.lanes, self._graphs_on.most_streams)
+
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """As the base; host memory for inputs and outputs is pinned here, too."""
         with torch.inference_mode():
@@ -151,7 +157,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 built = self._builder.build(plan, key, self._pool(key))
                 self._rehearse(key.plan, built)
                 self._keep(key, built)
-            if built.trace_wanted and built.traced is None and built.graph is not None:
+            traceable = built.graph is not None and self._graphs_on.events_in_graphs
+            if built.trace_wanted and built.traced is None and traceable:
                 self._builder.trace(built, self._pool(key))
         except RuntimeError as error:  # torch's own
             self._pools.pop(self._place(key), None)  # a capture that failed may have left it unusable
@@ -259,7 +266,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             super()._run(issued, program, streams)
 
     def _run_paused(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._graphs_on.searching():
             super()._run(issued, program, streams)
 
     def _replay(self, issued: IssuedStep, built: BuiltProgram, stream: Stream, tracing: bool) -> bool:

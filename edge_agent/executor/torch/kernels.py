@@ -2,15 +2,19 @@
 
 A kernel that is fast for one shape can be several times slower for another (P7), and the search in cudnn
 differs from run to run (P6); so every choice is measured once per process, with the strides that the program
-will use, logged, and kept: a program built later makes the same one.
+will use, logged, and kept: a program built later makes the same one. A choice holds for the layout it was
+measured with: what is fast into a packed buffer may be slow, or not run at all, into a slice.
+
+Before an alternative may win, it has to give what the plain kernel gives on random values.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +22,6 @@ from torch import Tensor
 from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest
 from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.edge_agent.executor.timing import seeded_values, time_in_order
-from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
@@ -38,6 +41,10 @@ def _unknown(launch: Callable[[], object]) -> float:
     return 0.0
 
 
+def _call(launch: Callable[[], object]) -> None:
+    launch()
+
+
 @dataclass(frozen=True, slots=True)
 class Instruments:
     """What can be measured of a launch."""
@@ -45,6 +52,7 @@ class Instruments:
     timer: Timer
     demand: Callable[[Callable[[], object]], float] = _unknown  # the largest share of a multiprocessor
     flop_per_byte: float = USUAL_FLOP_PER_BYTE  # that the device reaches; less leaves it waiting for memory
+    run: Callable[[Callable[[], object]], None] = _call  # runs a launch once and waits for its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,55 +62,91 @@ class Choice:
     name: str
     seconds: tuple[tuple[str, float], ...]
     nature: Nature
+    wrong: tuple[tuple[str, float], ...] = ()  # alternatives that gave something else, and how far off
 
 
-_Model = tuple[Digest, Precision, bool, int]  # artifact, precision, channels last, batch
+_Model: TypeAlias = tuple[Digest, Precision, bool, int]
+"""Artifact, precision, channels last, batch."""
+
+_Layouts: TypeAlias = tuple[Hashable, ...]
+
+_ALIGNMENT = 16  # bytes that kernels may take for granted of an address
+
+AGREEMENT = {Precision.FP32: 1e-4, Precision.TF32: 5e-3, Precision.FP16: 1e-2}
+"""How far an alternative may be from the plain kernel: norm of the difference over the norm."""
+
+_SEED = 20261127
+
+
+def layouts_of(reads: Sequence[Tensor], makes: Sequence[Tensor]) -> _Layouts:
+    """What a kernel's time depends on, but for the values."""
+    return tuple((tuple(t.shape), t.stride(), t.dtype, t.data_ptr() % _ALIGNMENT) for t in (*reads, *makes))
+
+
+@dataclass
+class _Known:
+    """Of one model at one batch."""
+
+    choices: dict[tuple[tuple[OpId, ...], _Layouts], Choice] = field(default_factory=dict)
+    natures: dict[OpId, Nature] = field(default_factory=dict)  # the latest measured, whatever the layout
 
 
 class KernelChoices:
-    """Choices by model, batch and operator; asked and filled by any thread."""
+    """Choices by model, batch, operator and layout; asked and filled by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chosen: dict[_Model, dict[tuple[OpId, ...], Choice]] = {}
+        self._known: dict[_Model, _Known] = {}
+        self._alike: dict[Hashable, Choice] = {}  # by signature: other operators' that compute the same
 
-    def applied(self, lowering: ModelLowering, batch: int) -> LoweredModel:
-        """The model at a batch with the kernels that are chosen so far."""
-        lowered = lowering.at_batch(batch)
-        with self._lock:
-            chosen = dict(self._chosen.get(_key(lowering, batch), {}))
-        if not chosen:
-            return lowered
-        units = tuple(
-            unit.choose(chosen[unit.ops].name) if unit.ops in chosen else unit for unit in lowered.units
-        )
-        return replace(lowered, units=units)
+    def way(
+        self,
+        lowering: ModelLowering,
+        batch: int,
+        unit: Unit,
+        reads: Sequence[Tensor],
+        makes: Sequence[Tensor],
+    ) -> Alternative:
+        """The kernel for a unit on these tensors; the plain one before any was chosen."""
+        known = self.choice(lowering, batch, unit, reads, makes)
+        return unit.alternatives[0] if known is None else unit.way(known.name)
 
     def several(
         self, lowering: ModelLowering, batch: int, ops: Sequence[OpId], *, merge: bool
     ) -> Unit | None:
-        """Several operators as one unit, with its chosen kernel; None where they can only run one by one.
+        """Several operators as one unit; None where they can only run one by one.
 
         `merge`: siblings as one convolution (IOS); else a chain that the graph counts as one fused unit.
         """
         try:
-            unit = lowering.merged(batch, ops) if merge else lowering.joined(batch, ops)
+            return lowering.merged(batch, ops) if merge else lowering.joined(batch, ops)
         except (ExecutorError, ValueError) as error:
             log.info("operators %s run one by one: %s", list(ops), error)
             return None
-        known = self.choice(lowering, batch, unit.ops)
-        return unit if known is None else unit.choose(known.name)
 
     def natures(self, lowering: ModelLowering, batch: int) -> dict[OpId, Nature]:
         """What was measured of the operators, for the issue order."""
         with self._lock:
-            chosen = self._chosen.get(_key(lowering, batch), {})
-            return {ops[0]: choice.nature for ops, choice in chosen.items()}
+            known = self._known.get(_key(lowering, batch))
+            return {} if known is None else dict(known.natures)
 
-    def choice(self, lowering: ModelLowering, batch: int, ops: tuple[OpId, ...]) -> Choice | None:
-        """What was chosen for an operator, None before it was measured."""
+    def all_choices(self) -> list[Choice]:
+        """Every choice, once per operator and layout."""
         with self._lock:
-            return self._chosen.get(_key(lowering, batch), {}).get(ops)
+            return [choice for known in self._known.values() for choice in known.choices.values()]
+
+    def choice(
+        self,
+        lowering: ModelLowering,
+        batch: int,
+        unit: Unit,
+        reads: Sequence[Tensor],
+        makes: Sequence[Tensor],
+    ) -> Choice | None:
+        """What was chosen for a unit on tensors of this layout, None before it was measured."""
+        with self._lock:
+            known = self._known.get(_key(lowering, batch))
+            return None if known is None else known.choices.get((unit.ops, layouts_of(reads, makes)))
 
     def measure(
         self,
@@ -113,41 +157,135 @@ class KernelChoices:
         makes: Sequence[Tensor],
         instruments: Instruments,
     ) -> Choice:
-        """Time every alternative of a unit on these tensors, keep the fastest and ask what it demands; a
-        second call is free.
+        """Time every alternative of a unit on these tensors, keep the fastest that is right and ask what it
+        demands; a second call is free, and so is one for another operator that computes the same.
+
+        The tensors hold afterwards what they held before.
 
         Raises:
             RuntimeError: the plain kernel cannot run; another that cannot is left out.
         """
-        known = self.choice(lowering, batch, unit.ops)
+        known = self.choice(lowering, batch, unit, reads, makes)
         if known is not None:
             return known
-        seconds = tuple(
-            (alternative.name, taken_s)
-            for alternative in unit.alternatives
-            if (taken_s := _median_s(alternative, unit, reads, makes, instruments.timer)) is not None
-        )
-        name, fastest_s = min(seconds, key=lambda pair: pair[1])
-        best = next(alternative for alternative in unit.alternatives if alternative.name == name)
-        nature = Nature(
-            seconds=fastest_s,
-            memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
-            demand=instruments.demand(_bound(best, reads, makes)),
-        )
-        log.info(
-            "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s memory_bound=%s demand=%.2f",
-            lowering.artifact.digest[:12],
-            batch,
-            list(unit.ops),
-            name,
-            {way: round(took_s * 1e6, 1) for way, took_s in seconds},
-            nature.memory_bound,
-            nature.demand,
-        )
-        choice = Choice(name, seconds, nature)
+        layouts = layouts_of(reads, makes)
+        alike = None if unit.signature is None else (lowering.precision, unit.signature, layouts)
         with self._lock:
-            self._chosen.setdefault(_key(lowering, batch), {})[unit.ops] = choice
+            choice = self._alike.get(alike) if alike is not None else None
+        if choice is None:
+            choice = _measured(lowering, batch, unit, reads, makes, instruments)
+            log.info(
+                "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s wrong=%s memory_bound=%s "
+                "demand=%.2f",
+                lowering.artifact.digest[:12],
+                batch,
+                list(unit.ops),
+                choice.name,
+                {way: round(took_s * 1e6, 1) for way, took_s in choice.seconds},
+                dict(choice.wrong),
+                choice.nature.memory_bound,
+                choice.nature.demand,
+            )
+        with self._lock:
+            if alike is not None:
+                self._alike[alike] = choice
+            found = self._known.setdefault(_key(lowering, batch), _Known())
+            found.choices[unit.ops, layouts] = choice
+            found.natures[unit.ops[0]] = choice.nature
         return choice
+
+
+def _measured(
+    lowering: ModelLowering,
+    batch: int,
+    unit: Unit,
+    reads: Sequence[Tensor],
+    makes: Sequence[Tensor],
+    instruments: Instruments,
+) -> Choice:
+    offered = [way for way in unit.alternatives if way.fits(reads, makes)]
+    wrong: dict[str, float] = {}
+    if len(offered) > 1:
+        wrong = _wrong_ones(offered, reads, makes, AGREEMENT[lowering.precision], instruments)
+    seconds = tuple(
+        (way.name, taken_s)
+        for way in offered
+        if way.name not in wrong
+        and (taken_s := _median_s(way, unit, reads, makes, instruments.timer)) is not None
+    )
+    name, fastest_s = min(seconds, key=lambda pair: pair[1])
+    nature = Nature(
+        seconds=fastest_s,
+        memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
+        demand=instruments.demand(_bound(unit.way(name), reads, makes)),
+    )
+    for way, error in wrong.items():
+        log.warning(
+            "operators %s: the kernel %s differs from the plain one by %.1e", list(unit.ops), way, error
+        )
+    return Choice(name, seconds, nature, tuple(wrong.items()))
+
+
+def _wrong_ones(
+    offered: Sequence[Alternative],
+    reads: Sequence[Tensor],
+    makes: Sequence[Tensor],
+    tolerance: float,
+    instruments: Instruments,
+) -> dict[str, float]:
+    """The alternatives that give something else than the first one, and how far off they are.
+
+    They run on random values and into buffers of NaN, so that what is not written is seen.
+    """
+    held: list[tuple[Tensor, Tensor]] = []
+    wrong: dict[str, float] = {}
+    instruments.run(lambda: held.extend((tensor, tensor.clone()) for tensor in (*reads, *makes)))
+    try:
+        instruments.run(partial(_fill, reads))
+        plain, *others = offered
+        wanted = _results(plain, reads, makes, instruments)
+        for way in others:
+            try:
+                made = _results(way, reads, makes, instruments)
+            except RuntimeError:
+                continue  # timing it says so
+            error = max(_difference(one, two) for one, two in zip(made, wanted, strict=True))
+            if not error <= tolerance:
+                wrong[way.name] = error
+    finally:
+        instruments.run(partial(_restore, held))
+    return wrong
+
+
+def _results(
+    way: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor], instruments: Instruments
+) -> list[Tensor]:
+    made: list[Tensor] = []
+
+    def run() -> None:
+        for tensor in makes:
+            tensor.fill_(torch.nan)
+        way.run_into(reads, makes)
+        made.extend(tensor.float() for tensor in makes)
+
+    instruments.run(run)
+    return made
+
+
+def _fill(reads: Sequence[Tensor]) -> None:
+    for number, tensor in enumerate(reads):
+        generator = torch.Generator(tensor.device).manual_seed(_SEED + number)
+        tensor.normal_(generator=generator)
+
+
+def _restore(held: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for tensor, before in held:
+        tensor.copy_(before)
+
+
+def _difference(made: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm; NaN or infinite where something was not written."""
+    return float(torch.linalg.vector_norm(made - wanted) / torch.linalg.vector_norm(wanted))
 
 
 def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_byte: float) -> bool:

@@ -5,7 +5,7 @@ A slot needs no second buffer for run-ahead: the core lets it be overwritten onl
 Where a step may read a slot and fill it at once, the new contents wait in the arena.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
@@ -24,12 +24,12 @@ from stageloom.edge_agent.executor.cuda.recipe import (
     Places,
     with_ends,
 )
-from stageloom.edge_agent.executor.cuda.streams import fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.cuda.streams import fold_streams
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, changes_form, form_of
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
 from stageloom.edge_agent.lowering.node import Spec
-from stageloom.edge_agent.lowering.program import Unit
+from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.edge_agent.lowering.trace import empty
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.errors import ExecutorError
@@ -40,6 +40,10 @@ from stageloom.shared.plan import Member
 from stageloom.shared.schedule import StageSchedule
 
 _Place: TypeAlias = tuple[int, int, TensorId]  # model, replica, tensor
+
+
+Way: TypeAlias = Callable[[int, Unit, Sequence[Tensor], Sequence[Tensor]], Alternative]
+"""The kernel for a unit of the member at a position, which reads and makes these tensors."""
 
 
 class BufferSource(Protocol):
@@ -208,22 +212,26 @@ class TorchProgram(BoundProgram):
         return [self.tensors[v] for v in described.reads], [self.tensors[v] for v in described.makes]
 
 
-def bind_recipe(recipe: TorchRecipe, memory: BufferSource) -> TorchProgram:
-    """Bind a recipe to memory.
+def bind_recipe(recipe: TorchRecipe, memory: BufferSource, way: Way) -> TorchProgram:
+    """Bind a recipe to memory, and every unit to the kernel that `way` says.
 
     Raises:
         ExecutorError: the memory is too small, or a view is none.
     """
     tensors = tensors_of(recipe, memory)
     launches = tuple(
-        tuple(_launches(call, unit, recipe, tensors))
+        tuple(_launches(call, unit, recipe, tensors, way))
         for call, unit in zip(recipe.calls, recipe.kernels, strict=True)
     )
     return TorchProgram(recipe, launches, tensors)
 
 
 def _launches(
-    call: Call[MemberTensor], unit: Unit | None, recipe: TorchRecipe, tensors: Mapping[MemberTensor, Tensor]
+    call: Call[MemberTensor],
+    unit: Unit | None,
+    recipe: TorchRecipe,
+    tensors: Mapping[MemberTensor, Tensor],
+    way: Way,
 ) -> Sequence[Launch]:
     reads = [tensors[value] for value in call.reads]
     makes = [tensors[value] for value in call.makes]
@@ -233,7 +241,12 @@ def _launches(
         return []
     if call.kind is CallKind.CONCAT and any(value in recipe.layout.slices for value in call.reads):
         return _leftovers(call, recipe, tensors)
-    return [partial(unit.alternatives[0].run_into, reads, makes)]
+    return [partial(way(position_of(call), unit, reads, makes).run_into, reads, makes)]
+
+
+def position_of(call: Call[MemberTensor]) -> int:
+    """The position of the member that a call belongs to."""
+    return (*call.makes, *call.reads)[0].position
 
 
 def _leftovers(
@@ -270,7 +283,7 @@ def stated_weight_bytes(
 
 
 @lru_cache(maxsize=32)
-def stated_plan_bytes(bound: BoundPlan, precision: Precision, blocks: tuple[int, ...]) -> int:
+def stated_plan_bytes(bound: BoundPlan, precision: Precision, blocks: tuple[int, ...], streams: int) -> int:
     """Bytes of borders and arenas, and of the stacked kernels of merge stages, worked out from the graphs.
 
     The executor knows more after lowering (views, concatenations in place), so that what it takes is at most
@@ -278,7 +291,7 @@ def stated_plan_bytes(bound: BoundPlan, precision: Precision, blocks: tuple[int,
     """
     models = [bound.models[index] for index in models_of(bound, blocks)]
     borders = sum(model.plan.replicas * _border_bytes(model) for model in models)
-    arenas = [_arena_bytes(bound, index) for index in blocks]
+    arenas = [_arena_bytes(bound, index, streams) for index in blocks]
     buffers = borders + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
     return buffers + _halved(_merged_bytes(bound, blocks), precision)
 
@@ -306,10 +319,10 @@ def _border_bytes(model: BoundModel) -> int:
     return model.plan.batch * sum(graph.tensors[t].nbytes for t in (*slots, *graph.inputs, *graph.outputs))
 
 
-def _arena_bytes(bound: BoundPlan, index: int) -> int:
+def _arena_bytes(bound: BoundPlan, index: int, most: int) -> int:
     """What any mask needs at its largest batch, or a member alone where that is more."""
     combined = bound.combined[index]
-    streams = {mask: streams_per_lane(bound.plan.lanes) for mask in masks_to_hold(len(combined.members))}
+    streams = dict.fromkeys(masks_to_hold(len(combined.members)), most)
     alone = {1 << position: 1 for position in range(len(combined.members))}
     return max(
         _laid_out(bound, combined, fold_streams(bound.launches(index, mask), limit))

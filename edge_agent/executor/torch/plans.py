@@ -34,14 +34,14 @@ from stageloom.edge_agent.executor.torch.memory import (
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, make_recipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
-from stageloom.edge_agent.lowering.program import Unit
+from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
-from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.plan import ExecutorOptions, IssueOrder
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +60,20 @@ class LoadedPlan:
         lowerings: Mapping[int, ModelLowering],
         choices: KernelChoices,
         device: torch.device,
+        *,
+        streams: int,
+        issue: IssueOrder,
     ) -> None:
-        """`blocks` are the combined blocks that are run here, `lowerings` those of their models.
+        """`blocks` are the combined blocks that are run here, `lowerings` those of their models, `streams` a
+        lane's.
 
         Raises:
             ExecutorError: a model cannot be lowered.
         """
         self.bound = bound
         self.precision = precision
-        self.streams = streams_per_lane(bound.plan.lanes)
+        self.streams = streams
+        self._issue = issue
         self._lowerings = lowerings
         self._choices = choices
         largest = {
@@ -77,13 +82,13 @@ class LoadedPlan:
         alone = recipes_alone(bound, partial(self.recipe, in_turn=True), blocks)
         needed = arenas_for(bound, alone, self.recipe)
         self.buffers = PlanBuffers(bound, largest, device, needed)
-        self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
+        self._alone = {place: self.bind(recipe) for place, recipe in alone.items()}
 
     def recipe(self, combined: int, buckets: Mapping[int, int], *, in_turn: bool = False) -> TorchRecipe:
         """The recipe for active members at their buckets, by position."""
         members = self.bound.combined[combined].members
         lowered = {
-            position: self._choices.applied(self._lowerings[members[position].model], bucket)
+            position: self._lowerings[members[position].model].at_batch(bucket)
             for position, bucket in buckets.items()
         }
         natures: dict[tuple[int, OpId], Nature] = {}
@@ -103,6 +108,7 @@ class LoadedPlan:
             streams=self.streams,
             natures=natures,
             in_turn=in_turn,
+            issue=self._issue,
         )
 
     def recipe_for(self, program: ProgramKey, *, in_turn: bool = False) -> TorchRecipe:
@@ -123,7 +129,12 @@ class LoadedPlan:
         Raises:
             ExecutorError: the memory is too small.
         """
-        return bind_recipe(recipe, self.buffers if memory is None else memory)
+
+        def way(position: int, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Alternative:
+            part = recipe.parts[position]
+            return self._choices.way(self._lowerings[part.member.model], part.batch, unit, reads, makes)
+
+        return bind_recipe(recipe, self.buffers if memory is None else memory, way)
 
     def alone(self, step: Step, member: StepMember) -> TorchProgram:
         """What runs one member by itself, on one stream."""
@@ -152,7 +163,7 @@ class TorchPlans:
         precision, blocks = self._precision(bound), tuple(index for index, _ in bound.run_by(self.name))
         weights = stated_weight_bytes(bound, precision, blocks)
         missing = sum(size for key, size in weights.items() if alone or self._models.get(key) is None)
-        return missing + stated_plan_bytes(bound, precision, blocks)
+        return missing + stated_plan_bytes(bound, precision, blocks, self._streams_per_lane(bound))
 
     @property
     def held_bytes(self) -> int:
@@ -181,7 +192,16 @@ class TorchPlans:
                 index: self._lowering(key, artifacts[bound.models[index].plan.artifact], precision)
                 for index in models_of(bound, blocks)
             }
-            plan = LoadedPlan(bound, blocks, precision, lowerings, self.choices, self._device)
+            plan = LoadedPlan(
+                bound,
+                blocks,
+                precision,
+                lowerings,
+                self.choices,
+                self._device,
+                streams=self._streams_per_lane(bound),
+                issue=self._options(bound).issue,
+            )
         except BaseException as error:
             self._models.release(key)
             if isinstance(error, RuntimeError):  # torch's own, out of memory for one
@@ -208,6 +228,9 @@ class TorchPlans:
     def _options(self, bound: BoundPlan) -> ExecutorOptions:
         """What the plan tells this executor; it has a combined block."""
         return bound.executor_of(*bound.run_by(self.name)[0])
+
+    def _streams_per_lane(self, bound: BoundPlan) -> int:
+        return streams_per_lane(bound.plan.lanes)
 
     def _check_options(self, bound: BoundPlan) -> None:
         """Refuse what this executor cannot honour."""

@@ -20,15 +20,17 @@ from stageloom.edge_agent.executor.cuda.recipe import (
     Recipe,
     with_ends,
 )
-from stageloom.edge_agent.executor.cuda.streams import Nature, fold_streams, issue_order
+from stageloom.edge_agent.executor.cuda.streams import Nature, fold_streams, issue_order, scheduled_order
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
 from stageloom.edge_agent.lowering.node import Spec
 from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.launch_list import Item, LaunchList
+from stageloom.shared.plan import IssueOrder
+from stageloom.shared.schedule import StreamSchedule
 
 Several: TypeAlias = Callable[[int, Sequence[OpId], bool], "Unit | None"]
 """Of the member at a position: operators as one unit, merged as siblings or joined as a chain; or None."""
@@ -55,6 +57,7 @@ def make_recipe(
     streams: int,
     natures: Mapping[tuple[int, OpId], Nature] | None = None,
     in_turn: bool = False,
+    issue: IssueOrder = IssueOrder.DEVICE,
 ) -> TorchRecipe:
     """The recipe for the members in `lowered`, by position; `streams` bounds its streams.
 
@@ -69,7 +72,10 @@ def make_recipe(
     draft = _Draft(block.graph, places, lowered, with_ends(fold_streams(items, streams)), several)
     calls, units = draft.all_calls()
     layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
-    script = _script(draft.items, calls, units, natures or {})
+    if issue is IssueOrder.SCHEDULE and not in_turn:
+        script = _scheduled(draft.items, calls, units, _places_of(block))
+    else:
+        script = _script(draft.items, calls, units, natures or {})
     groups = (NO_GROUP, *range(len(items)), NO_GROUP)
     return TorchRecipe(combined, draft.items, groups, calls, units, layout, script, places.parts, lowered)
 
@@ -243,6 +249,40 @@ def _script(
     for own in numbers:
         own.append(None)
     return tuple((item, numbers[item][at]) for item, at in issue_order(items, known))
+
+
+def _places_of(block: BoundCombined) -> dict[tuple[int, OpId], int]:
+    """Where the block's schedule lists an operator, by the member's position and its own number."""
+    schedule, graph = block.plan.schedule, block.graph
+    if isinstance(schedule, StreamSchedule):
+        listed = [launch.op for launch in schedule.launches]
+    else:
+        listed = [op for stage in schedule.stages for group in stage.groups for op in group]
+    return {(graph.member_of[op], graph.model_op(op)): place for place, op in enumerate(listed)}
+
+
+def _scheduled(
+    items: LaunchList,
+    calls: Sequence[Call[MemberTensor]],
+    units: Sequence[Unit | None],
+    places: Mapping[tuple[int, OpId], int],
+) -> tuple[tuple[int, int | None], ...]:
+    """Arrivals come before all operators, what leaves after all of them."""
+    numbers: list[list[int | None]] = [[] for _ in items]
+    positions: list[list[float]] = [[] for _ in items]
+    ends = [-1.0] * len(items)
+    ends[-1] = float(len(places))
+    for index, (call, unit) in enumerate(zip(calls, units, strict=True)):
+        place = ends[call.item]
+        if unit is not None:
+            position = call.makes[0].position
+            place = float(max(places[position, op] for op in unit.ops))
+            ends[call.item] = max(ends[call.item], place)
+        numbers[call.item].append(index)
+        positions[call.item].append(place)
+    for own in numbers:
+        own.append(None)
+    return tuple((item, numbers[item][at]) for item, at in scheduled_order(positions, ends))
 
 
 def _nature(

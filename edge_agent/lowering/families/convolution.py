@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.convolve import convolve, convolve_transposed
 from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported
+from stageloom.edge_agent.lowering.families.reduction import reduce_into
 from stageloom.edge_agent.lowering.families.shape import pad_list
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
-CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
-TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 
 
@@ -98,7 +98,6 @@ def conv(node: Node) -> Lowered:
     window = window_of(node, node.shape(1)[2:])
     groups = node.integer("group", 1)
     weight, bias = _weight(node), node.take(2)
-    function = CONVOLUTIONS[rank - 1]
     padding = window.begin if window.symmetric else (0,) * rank
     borders = None if window.symmetric else window.borders
 
@@ -107,7 +106,7 @@ def conv(node: Node) -> Lowered:
             x = functional.pad(x, borders)
         w, b = (weight if w is None else w), (bias if b is None else b)
         assert w is not None
-        return function(x, w, b, window.stride, padding, window.dilation, groups)
+        return convolve(x, w, b, window.stride, padding, window.dilation, groups)
 
     if weight is None or (bias is None and node.has(2)):
         return run
@@ -134,7 +133,6 @@ def conv_transpose(node: Node) -> Lowered:
     extra = node.integers("output_padding") or [0] * rank
     begin, end = _transposed_padding(node, size, stride, dilation, extra)
     weight, bias = _weight(node), node.take(2)
-    function = TRANSPOSED[rank - 1]
     # The full result of a kernel of size k over n positions has (n - 1) * stride + (k - 1) * dilation + 1;
     # padding cuts it, negative padding and output_padding extend it by zeros (plus the bias).
     borders = pad_list([-p for p in begin], [e - p for e, p in zip(extra, end, strict=True)])
@@ -143,7 +141,7 @@ def conv_transpose(node: Node) -> Lowered:
     def run(x: Tensor, w: Tensor | None, b: Tensor | None = None) -> Tensor:
         w, b = (weight if w is None else w), (bias if b is None else b)
         assert w is not None
-        full = function(x, w, None, stride, 0, 0, groups, dilation)
+        full = convolve_transposed(x, w, stride, dilation, groups)
         if any(borders):
             full = functional.pad(full, borders)
         return full if b is None else full + b.view(along)
@@ -301,8 +299,7 @@ def _reaches_past_end(node: Node, window: SlidingWindow) -> bool:
 def _average_by_count(node: Node, window: SlidingWindow, *, count_pads: bool) -> Lowered:
     """Convolve with ones and divide by the number of elements that count."""
     rank, exact = len(window.size), _exact(node, window)
-    channels = node.shape(0)[1]
-    function = CONVOLUTIONS[rank - 1]
+    channels, unpadded = node.shape(0)[1], (0,) * rank
     space = node.shape(0)[2:]
     ones = torch.ones((1, 1, *space))
     counted = functional.pad(ones, window.borders, value=float(count_pads))
@@ -310,13 +307,14 @@ def _average_by_count(node: Node, window: SlidingWindow, *, count_pads: bool) ->
     rest = [t - c for t, c in zip(total, counted.shape[2:], strict=True)]
     counted = functional.pad(counted, pad_list([0] * rank, rest))
     kernel = torch.ones((1, 1, *window.size))
-    counts = node.made(function(counted, kernel, None, exact.stride, 0, exact.dilation).to(node.dtype(0)))
+    counting = convolve(counted, kernel, None, exact.stride, unpadded, exact.dilation, 1)
+    counts = node.made(counting.to(node.dtype(0)))
     summing = node.made(kernel.to(node.dtype(0)).expand(channels, 1, *window.size).contiguous())
     borders = exact.borders
 
     def run(x: Tensor) -> Tensor:
         padded = functional.pad(x, borders)
-        return function(padded, summing, None, exact.stride, 0, exact.dilation, channels) / counts
+        return convolve(padded, summing, None, exact.stride, unpadded, exact.dilation, channels) / counts
 
     return run
 
@@ -327,14 +325,14 @@ def lp_pool(node: Node) -> Lowered:
     window = window_of(node, node.integers("kernel_shape") or [])
     exact = _exact(node, window)
     power = node.number("p", 2)
-    channels = node.shape(0)[1]
-    function = CONVOLUTIONS[rank - 1]
+    channels, unpadded = node.shape(0)[1], (0,) * rank
     summing = node.made(torch.ones((channels, 1, *window.size), dtype=node.dtype(0)))
     borders = exact.borders
 
     def run(x: Tensor) -> Tensor:
         padded = functional.pad(x.abs().pow(power), borders)
-        return function(padded, summing, None, exact.stride, 0, exact.dilation, channels).pow(1.0 / power)
+        summed = convolve(padded, summing, None, exact.stride, unpadded, exact.dilation, channels)
+        return summed.pow(1.0 / power)
 
     return run
 
@@ -349,7 +347,7 @@ def global_pool(node: Node) -> Lowered:
     function: Callable[..., Tensor] = torch.mean if node.kind == "GlobalAveragePool" else torch.amax
     return Kernel(
         lambda x: function(x, axes, keepdim=True),
-        lambda out, x: function(x, axes, keepdim=True, out=out),
+        lambda out, x: reduce_into(function, out, x, axes, keep=True),
     )
 
 

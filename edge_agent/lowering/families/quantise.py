@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.convolve import convolve
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.families.convolution import CONVOLUTIONS, spatial_rank, window_of
+from stageloom.edge_agent.lowering.families.convolution import spatial_rank, window_of
 from stageloom.edge_agent.lowering.families.elementwise import casting
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
@@ -170,7 +171,7 @@ class _IntegerConvolution:
         size = node.shape(weight)[2:]
         self.window = window_of(node, size)
         self.groups = node.integer("group", 1)
-        self.function = CONVOLUTIONS[spatial_rank(node, weight) - 1]
+        self.unpadded = (0,) * spatial_rank(node, weight)
 
     def __call__(self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:
         wide = x.double() - (0.0 if x_zero is None else x_zero.double().reshape(()))
@@ -179,4 +180,5 @@ class _IntegerConvolution:
             along = (-1, *[1] * (w.ndim - 1)) if w_zero.numel() > 1 else ()
             kernel = kernel - w_zero.double().reshape(along)
         padded = functional.pad(wide, self.window.borders)
-        return self.function(padded, kernel, None, self.window.stride, 0, self.window.dilation, self.groups)
+        window = self.window
+        return convolve(padded, kernel, None, window.stride, self.unpadded, window.dilation, self.groups)

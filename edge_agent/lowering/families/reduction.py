@@ -16,6 +16,19 @@ _OTHERS_SINCE = 18
 _WITH_OUT: tuple[Callable[..., Tensor], ...] = (torch.sum, torch.mean, torch.amax, torch.amin)
 
 
+def reduce_into(
+    function: Callable[..., Tensor], out: Tensor, x: Tensor, axes: list[int], *, keep: bool
+) -> None:
+    """`out` = `function(x, axes, keep)`.
+
+    Through a copy for half precision on the processor: `torch.mean` of torch 2.5 leaves `out` as it was.
+    """
+    if out.device.type == "cpu" and out.itemsize < 4:
+        out.copy_(function(x, axes, keep))
+        return
+    function(x, axes, keep, out=out)
+
+
 def reduced_axes(node: Node) -> list[int] | None:
     """Return the axes, an attribute or an input by opset; None where no axis is reduced."""
     if node.opset < _AXES_AS_INPUT_SINCE.get(node.kind, _OTHERS_SINCE):
@@ -46,7 +59,7 @@ def _reduction(
 
     plain = before is None and after is None
     if plain and axes and dtype.is_floating_point and function in _WITH_OUT:
-        return Kernel(run, lambda out, x, _=None: function(x, axes, keep, out=out))
+        return Kernel(run, lambda out, x, _=None: reduce_into(function, out, x, axes, keep=keep))
     return run
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.convolve import convolve_transposed
 from stageloom.edge_agent.lowering.dtypes import Unsupported
-from stageloom.edge_agent.lowering.families.convolution import TRANSPOSED
 from stageloom.edge_agent.lowering.families.shape import pad_list
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
@@ -234,7 +234,7 @@ def column_to_image(node: Node) -> Lowered:
     pads = node.integers("pads") or [0] * (2 * rank)
     if rank not in (1, 2, 3):
         raise Unsupported(f"Col2Im over {rank} dimensions")
-    function, taps = TRANSPOSED[rank - 1], prod(block)
+    taps = prod(block)
     batch, channels = node.shape(0)[0], node.shape(0)[1] // taps
     kernel = node.made(torch.eye(taps, dtype=node.dtype(0)).reshape(taps, 1, *block))
     padded = [n + b + e for n, b, e in zip(image, pads[:rank], pads[rank:], strict=True)]
@@ -251,7 +251,7 @@ def column_to_image(node: Node) -> Lowered:
 
     def run(x: Tensor, *_: Tensor | None) -> Tensor:
         columns = x.reshape(batch * channels, taps, *counts)
-        made = function(columns, kernel, None, stride, 0, 0, 1, dilation)
+        made = convolve_transposed(columns, kernel, stride, dilation, 1)
         return functional.pad(made, borders).reshape(batch, channels, *image)
 
     return run

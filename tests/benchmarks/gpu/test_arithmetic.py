@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.gpu.bench import Ceilings
 from benchmarks.gpu.judging import GOALS, judge, judge_switch, work_of
 from benchmarks.gpu.networks import MODELS
-from benchmarks.gpu.probes import Ceilings
 from benchmarks.gpu.rounds import Ratio
 from benchmarks.gpu.serving import longest_gap
 from tests.benchmarks.gpu.tiny import graph_of

@@ -52,14 +52,14 @@ def _components(chosen: int, graph: CombinedGraph) -> list[list[int]]:
     return groups
 
 
-def random_streams(graph: CombinedGraph, rng: random.Random) -> StreamSchedule:
-    """A random topological order over up to four streams."""
+def random_streams(graph: CombinedGraph, rng: random.Random, streams: int = 4) -> StreamSchedule:
+    """A random topological order over up to so many streams."""
     done = 0
     launches: list[Launch] = []
     while len(launches) < graph.size:
         ready = [op for op in range(graph.size) if not done >> op & 1 and not graph.predecessors[op] & ~done]
         op = rng.choice(ready)
-        launches.append(Launch(op, rng.randrange(4)))
+        launches.append(Launch(op, rng.randrange(streams)))
         done |= 1 << op
     return StreamSchedule(tuple(launches))
 

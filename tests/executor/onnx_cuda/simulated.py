@@ -6,6 +6,7 @@ and a piece is given back once.
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +22,12 @@ class SimulatedSessionDevice(SimulatedStreams):
 
     kind = "cpu"
     number = 0
+    handle_bytes = 1 << 20
 
-    def __init__(self, seed: int = 0, *, ignore_waits: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, ignore_waits: int = 0, engine_builder: str = "") -> None:
         super().__init__(seed, ignore_waits=ignore_waits)
+        self.engine_builder = engine_builder
+        self.engines: list[tuple[str, Path, Path]] = []  # precision and folders, as engines were asked for
         self._streams = [SimulatedStream(f"stream-{number}") for number in range(PROFILING + 1)]
         self._pieces: dict[int, tuple[np.ndarray, int]] = {}
         self._pinned: list[np.ndarray] = []
@@ -36,6 +40,12 @@ class SimulatedSessionDevice(SimulatedStreams):
 
     def provider(self, stream: SimulatedStream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
         self.tf32.add(tf32)
+        return "CPUExecutionProvider", {}
+
+    def engine_provider(
+        self, stream: SimulatedStream, *, precision: str, engine: Path, timings: Path
+    ) -> tuple[str, Mapping[str, str]]:
+        self.engines.append((precision, engine, timings))
         return "CPUExecutionProvider", {}
 
     def launch(self, stream: SimulatedStream, work: object) -> None:

@@ -359,7 +359,7 @@ def test_tf32_is_used_only_where_the_plan_says_so(model: Artifact) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ExecutorOptions(name="onnx_cuda", precision="fp16"), "does not know the precision 'fp16'"),
+        (ExecutorOptions(name="onnx_cuda", precision="bf16"), "does not know the precision 'bf16'"),
         (ExecutorOptions(intra_op_threads=2), "no threads inside an operator"),
     ],
 )

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.executor.cuda.device import BlockNeeds, Launch, Multiprocessor
+from stageloom.edge_agent.lowering.convolve import searching
 from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
-MAX_RUNNING, MAX_PREPARING = 32, 17
+MAX_RUNNING, MAX_PREPARING = 32, 9 + 2 * 32
 
 
 class CapturedEvent(SimulatedEvent):
@@ -71,13 +72,14 @@ class SimulatedGraphDevice(SimulatedStreams):
     def __init__(self, seed: int, *, ignore_waits: int = 0, ignore_captured: int = 0) -> None:
         super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
+        self.most_streams = MAX_RUNNING
+        self.events_in_graphs = True
         self.captures = 0
         self.pinned = 0  # pieces of host memory
         self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says
         self.replays = 0
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
-        self.given_back = 0  # how often
         self.capturers: set[int] = set()  # threads
         self._ignore_captured = ignore_captured
         self._captured_waits = 0
@@ -234,13 +236,11 @@ class SimulatedGraphDevice(SimulatedStreams):
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        yield
+        with searching():
+            yield
 
     def use_tf32(self, on: bool) -> None:
         self.tf32 = on
-
-    def give_back(self) -> None:
-        self.given_back += 1
 
     def reserved_bytes(self) -> int:
         return self.captures << 20

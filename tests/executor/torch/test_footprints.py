@@ -157,3 +157,25 @@ def test_the_devices_balance_is_measured_once_for_each_precision() -> None:
     assert (
         ProgramBuilder(device, KernelChoices(), QUICK)._flop_per_byte(Precision.FP32) == USUAL_FLOP_PER_BYTE
     )
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_balance_that_found_no_memory_is_the_usual_one_on_a_jetson_too(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There torch fails an assertion about NVML where it should say that memory is short."""
+    text = (
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED" if memory else "an illegal memory access was encountered"
+    )
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(ProgramBuilder, "_measured_balance", fails)
+    quick = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=16)
+    builder = ProgramBuilder(SimulatedGraphDevice(0), KernelChoices(), quick)
+    if memory:
+        assert builder._flop_per_byte(Precision.FP32) == USUAL_FLOP_PER_BYTE
+    else:
+        with pytest.raises(RuntimeError, match="illegal"):
+            builder._flop_per_byte(Precision.FP32)

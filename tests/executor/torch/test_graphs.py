@@ -11,7 +11,6 @@ import pytest
 
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
-from stageloom.edge_agent.executor.torch.kernels import KernelChoices
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
@@ -273,14 +272,14 @@ def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> Non
 def test_what_waits_for_the_host_is_not_captured(
     executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    applied = KernelChoices.applied
+    at_batch = ModelLowering.at_batch
 
-    def foreign(choices: KernelChoices, lowering: ModelLowering, batch: int) -> LoweredModel:
-        lowered = applied(choices, lowering, batch)
+    def foreign(lowering: ModelLowering, batch: int) -> LoweredModel:
+        lowered = at_batch(lowering, batch)
         units = (replace(lowered.units[0], foreign="a test says so"), *lowered.units[1:])
         return replace(lowered, units=units)
 
-    monkeypatch.setattr(KernelChoices, "applied", foreign)
+    monkeypatch.setattr(ModelLowering, "at_batch", foreign)
     steps = StepMaker(KEY, streamed(executor, model))
     assert answer(executor, steps, model, 1)
     assert device_of(executor).captures == 0
@@ -345,6 +344,24 @@ def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
         assert {group.stream for group in result.groups} > {0}
         assert all(result.started_s <= g.started_s <= g.ended_s <= result.ended_s for g in result.groups)
     assert traced[1] < 5 < traced[0]
+
+
+def test_where_graphs_hold_no_events_every_traced_step_is_issued_launch_by_launch(
+    executor: TorchCudaExecutor, model: Artifact
+) -> None:
+    """As with torch before 2.8; an untraced step still replays its graph."""
+    device = device_of(executor)
+    device.events_in_graphs = False
+    steps = StepMaker(KEY, streamed(executor, model))
+    replayed = []
+    for number, executor.tracing in ((1, True), (2, True), (3, False)):
+        step = steps.step(0, {0: (InstanceId(number), 1)})
+        executor.prepare(step.program)
+        replays = device.replays
+        executor.issue(step, {InstanceId(number): [random_inputs(model.graph, number)]})
+        replayed.append(device.replays - replays)
+        assert bool(executor.wait(step.id).groups) == executor.tracing
+    assert replayed == [0, 0, 1]
 
 
 def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchCudaExecutor, model: Artifact) -> None:

@@ -2,12 +2,19 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from stageloom.edge_agent.executor.cuda.streams import Nature, issue_order
-from stageloom.shared.launch_list import Item
+from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.launch_list import Barrier, Item
+from stageloom.shared.plan import ExecutorOptions, IssueOrder
+from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
+from tests.executor.models import artifact_of, random_inputs
+from tests.executor.torch.conftest import simulated
 from tests.executor.torch.lists import random_items
+from tests.executor.torch.steps import KEY, load, members, run, wrong
 
 
 def launches(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> list[tuple[int, int]]:
@@ -85,3 +92,27 @@ def test_an_item_ends_after_its_launches_and_before_any_that_waits_for_it(seed: 
         assert all(place[index, at] < place[index, count] for at in range(count))
         for before in item.waits:
             assert place[before, len(natures[before])] < place[index, 0]
+
+
+@pytest.mark.parametrize("streams", [4, 20])
+def test_a_plan_may_have_its_launches_issued_as_its_schedule_lists_them(streams: int) -> None:
+    """Also on more streams than other plans get; a rival's schedule is compared as it was made."""
+    model = artifact_of("inception_v3")
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(3), streams)
+    options = ExecutorOptions(name="torch_cuda", issue=IssueOrder.SCHEDULE)
+    plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA)
+    executor = simulated()
+    steps = StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
+    step, inputs = steps.step(0, {0: (InstanceId(1), 1)}), random_inputs(model.graph, 1)
+    assert not wrong(model, inputs, run(executor, step, {InstanceId(1): [inputs]})[InstanceId(1)])
+    recipe = executor._built[step.program].program.recipe
+    issued = [
+        op
+        for _, call in recipe.script
+        if call is not None and (unit := recipe.kernels[call]) is not None
+        for op in unit.ops
+    ]
+    listed = [launch.op for launch in schedule.launches]
+    assert issued == [op for op in listed if op in set(issued)] and len(issued) > len(listed) / 2
+    assert (recipe.streams > 8) == (streams > 8), "a stream may take over the place of one that has ended"
+    executor.close()

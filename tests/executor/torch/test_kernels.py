@@ -1,7 +1,7 @@
 """P6 and P7: kernels are chosen by measuring, once, and the choice is logged."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,7 @@ from stageloom.edge_agent.executor.torch.kernels import Instruments, KernelChoic
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
+from stageloom.shared.ids import OpId
 from tests.executor.models import artifact_of
 
 
@@ -30,6 +31,15 @@ def _with_two_ways(lowering: ModelLowering) -> Unit:
     unit = lowering.at_batch(1).units[0]
     first = unit.alternatives[0]
     return replace(unit, alternatives=(first, Alternative("other", first.run, first.run_into)))
+
+
+def _tensors(unit: Unit, *, offset: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What a unit reads and makes; with an offset, into a slice of a larger buffer."""
+    reads = [torch.ones(spec.shape) for spec in unit.input_specs]
+    shape = unit.output_specs[0].shape
+    whole = torch.zeros(shape[0], shape[1] + 2 * offset, *shape[2:])
+    whole = whole.contiguous(memory_format=torch.channels_last)
+    return reads, [whole.narrow(1, offset, shape[1])]
 
 
 class Clock:
@@ -54,7 +64,7 @@ def test_the_alternative_with_the_lowest_median_is_chosen(
 ) -> None:
     unit, choices = _with_two_ways(lowering), KernelChoices()
     with caplog.at_level(logging.INFO):
-        choice = choices.measure(lowering, 1, unit, [], [], Instruments(Clock(*medians)))
+        choice = choices.measure(lowering, 1, unit, *_tensors(unit), Instruments(Clock(*medians)))
     assert choice.name == (wanted or unit.alternatives[0].name)
     assert f"chosen={choice.name}" in caplog.text and "'other'" in caplog.text
 
@@ -73,19 +83,82 @@ def test_an_alternative_that_cannot_run_is_left_out_but_the_plain_one_must(lower
 
     unit = lowering.at_batch(1).units[0]
     plain, other = Alternative("plain", runs, runs), Alternative("other", refuses, refuses)  # type: ignore[arg-type]
-    some = replace(unit, alternatives=(plain, other))
-    assert KernelChoices().measure(lowering, 1, some, [], [], Instruments(timer)).seconds == (("plain", 1.0),)
+    some, tensors = replace(unit, alternatives=(plain, other)), _tensors(unit)
+    choice = KernelChoices().measure(lowering, 1, some, *tensors, Instruments(timer))
+    assert choice.seconds == (("plain", 1.0),)
     none = replace(unit, alternatives=(other, plain))
     with pytest.raises(RuntimeError, match="unable to find an engine"):
-        KernelChoices().measure(lowering, 1, none, [], [], Instruments(timer))
+        KernelChoices().measure(lowering, 1, none, *tensors, Instruments(timer))
 
 
 def test_a_choice_is_made_once_and_used_from_then_on(lowering: ModelLowering) -> None:
     unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0)
-    first = choices.measure(lowering, 1, unit, [], [], Instruments(clock))
-    assert choices.measure(lowering, 1, unit, [], [], Instruments(clock)) == first
+    tensors = _tensors(unit)
+    first = choices.measure(lowering, 1, unit, *tensors, Instruments(clock))
+    assert choices.measure(lowering, 1, unit, *tensors, Instruments(clock)) == first
     assert clock.asked == 2
-    assert choices.choice(lowering, 2, unit.ops) is None, "another batch is another shape"
+    assert choices.way(lowering, 1, unit, *tensors).name == "other"
+    assert choices.choice(lowering, 2, unit, *tensors) is None, "another batch is another shape"
+
+
+def test_a_choice_holds_for_the_layout_that_it_was_measured_with(lowering: ModelLowering) -> None:
+    """Fast into a packed buffer says nothing of a slice of a Concat's."""
+    unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0, 2.0, 3.0)
+    packed, sliced = _tensors(unit), _tensors(unit, offset=16)
+    choices.measure(lowering, 1, unit, *packed, Instruments(clock))
+    assert choices.way(lowering, 1, unit, *sliced) is unit.alternatives[0], "not measured yet: the plain one"
+    choices.measure(lowering, 1, unit, *sliced, Instruments(clock))
+    assert choices.way(lowering, 1, unit, *packed).name == "other"
+    assert choices.way(lowering, 1, unit, *sliced) is unit.alternatives[0]
+
+
+class CachedPlans:
+    """A convolution into given memory as torch's on CUDA: its plans are kept by the sizes, without the
+    strides of the memory that they were made for."""
+
+    def __init__(self, plain: Alternative) -> None:
+        self._plain = plain
+        self._plans: dict[torch.Size, tuple[int, ...]] = {}
+
+    def run_into(self, args: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        out = outs[0]
+        strides = self._plans.setdefault(out.shape, out.stride())
+        out.as_strided(out.shape, strides).copy_(self._plain.run(args)[0])
+
+
+def test_a_kernel_that_writes_a_slice_with_the_strides_of_a_packed_buffer_is_not_taken(
+    lowering: ModelLowering, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. It is right and fast into a packed buffer. 2. Into a slice it is as fast, and wrong: left out."""
+    unit = lowering.at_batch(1).units[0]
+    plain = unit.alternatives[0]
+    cached = Alternative("cached plans", plain.run, CachedPlans(plain).run_into)
+    unit, choices = replace(unit, alternatives=(plain, cached)), KernelChoices()
+    packed, sliced = _tensors(unit), _tensors(unit, offset=16)
+    choices.measure(lowering, 1, unit, *packed, Instruments(Clock(3.0, 2.0)))
+    assert choices.way(lowering, 1, unit, *packed) is cached
+    choice = choices.measure(lowering, 1, unit, *sliced, Instruments(Clock(3.0, 2.0)))
+    assert choices.way(lowering, 1, unit, *sliced) is plain
+    assert [name for name, _ in choice.wrong] == ["cached plans"]
+    assert "the kernel cached plans differs from the plain one" in caplog.text
+
+
+def test_measuring_leaves_the_tensors_as_they_were(lowering: ModelLowering) -> None:
+    """Other operators of the program may read indices that lie in the same memory."""
+    unit = _with_two_ways(lowering)
+    reads, makes = _tensors(unit)
+    before = [tensor.clone() for tensor in (*reads, *makes)]
+    KernelChoices().measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    assert all(torch.equal(a, b) for a, b in zip((*reads, *makes), before, strict=True))
+
+
+def test_operators_that_compute_the_same_are_measured_once(lowering: ModelLowering) -> None:
+    unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0)
+    first = replace(unit, signature="a convolution")
+    choices.measure(lowering, 1, first, *_tensors(unit), Instruments(clock))
+    second = replace(first, ops=(OpId(7),))
+    choices.measure(lowering, 1, second, *_tensors(unit), Instruments(clock))
+    assert clock.asked == 2 and set(choices.natures(lowering, 1)) == {0, 7}
 
 
 def test_an_operator_that_computes_little_for_its_bytes_is_memory_bound(lowering: ModelLowering) -> None:
@@ -123,7 +196,7 @@ def test_the_chosen_kernels_demand_is_asked_for_and_kept(lowering: ModelLowering
         asked.append(launch)
         return 0.75
 
-    choices.measure(lowering, 1, unit, [], [], Instruments(Clock(3.0, 2.0), demand, 1e9))
+    choices.measure(lowering, 1, unit, *_tensors(unit), Instruments(Clock(3.0, 2.0), demand, 1e9))
     (nature,) = choices.natures(lowering, 1).values()
     assert nature == Nature(seconds=2.0, memory_bound=True, demand=0.75)
     assert len(asked) == 1, "of the fastest alternative alone"
