@@ -71,6 +71,7 @@ def derive(graph: Graph, splits: Sequence[Split]) -> DerivedGraph:
     origins: list[SplitOrigin] = []
     positions: list[int] = []
     at = {split.first: split for split in splits}
+    units = 1 + max(operator.fused_unit for operator in graph.operators)
     op = 0
     while op < len(graph.operators):
         split = at.get(op)
@@ -82,8 +83,10 @@ def derive(graph: Graph, splits: Sequence[Split]) -> DerivedGraph:
             continue
         positions += [len(operators)] * (split.last + 1 - split.first)
         for operator, origin in _three(graph, split, tensors):
-            operators.append(operator)
+            # Units of their own: what fuses with another operator does not lie on another resource.
+            operators.append(replace(operator, fused_unit=units))
             origins.append(origin)
+            units += 1
         op = split.last + 1
     positions.append(len(operators))
     inside = {cut for split in splits for cut in range(split.first + 1, split.last + 1)}

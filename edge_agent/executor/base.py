@@ -121,7 +121,7 @@ def require_whole(bound: BoundPlan, executor: str) -> None:
     ):
         raise ExecutorError(
             f"the {executor} executor does not split operators over resources",
-            remedy="use onnx or openvino, or a plan without splits",
+            remedy="use onnx, openvino or torch_cpu, or a plan without splits",
         )
 
 

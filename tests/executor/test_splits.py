@@ -18,12 +18,14 @@ import pytest
 from onnx import helper, numpy_helper
 
 from benchmarks import zoo
+from stageloom.edge_agent.executor.base import require_whole
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx import program, session_executor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.onnx.program import JoinRun, SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.threads import assign
+from stageloom.edge_agent.executor.torch.plans import TorchPlans
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared import partition_rules
 from stageloom.shared.artifact import Artifact, open_artifact
@@ -221,13 +223,50 @@ def test_another_executor_runs_the_groups_of_its_resource(executors: tuple[str, 
         assert all(difference(got[name], wanted[name]) < TOLERANCE for name in got)
 
 
+@pytest.mark.promise("split-model-is-the-model")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=SLOW) for n in range(1, 4))])
+def test_a_model_is_split_on_torch_too(name: str, seed: int) -> None:
+    """Halves write slices of the join's buffer where its layout allows that."""
+    model = subject(name)
+    splits = random_splits(split_subject(name), random.Random(seed), model.half)
+    plan = split_plan(model.artifact, splits, model.half, executors=("torch_cpu", "torch_cpu"))
+    executor = installed("torch_cpu")
+    try:
+        outcome = compare(executor, bound_split(model.artifact, plan), [model], repeats=3, seed=seed)
+        assert outcome.agrees, outcome.worst
+    finally:
+        executor.close()
+
+
+def test_on_torch_the_join_of_channels_copies_nothing() -> None:
+    artifact = artifact_of("squeezenet")
+    ops = [op for op, one in enumerate(artifact.graph.operators) if one.kind == "Conv"]
+    splits = tuple(Split(op, op, Axis.CHANNELS, 2) for op in ops)
+    executor = installed("torch_cpu")
+    assert isinstance(executor, TorchPlans)
+    try:
+        plan = split_plan(artifact, splits, executors=("torch_cpu", "torch_cpu"))
+        bound = bound_split(artifact, plan)
+        executor.load(PlanKey(1), bound, {artifact.digest: artifact})
+        slices = executor._plans[PlanKey(1)].recipe(0, {0: 1}).layout.slices
+    finally:
+        executor.close()
+    placed = {value.tensor for value in slices}
+    joins = [origin for origin in bound.models[0].origins if origin.role is SplitRole.JOIN]
+    halves = {half for origin in joins for _, *both in origin.halves for half in both}
+    assert len(halves) == 2 * len(ops) and halves <= placed
+
+
 def test_an_executor_that_does_not_split_says_so() -> None:
     artifact = artifact_of("squeezenet")
-    plan = split_plan(artifact, (Split(1, 1, Axis.CHANNELS, 2),), executors=("torch_cpu", "torch_cpu"))
+    plan = split_plan(artifact, (Split(1, 1, Axis.CHANNELS, 2),), executors=("torch_cpu", "onnx"))
     made = installed("torch_cpu")
-    with pytest.raises(ExecutorError, match="does not split operators over resources"):
+    with pytest.raises(ExecutorError, match="does not run groups of blocks that torch_cpu runs"):
         made.load(PlanKey(1), bound_split(artifact, plan), {artifact.digest: artifact})
     made.close()
+    with pytest.raises(ExecutorError, match="the onnx_cuda executor does not split operators"):
+        require_whole(bound_split(artifact, plan), "onnx_cuda")
 
 
 # What the graph alone does not show, and planted defects

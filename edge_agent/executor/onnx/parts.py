@@ -8,7 +8,7 @@ appending another `graph` that holds weights adds them to the first.
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -86,7 +86,7 @@ class ModelParts:
         """
         if half is not None:
             found = self.half(ops, batch, half)
-            for piece in (memoryview(found.model.SerializeToString()), *self._encoded(found.whole_weights)):
+            for piece in (memoryview(found.model.SerializeToString()), *self.encoded(found.whole_weights)):
                 _write(fd, piece)
             return
         chosen = [OpId(op) for op in ops]
@@ -124,9 +124,15 @@ class ModelParts:
         yield memoryview(part)
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
-        yield from self._encoded(sorted(used & self._weights.keys()))
+        yield from self.encoded(sorted(used & self._weights.keys()))
 
-    def _encoded(self, names: Sequence[str]) -> Iterator[memoryview]:
+    def has(self, name: str) -> bool:
+        """Whether a value is a weight."""
+        _ = self._parsed
+        return name in self._weights
+
+    def encoded(self, names: Iterable[str]) -> Iterator[memoryview]:
+        """The pieces of a file that add weights to a model; see the module's text."""
         for name in names:
             weight = self._weights[name]
             head = encoded_head(GRAPH_INITIALIZER, len(weight))

@@ -16,7 +16,7 @@ from stageloom.shared.importer.values import ELEMENT_TYPES
 from stageloom.shared.operator_parts import OperatorPart, halves_of
 from stageloom.shared.partition import AxisRange, NodeRun, OnnxNode
 
-_SLICE_TAKES_INPUTS = 10
+SLICE_TAKES_INPUTS = 10
 """Before this version of the operator set, Slice has its positions in attributes."""
 
 
@@ -126,7 +126,7 @@ class _Writer:
         """A part of a value of which the half has more."""
         begin = held.start if held is not None and held.dim == wanted.dim else 0
         bounds = {"starts": wanted.start - begin, "ends": wanted.stop - begin, "axes": wanted.dim}
-        if self._opset < _SLICE_TAKES_INPUTS:
+        if self._opset < SLICE_TAKES_INPUTS:
             lists = {key: [value] for key, value in bounds.items()}
             self._body.node.append(helper.make_node("Slice", [name], [made], **lists))
             return made

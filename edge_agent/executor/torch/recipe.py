@@ -208,7 +208,8 @@ def concat_axis(model: BoundModel, unit: Unit) -> int | None:
     The shapes say it: of two and more inputs that are not empty only one axis can add up.
     """
     operator = model.graph.operators[unit.ops[0]]
-    if operator.kind != "Concat" or len(operator.nodes) != 1 or len(unit.ops) != 1 or len(unit.inputs) < 2:
+    # The join of a split operator is a node of the file that is lowered, and of no other.
+    if operator.kind != "Concat" or len(operator.nodes) > 1 or len(unit.ops) != 1 or len(unit.inputs) < 2:
         return None
     joined = unit.output_specs[0]
     shapes = [spec.shape for spec in unit.input_specs]
