@@ -36,6 +36,7 @@ from stageloom.edge_agent.executor.onnx.program import (
     JoinRun,
     SessionProgram,
 )
+from stageloom.edge_agent.executor.onnx.split_timing import PartTime, PartTimingRequest, time_parts
 from stageloom.edge_agent.executor.onnx.timing import time_operators
 from stageloom.edge_agent.executor.slot_store import HOST, Values
 from stageloom.shared.artifact import Artifact
@@ -309,6 +310,12 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     ) -> tuple[OperatorTime, ...]:
         """Run the model operator by operator; see `timing`."""
         return time_operators(artifact, request, idle, self._open)
+
+    def time_parts(
+        self, artifact: Artifact, request: PartTimingRequest, idle: Callable[[], bool]
+    ) -> tuple[PartTime, ...]:
+        """Run parts of operators; see `split_timing`."""
+        return time_parts(artifact, request, idle, self._open_any)
 
 
 @dataclass(frozen=True, slots=True)
