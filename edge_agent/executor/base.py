@@ -23,6 +23,7 @@ from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import Member
+from stageloom.shared.schedule import resources_named
 from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
@@ -109,6 +110,19 @@ def require_precision(bound: BoundPlan, executor: str, known: Sequence[str], rem
                 f"the {executor} executor does not know the precision {precision!r}",
                 remedy=remedy or f"use one of {', '.join(known)}",
             )
+
+
+def require_whole(bound: BoundPlan, executor: str) -> None:
+    """Raises:
+    ExecutorError: the plan splits operators, or runs groups on several resources, which the executor cannot.
+    """
+    if bound.splits or any(
+        resources_named(schedule) for block in bound.plan.combined for _, schedule in block.variants
+    ):
+        raise ExecutorError(
+            f"the {executor} executor does not split operators over resources",
+            remedy="use onnx, openvino or torch_cpu, or a plan without splits",
+        )
 
 
 def require_pinned(bound: BoundPlan, executor: str) -> None:
