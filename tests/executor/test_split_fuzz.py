@@ -5,16 +5,21 @@ import random
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.partition import Axis, Split
+from tests.executor.installed import installed
+from tests.executor.models import random_inputs, reference
 from tests.executor.split_cases import (
     TOLERANCE,
     SplitSubject,
     joined_of,
     random_splits,
+    split_plan,
     values_for,
     whole_of,
     worst_difference,
@@ -24,6 +29,7 @@ from tests.executor.split_graphs import random_net
 from tests.scratch import scratch
 
 FEW = 20
+SOME = range(8, 200)
 MANY = [pytest.param(seed, marks=pytest.mark.full) for seed in range(FEW, 400)]
 
 
@@ -78,3 +84,22 @@ def test_what_the_rules_refuse_an_executor_refuses_and_all_else_runs(seed: int) 
             else:
                 wanted = whole_of(subject.parts, (op,), inputs)
                 assert worst_difference(joined_of(subject.parts, split, inputs), wanted) < TOLERANCE, split
+
+
+@pytest.mark.parametrize("executor", ["onnx", "torch_cpu"])
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.full) for n in range(8, 200))]
+)
+def test_a_random_model_of_which_every_operator_is_split_is_the_model(seed: int, executor: str) -> None:
+    subject = subject_of(seed)
+    artifact = subject.artifact
+    splits = random_splits(subject, random.Random(seed))
+    plan = split_plan(artifact, splits, executors=(executor, executor))
+    inputs = random_inputs(artifact.graph, seed)
+    with InProcessEngine(Executors(installed)) as engine:
+        engine.activate(engine.load(plan, {artifact.digest: artifact}))
+        got = engine.submit("m", inputs).result(60.0)
+    wanted = reference(artifact, inputs, list(got))
+    for name, array in got.items():
+        norm = max(float(np.linalg.norm(wanted[name])), 1e-6)
+        assert float(np.linalg.norm(array - wanted[name])) / norm < TOLERANCE, name

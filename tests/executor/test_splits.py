@@ -21,7 +21,7 @@ from benchmarks import zoo
 from stageloom.edge_agent.executor.base import require_whole
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx import program, session_executor
-from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSession
 from stageloom.edge_agent.executor.onnx.program import JoinRun, SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.threads import assign
@@ -31,6 +31,7 @@ from stageloom.shared import partition_rules
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.engine.steps import PlanKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.partition import Axis, AxisRange, NodeReads, NodeRun, OnnxNode, Split
@@ -162,6 +163,23 @@ def test_a_model_of_which_every_operator_is_split_is_the_model(name: str, seed: 
     run_split(model, seed, repeats=4)
 
 
+@pytest.mark.parametrize("least", [0, 1 << 40])
+def test_halves_that_are_written_into_the_join_make_what_halves_that_are_copied_make(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    run_into = OnnxSession.run_into
+
+    def noted(session: OnnxSession, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        written.append(len(outs))
+        run_into(session, values, outs)
+
+    monkeypatch.setattr(program, "_LEAST_IN_PLACE_BYTES", least)
+    monkeypatch.setattr(OnnxSession, "run_into", noted)
+    run_split(subject("googlenet"), 3, repeats=4)
+    assert bool(written) == (least == 0)
+
+
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_batch_is_split_in_each_of_its_buckets(fallback: bool) -> None:
     model = subject("squeezenet_bypass")
@@ -210,7 +228,10 @@ def test_the_half_of_the_other_resource_runs_on_its_cores_alone() -> None:
 
 
 @pytest.mark.parametrize("executors", [("openvino", "openvino"), ("onnx", "openvino"), ("openvino", "onnx")])
-def test_another_executor_runs_the_groups_of_its_resource(executors: tuple[str, str]) -> None:
+def test_another_executor_runs_the_groups_of_its_resource(
+    executors: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_LEAST_IN_PLACE_BYTES", 0)
     artifact = artifact_of("squeezenet")
     splits = random_splits(SplitSubject.of(artifact), random.Random(2))[:9]
     plan = split_plan(artifact, splits, executors=executors)

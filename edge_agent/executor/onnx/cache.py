@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from stageloom.edge_agent.executor.base import SharedTable
 from stageloom.edge_agent.executor.onnx.parts import Half, ModelParts
@@ -18,6 +18,9 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.merge import merged, padding
+
+if TYPE_CHECKING:
+    import numpy
 
 _SESSION_BYTES = 128 << 10
 """What a session takes beside its weights and activations."""
@@ -51,6 +54,14 @@ class ValuesSession(Protocol):
 
     def run(self, values: Values) -> None:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
+
+
+@runtime_checkable
+class WritesInto(Protocol):
+    """A session that can write its outputs where it is told to."""
+
+    def run_into(self, values: Values, outs: Mapping[TensorId, "numpy.ndarray"]) -> None:
+        """Read inputs from `values` and write all outputs into C-ordered arrays."""
 
 
 SessionT = TypeVar("SessionT")

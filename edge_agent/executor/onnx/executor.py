@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from stageloom.edge_agent.executor.base import one_line
@@ -44,6 +45,19 @@ class OnnxSession:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
         feeds = {name: values[tensor] for tensor, name in self.inputs}
         values.update(zip(self.outputs, self.session.run(self.names, feeds), strict=True))
+
+    def run_into(self, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        """Read inputs from `values` and write outputs into `outs`, C-ordered arrays of their shapes."""
+        binding = self.session.io_binding()
+        held = [
+            np.ascontiguousarray(values[tensor]) for tensor, _ in self.inputs
+        ]  # a binding keeps addresses
+        for (_, name), array in zip(self.inputs, held, strict=True):
+            binding.bind_cpu_input(name, array)
+        for tensor, name in zip(self.outputs, self.names, strict=True):
+            out = outs[tensor]
+            binding.bind_output(name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+        self.session.run_with_iobinding(binding)
 
 
 def open_session(key: SessionKey, source: ModelParts) -> OnnxSession:

@@ -8,14 +8,17 @@ the plan is loaded. The join of two halves is an atom without a session.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from typing import TypeAlias
 
 from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.threads import Threading, assign
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import ITEM_BYTES, Graph
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.launch_list import Item
+from stageloom.shared.partition import AxisRange
 from stageloom.shared.split_graph import SplitOrigin, SplitRole
 
 Atom = tuple[int, ...]
@@ -27,7 +30,28 @@ class HalfRun:
     """The session of one half of operators that are split: what it makes becomes tensors of the halves."""
 
     key: SessionKey
-    made: tuple[tuple[TensorId, TensorId], ...]  # the session's tensor, the half's
+    made: tuple["HalfOutput", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfOutput:
+    """What a half makes of an output, and where that lies in the output as it is joined."""
+
+    joined: TensorId
+    half: TensorId
+    shape: tuple[int, ...]  # joined
+    dtype: str
+    place: AxisRange
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the half is written into the joined output, of which it is one piece: the join is free.
+
+        Not where that costs more than the copy of little that it saves.
+        """
+        dim = self.place.dim
+        nbytes = ITEM_BYTES[self.dtype] * prod(self.shape[dim + 1 :]) * self.place.extent
+        return prod(self.shape[:dim]) == 1 and nbytes >= _LEAST_IN_PLACE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +61,9 @@ class JoinRun:
     dim: int
     halves: tuple[tuple[TensorId, TensorId, TensorId], ...]  # per output its tensor and those of its halves
 
+
+_LEAST_IN_PLACE_BYTES = 1 << 16
+"""Binding an output to memory costs some 20 us, as copying this much does."""
 
 SessionRun: TypeAlias = SessionKey | HalfRun | JoinRun
 
@@ -163,7 +190,16 @@ class CombinedPrograms:
         )
         if key.half is None:
             return key
-        return HalfRun(key, tuple((row[0], row[2 if first.second else 1]) for row in first.halves))
+        return HalfRun(key, tuple(self._half_output(model.graph, first, row, bucket) for row in first.halves))
+
+    @staticmethod
+    def _half_output(
+        graph: Graph, origin: SplitOrigin, row: tuple[TensorId, TensorId, TensorId], bucket: int
+    ) -> HalfOutput:
+        joined, half = graph.tensors[row[0]], row[2 if origin.second else 1]
+        shape = tuple(joined.batched(bucket))
+        bounds = (origin.boundary, shape[origin.dim]) if origin.second else (0, origin.boundary)
+        return HalfOutput(row[0], half, shape, joined.dtype, AxisRange(origin.dim, *bounds))
 
     def _dead(self, items: tuple[Item, ...]) -> tuple[tuple[TensorId, ...], ...]:
         """Per item the tensors of its member that it is the last to touch and that do not leave the block."""

@@ -26,6 +26,7 @@ from stageloom.edge_agent.executor.onnx.cache import (
     SessionCache,
     SessionKey,
     ValuesSession,
+    WritesInto,
     activation_bytes,
     weight_bytes,
 )
@@ -90,7 +91,8 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         session = self._open(key, source)
         if key.half is None:
             return session
-        return HalfSession(session, source.half(key.ops, key.batch, key.half).reads)
+        outputs = source.artifact.graph.operators[key.ops[-1]].outputs
+        return HalfSession(session, source.half(key.ops, key.batch, key.half).reads, outputs)
 
     def _caches(self, keys: Iterable[SessionKey]) -> "dict[SessionCache[ValuesSession], set[SessionKey]]":
         """Sessions by the cache that has them: this executor's, or that of one that shares the plan."""
@@ -276,10 +278,14 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _run_half(self, run: HalfRun, values: Values) -> None:
         """Run half of an operator: what it makes of the operator's tensors gets the numbers of the halves."""
         own = dict(values)
-        for tensor, _ in run.made:
-            own.pop(tensor, None)
+        for output in run.made:
+            if output.in_place:  # both halves ask for the buffer, and get the same one
+                buffer = values.setdefault(output.joined, np.empty(output.shape, output.dtype))
+                own[output.joined] = part_of_array(buffer, output.place)
+            else:
+                own.pop(output.joined, None)
         self._run_session(run.key, own)
-        values.update({half: own[tensor] for tensor, half in run.made})
+        values.update({output.half: own[output.joined] for output in run.made})
 
     def _settle(
         self, step: Step, member: StepMember, slot: Values, *, wanted: bool
@@ -324,23 +330,39 @@ class HalfSession:
 
     session: ValuesSession
     reads: tuple[tuple[TensorId, AxisRange | None], ...]
+    outputs: tuple[TensorId, ...]
 
     def run(self, values: Values) -> None:
-        """Read parts of inputs, as views, and put outputs there under the operators' own tensors."""
-        fed = {tensor: _part(values[tensor], part) for tensor, part in self.reads}
+        """Read parts of inputs, as views, and put outputs there under the operators' own tensors.
+
+        Where there is an array under such a tensor, the output is written into it.
+        """
+        fed = {tensor: part_of_array(values[tensor], part) for tensor, part in self.reads}
+        outs = {tensor: values[tensor] for tensor in self.outputs if tensor in values}
+        if len(outs) == len(self.outputs) and isinstance(self.session, WritesInto):
+            self.session.run_into(fed, outs)
+            return
         self.session.run(fed)
-        values.update({tensor: made for tensor, made in fed.items() if tensor not in values})
+        for tensor in self.outputs:
+            if tensor in outs:
+                outs[tensor][...] = fed[tensor]
+            else:
+                values[tensor] = fed[tensor]
 
 
-def _part(array: np.ndarray, part: AxisRange | None) -> np.ndarray:
+def part_of_array(array: np.ndarray, part: AxisRange | None) -> np.ndarray:
+    """A view of a part; the array itself where none is named."""
     if part is None:
         return array
     return array[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
 
 
 def join_halves(run: JoinRun, values: Values) -> None:
-    """Put both halves of every output together."""
+    """Put both halves of every output together; there is nothing to do where they were written into it."""
     for tensor, first, second in run.halves:
+        joined = values.get(tensor)
+        if joined is not None and values[first].base is joined and values[second].base is joined:
+            continue
         values[tensor] = np.concatenate((values[first], values[second]), axis=run.dim)
 
 

@@ -63,8 +63,8 @@ def time_parts(
 ) -> tuple[PartTime, ...]:
     """Times of parts of every operator that may be split, on this thread.
 
-    What the time was too short for is left out, and so are parts that do not run on seeded values. It asks for
-    an idle moment before every run, and keeps no run during which a task came.
+    What the time was too short for is left out, and so are parts that do not run on seeded values. It asks
+    for an idle moment before every run, and keeps no run during which a task came.
 
     Raises:
         ExecutorError: a part cannot be loaded, or the process may not use a core.
