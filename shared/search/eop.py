@@ -22,20 +22,18 @@
 AT adds operator times up. It is the time of a model only where operators run strictly one after another,
 which is how both resources are busy with a split operator; it is no measured latency.
 
-Complexity: O(sum over operators of boundaries) for all but `eop`, which looks at pairs of states of
-neighbours, those alone that a bound does not exclude.
+Complexity: O(sum over operators of boundaries); what is entered from home is entered from the same state.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.shared.errors import SettingError
 from stageloom.shared.search.split_costs import (
-    HOME,
     Halves,
     SplitAxis,
     SplitChoice,
@@ -46,6 +44,8 @@ from stageloom.shared.search.split_costs import (
     apart_s,
     chain_s,
     each_alone,
+    gathered_s,
+    into_s,
     runs_of,
 )
 
@@ -99,8 +99,8 @@ def apart_cost_s(problem: SplitProblem, op: int, state: SplitState) -> float:
     """T(op) with everything that a split of this operator alone pays for."""
     if isinstance(state, Whole):
         return problem.operators[op].seconds(state)
-    joins = problem.joins
-    return joins.into(op, HOME, state) + problem.operators[op].seconds(state) + joins.home(op, state)
+    seconds = into_s(problem, op, problem.home, state) + problem.operators[op].seconds(state)
+    return seconds + gathered_s(problem, op, state)
 
 
 def best_split(
@@ -162,10 +162,9 @@ def pair_coupled_s(
         return pair_apart_s(problem, ops, states)
     if not all(isinstance(state, Halves) for state in states):
         return pair_apart_s(problem, ops, states)
-    joins = problem.joins
-    seconds = joins.into(first, HOME, states[0]) + problem.operators[first].seconds(states[0])
-    seconds += joins.into(second, *states) + problem.operators[second].seconds(states[1])
-    return seconds + joins.home(second, states[1])
+    seconds = into_s(problem, first, problem.home, states[0]) + problem.operators[first].seconds(states[0])
+    seconds += into_s(problem, second, *states) + problem.operators[second].seconds(states[1])
+    return seconds + gathered_s(problem, second, states[1])
 
 
 class Tuned(NamedTuple):
@@ -270,7 +269,12 @@ def _at_shares(problem: SplitProblem, shares: Sequence[float]) -> SplitChoice:
 
 
 def _apart(problem: SplitProblem, states: Sequence[SplitState]) -> SplitChoice:
-    return SplitChoice(states=tuple(states), splits=each_alone(states), seconds=apart_s(problem, states))
+    return SplitChoice(
+        states=tuple(states),
+        splits=each_alone(states),
+        seconds=apart_s(problem, states),
+        home=problem.home,
+    )
 
 
 # Ours
@@ -279,7 +283,7 @@ def _apart(problem: SplitProblem, states: Sequence[SplitState]) -> SplitChoice:
 def eop(problem: SplitProblem) -> SplitChoice:
     """The best states under cm(s', s), chain by chain, and of stages that run chains beside each other."""
     keys = key_operators(problem.operators)
-    states: list[SplitState] = [HOME] * len(problem.operators)
+    states: list[SplitState] = [problem.home] * len(problem.operators)
     chain_costs_s = []
     for chain in problem.chains:
         found, seconds = best_of_chain(problem, chain, keys)
@@ -299,7 +303,11 @@ def eop(problem: SplitProblem) -> SplitChoice:
             sides[resource].extend(chain)
         beside.append((tuple(sides[0]), tuple(sides[1])))
     return SplitChoice(
-        states=tuple(states), splits=runs_of(problem, states), seconds=total_s, beside=tuple(beside)
+        states=tuple(states),
+        splits=runs_of(problem, states),
+        seconds=total_s,
+        beside=tuple(beside),
+        home=problem.home,
     )
 
 
@@ -312,15 +320,15 @@ def best_of_chain(
 ) -> tuple[list[SplitState], float]:
     """Viterbi along one chain, from home to home: states and seconds."""
     reached: list[_Reached] = []
-    before: _Reached = {HOME: (0.0, HOME)}
+    before: _Reached = {problem.home: (0.0, problem.home)}
     for op in chain:
         before = _next(problem, op, before, op in keys)
         reached.append(before)
-    joins = problem.joins
-    last = min(before, key=lambda state: before[state][0] + joins.home(chain[-1], state))
-    seconds = before[last][0] + joins.home(chain[-1], last)
+    seconds, state = min(
+        ((one_s + gathered_s(problem, chain[-1], one), one) for one, (one_s, _) in before.items()),
+        key=lambda entry: entry[0],
+    )
     states: list[SplitState] = []
-    state = last
     for layer in reversed(reached):
         states.append(state)
         state = layer[state][1]
@@ -330,35 +338,32 @@ def best_of_chain(
 def _next(problem: SplitProblem, op: int, before: _Reached, is_key: bool) -> _Reached:
     """The states of an operator, each reached from the best one before.
 
-    A split of no key operator, or off its tiles, only continues one. States before are tried from the
-    cheapest on, until none can be better even by the cheapest join.
+    A state either continues the one before or is entered from home, to which all states before lead: the best
+    of them is the same for all. A split of no key operator, or off its tiles, only continues one.
     """
-    joins, operator = problem.joins, problem.operators[op]
-    carried: dict[SplitState, tuple[float, SplitState]] = {}
-    for state, (seconds, _) in before.items():
-        after = joins.carried(op, state)
-        if after is not None:
-            carried[after] = (seconds, state)
-    order = sorted(before.items(), key=lambda entry: entry[1][0])
+    joins, operator, home = problem.joins, problem.operators[op], problem.home
     found: _Reached = {}
-    for state, (seconds, source) in carried.items():
-        if (reached_s := seconds + operator.seconds(state)) < math.inf:
-            found[state] = reached_s, source
-    for state in [HOME, Whole(1), *(_splits(operator) if is_key else ())]:
-        own_s = operator.seconds(state)
-        least_s, source = found.get(state, (math.inf, HOME))
-        for one, (seconds, _) in order:
-            if seconds + joins.least_s + own_s >= least_s:
-                break
-            if (reached_s := seconds + joins.into(op, one, state) + own_s) < least_s:
-                least_s, source = reached_s, one
-        if least_s < math.inf:
-            found[state] = least_s, source
+    left_s = math.inf
+    source: SplitState = home
+    for one, (seconds, _) in before.items():
+        state = joins.carried(op, one)
+        if state is not None and (own_s := operator.seconds(state)) < math.inf:
+            found[state] = seconds + own_s, one
+        if one != home:
+            seconds += joins.leave_s(op - 1, one, home)
+        if seconds < left_s:
+            left_s, source = seconds, one
+    entered: list[SplitState] = [Whole(0), Whole(1)]
+    if is_key:
+        entered += [Halves(axis.axis, end) for axis in operator.axes for end in axis.boundaries]
+    for state in entered:
+        seconds = left_s + joins.barrier_s + joins.enter_s(op, state, home) + operator.seconds(state)
+        if seconds < found.get(state, _NOT_REACHED)[0]:
+            found[state] = seconds, source
     return found
 
 
-def _splits(operator: SplittableOperator) -> list[SplitState]:
-    return [Halves(axis.axis, end) for axis in operator.axes for end in axis.boundaries]
+_NOT_REACHED: Final = (math.inf, Whole(0))
 
 
 def _beside(
@@ -372,7 +377,7 @@ def _beside(
     if len(chains) < 2:
         return {}, 0.0
     loads_s = [
-        [chain_s(problem, chain, [Whole(resource)] * chain.stop) for resource in (0, 1)] for chain in chains
+        [chain_s(problem, chain, [Whole(resource)] * len(chain)) for resource in (0, 1)] for chain in chains
     ]
     in_turn_s = [chain_costs_s[place] for place in stage]
     best: tuple[float, tuple[int | None, ...]] = (0.0, ())
@@ -381,7 +386,7 @@ def _beside(
         if not all(sides):
             continue
         before_s = sum(in_turn_s[at] for at, one in enumerate(way) if one is not None)
-        saved_s = before_s - max(sides) - problem.joins.least_s
+        saved_s = before_s - max(sides)
         if saved_s > best[0]:
             best = saved_s, way
     assigned = {place: one for place, one in zip(stage, best[1], strict=False) if one is not None}
@@ -403,12 +408,21 @@ def _ways(loads_s: Sequence[Sequence[float]]) -> list[tuple[int | None, ...]]:
 # By name
 
 
+def at_best_home(search: Callable[[SplitProblem], SplitChoice], problem: SplitProblem) -> SplitChoice:
+    """The better of both homes; resource 0 of equal ones."""
+    return min((search(replace(problem, home=Whole(home))) for home in (0, 1)), key=lambda one: one.seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Splitter:
     """A way to split a model over two resources."""
 
     help: str  # one line
-    choose: Callable[[SplitProblem], SplitChoice]
+    search: Callable[[SplitProblem], SplitChoice]
+
+    def choose(self, problem: SplitProblem) -> SplitChoice:
+        """What it finds, with tensors at home on either resource."""
+        return at_best_home(self.search, problem)
 
 
 _SPLITTERS: Mapping[str, Splitter] = MappingProxyType(

@@ -1,14 +1,14 @@
 """What operators cost that are split over two resources: parts, joins between neighbours, whole models.
 
-Resource 0 is the fast one and the home of every tensor that is whole at the border of a chain. A *chain* is a
-run of operators that follow each other in the graph's numbering, each the only reader of the one before and
-reading nothing else made at run time; only within a chain can parts be handed on without being joined.
+Resource 0 is the fast one. A *chain* is a run of operators that follow each other in the graph's numbering,
+each the only reader of the one before and reading nothing else made at run time; only within a chain can
+parts be handed on without being joined. At its borders all tensors are whole on one resource, the *home*.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.graph import Graph
@@ -32,9 +32,6 @@ class Halves(NamedTuple):
 
 
 SplitState: TypeAlias = Whole | Halves
-
-HOME: Final = Whole(0)
-"""Where tensors are at the border of a chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +83,28 @@ class SplittableOperator:
             return self.whole_s[state.resource]
         for one in self.axes:
             if one.axis is state.axis and 0 < state.boundary < one.extent:
-                return one.seconds(state.boundary)
+                return inf if state.boundary % one.granule else one.seconds(state.boundary)
         return inf
 
 
 class Joins(Protocol):
-    """cm(s', s): what it costs that neighbours do not run in the same way."""
+    """What it costs that neighbours do not run in the same way; see `into_s`."""
 
     @property
-    def least_s(self) -> float:
-        """No pair of states that are not carried costs less."""
+    def barrier_s(self) -> float:
+        """One resource waits for the other."""
 
     def carried(self, op: int, before: SplitState) -> SplitState | None:
         """The state in which `op` reads, on each resource, just what the one before it made there.
 
-        Two states are never carried to one.
+        Two states are never carried to one; a resource is carried to itself.
         """
 
-    def into(self, op: int, before: SplitState, after: SplitState) -> float:
-        """Seconds until `op` can run as `after` says on what was made as `before` says; 0 if carried."""
+    def leave_s(self, op: int, state: SplitState, home: Whole) -> float:
+        """Seconds of what has to be copied until the output of `op` is whole at home."""
 
-    def home(self, op: int, state: SplitState) -> float:
-        """Seconds until the output of `op` is whole at home."""
+    def enter_s(self, op: int, state: SplitState, home: Whole) -> float:
+        """Seconds of what has to be copied from home until `op` can run in this state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +112,19 @@ class ConstantJoins:
     """EOP's cm: every operator that is split pays the same for split, copies and concatenation (eq. 2)."""
 
     join_s: float
-    least_s: float = 0.0
+    barrier_s: float = 0.0
 
     def carried(self, op: int, before: SplitState) -> SplitState | None:
         """Only an operator that is whole is where the next one may stay."""
         return before if isinstance(before, Whole) else None
 
-    def into(self, op: int, before: SplitState, after: SplitState) -> float:
-        """The constant, where `after` is split."""
-        return self.join_s if isinstance(after, Halves) else 0.0
-
-    def home(self, op: int, state: SplitState) -> float:
+    def leave_s(self, op: int, state: SplitState, home: Whole) -> float:
         """Nothing: it is in the constant."""
         return 0.0
+
+    def enter_s(self, op: int, state: SplitState, home: Whole) -> float:
+        """The constant, of a split."""
+        return self.join_s if isinstance(state, Halves) else 0.0
 
 
 class Reads(NamedTuple):
@@ -149,27 +146,20 @@ class OperatorBytes:
     output_extents: Mapping[Axis, int] = field(default_factory=dict)
     reads: Mapping[Axis, Reads] = field(default_factory=dict)
 
-
-class _Held(NamedTuple):
-    """What a resource has or needs of a tensor: all or nothing where no axis is named."""
-
-    axis: Axis | None
-    start: int
-    stop: int
-    extent: int
-
-    @property
-    def share(self) -> float:
-        return max(self.stop - self.start, 0) / self.extent
-
-
-_ALL: Final = _Held(None, 0, 1, 1)
-_NOTHING: Final = _Held(None, 0, 0, 1)
+    def read_shares(self, state: Halves) -> tuple[float, float]:
+        """The shares of the input that both parts read: together 1 or, with a halo, more."""
+        reads = self.reads.get(state.axis)
+        if reads is None:
+            return 1.0, 1.0
+        extent = self.input_extents[reads.axis]
+        last = (state.boundary - 1) * reads.stride - reads.pad + reads.window
+        first = state.boundary * reads.stride - reads.pad
+        return min(max(last, 0), extent) / extent, 1.0 - min(max(first, 0), extent) / extent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderJoins:
-    """Bytes that change sides, plus one barrier; nothing where a state is carried.
+    """Bytes that change sides, each copy with its latency, and one barrier; nothing where it is carried.
 
     With `bytes_per_s` infinite and no latency the resources share memory, and a join is a barrier.
     """
@@ -178,10 +168,6 @@ class BorderJoins:
     barrier_s: float
     latency_s: float = 0.0
     bytes_per_s: float = inf
-
-    @property
-    def least_s(self) -> float:
-        return self.barrier_s
 
     def carried(self, op: int, before: SplitState) -> SplitState | None:
         """The same resource; or the boundary at which both parts read up to `before`'s, without a halo."""
@@ -196,57 +182,25 @@ class BorderJoins:
                 return Halves(axis, boundary)
         return None
 
-    def into(self, op: int, before: SplitState, after: SplitState) -> float:
-        """Seconds of the barrier and of what each side lacks of the operator's input."""
-        if self.carried(op, before) == after:
-            return 0.0
+    def leave_s(self, op: int, state: SplitState, home: Whole) -> float:
+        """Of what the other resource made."""
+        if isinstance(state, Whole):
+            share = float(state != home)
+        else:
+            part = state.boundary / self.operators[op].output_extents[state.axis]
+            share = part if home.resource else 1.0 - part
+        return self._copy_s(self.operators[op].output_bytes * share)
+
+    def enter_s(self, op: int, state: SplitState, home: Whole) -> float:
+        """Of what the other resource reads."""
         own = self.operators[op]
-        has, needs = _made(before, own.input_extents), _needed(after, own)
-        return self._moved(own.input_bytes, [_lacking(*pair) for pair in zip(has, needs, strict=True)])
+        share = (
+            float(state != home) if isinstance(state, Whole) else own.read_shares(state)[1 - home.resource]
+        )
+        return self._copy_s(own.input_bytes * share)
 
-    def home(self, op: int, state: SplitState) -> float:
-        """Seconds of the barrier and of what resource 1 made."""
-        if state == HOME:
-            return 0.0
-        own = self.operators[op]
-        return self._moved(own.output_bytes, [_made(state, own.output_extents)[1].share])
-
-    def _moved(self, nbytes: int, shares: Sequence[float]) -> float:
-        copies = sum(self.latency_s + share * nbytes / self.bytes_per_s for share in shares if share > 0.0)
-        return self.barrier_s + copies
-
-
-def _made(state: SplitState, extents: Mapping[Axis, int]) -> tuple[_Held, _Held]:
-    """What each resource has of a tensor that was made as `state` says."""
-    if isinstance(state, Whole):
-        return (_NOTHING, _ALL) if state.resource else (_ALL, _NOTHING)
-    axis, boundary = state
-    extent = extents[axis]
-    return _Held(axis, 0, boundary, extent), _Held(axis, boundary, extent, extent)
-
-
-def _needed(state: SplitState, own: OperatorBytes) -> tuple[_Held, _Held]:
-    """What each resource reads of the input to run as `state` says."""
-    if isinstance(state, Whole):
-        return (_NOTHING, _ALL) if state.resource else (_ALL, _NOTHING)
-    reads = own.reads.get(state.axis)
-    if reads is None:
-        return _ALL, _ALL
-    extent, made = own.input_extents[reads.axis], own.output_extents[state.axis]
-    ends = []
-    for start, stop in ((0, state.boundary), (state.boundary, made)):
-        first = max(start * reads.stride - reads.pad, 0)
-        last = min((stop - 1) * reads.stride - reads.pad + reads.window, extent)
-        ends.append(_Held(reads.axis, first, last, extent))
-    return ends[0], ends[1]
-
-
-def _lacking(has: _Held, needs: _Held) -> float:
-    """The share of the tensor that has to come from the other side."""
-    if has.axis is needs.axis and has.axis is not None:
-        overlap = min(has.stop, needs.stop) - max(has.start, needs.start)
-        return needs.share - max(overlap, 0) / needs.extent
-    return needs.share * (1.0 - has.share)
+    def _copy_s(self, nbytes: float) -> float:
+        return self.latency_s + nbytes / self.bytes_per_s if nbytes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,13 +208,15 @@ class SplitProblem:
     """A model to be split over two resources.
 
     `chains` are ranges of operators in order; `stages` are chains, by their place, of which none reads what
-    another of the same stage makes. Without stages the chains run one after another.
+    another of the same stage makes. Without stages the chains run one after another. `home` is where tensors
+    are whole at the borders of chains.
     """
 
     operators: Sequence[SplittableOperator]
     joins: Joins
     chains: Sequence[range]
     stages: Sequence[Sequence[int]] = ()
+    home: Whole = Whole(0)  # noqa: RUF009 (immutable)
 
 
 def chains_of(graph: Graph) -> tuple[tuple[range, ...], tuple[tuple[int, ...], ...]]:
@@ -305,6 +261,7 @@ class SplitChoice:
     splits: tuple[Split, ...]
     seconds: float
     beside: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    home: Whole = Whole(0)  # noqa: RUF009 (immutable)
 
     @property
     def resources(self) -> tuple[int | None, ...]:
@@ -334,34 +291,52 @@ def each_alone(states: Sequence[SplitState]) -> tuple[Split, ...]:
     )
 
 
+def into_s(problem: SplitProblem, op: int, before: SplitState, after: SplitState) -> float:
+    """cm(s', s): what it takes until `op` can run as `after` on what the one before made as `before`.
+
+    0 where parts are handed on as they are, else one barrier and the bytes that change sides. They go by
+    home: a plan's splits are joined whole before anything else reads them.
+    """
+    joins = problem.joins
+    if joins.carried(op, before) == after:
+        return 0.0
+    left_s = 0.0 if before == problem.home else joins.leave_s(op - 1, before, problem.home)
+    return joins.barrier_s + left_s + joins.enter_s(op, after, problem.home)
+
+
+def gathered_s(problem: SplitProblem, op: int, state: SplitState) -> float:
+    """What it takes until the output of `op` is whole at home."""
+    if state == problem.home:
+        return 0.0
+    return problem.joins.barrier_s + problem.joins.leave_s(op, state, problem.home)
+
+
 def coupled_s(problem: SplitProblem, states: Sequence[SplitState]) -> float:
     """Seconds of all chains one after another, neighbours handing parts on where they are carried."""
-    return sum(chain_s(problem, chain, states) for chain in problem.chains)
+    return sum(chain_s(problem, chain, [states[op] for op in chain]) for chain in problem.chains)
 
 
 def chain_s(problem: SplitProblem, chain: range, states: Sequence[SplitState]) -> float:
-    """Seconds of one chain, from home to home."""
-    before: SplitState = HOME
+    """Seconds of one chain, from home to home; `states` are its operators'."""
+    before: SplitState = problem.home
     seconds = 0.0
-    for op in chain:
-        after = states[op]
-        seconds += problem.joins.into(op, before, after) + problem.operators[op].seconds(after)
+    for op, after in zip(chain, states, strict=True):
+        seconds += into_s(problem, op, before, after) + problem.operators[op].seconds(after)
         before = after
-    return seconds + problem.joins.home(chain[-1], before)
+    return seconds + gathered_s(problem, chain[-1], before)
 
 
 def apart_s(problem: SplitProblem, states: Sequence[SplitState]) -> float:
     """Seconds of all chains one after another, every split operator being joined at home."""
-    joins = problem.joins
     seconds = 0.0
     for chain in problem.chains:
-        before: SplitState = HOME
+        before: SplitState = problem.home
         for op in chain:
             after = states[op]
-            seconds += joins.into(op, before, after) + problem.operators[op].seconds(after)
+            seconds += into_s(problem, op, before, after) + problem.operators[op].seconds(after)
             if isinstance(after, Halves):
-                seconds += joins.home(op, after)
-                after = HOME
+                seconds += gathered_s(problem, op, after)
+                after = problem.home
             before = after
-        seconds += joins.home(chain[-1], before)
+        seconds += gathered_s(problem, chain[-1], before)
     return seconds

@@ -8,7 +8,6 @@ from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import key_operators
 from stageloom.shared.search.patterns import Pattern
 from stageloom.shared.search.split_costs import (
-    HOME,
     BorderJoins,
     Halves,
     Joins,
@@ -81,26 +80,25 @@ def problem(seed: int, joins: Joins | None = None, size: int | None = None) -> S
 
 
 class TableJoins:
-    """A seeded cm(s', s) that follows no law, with one carried pair here and there."""
-
-    least_s = 0.05
+    """Seeded joins that follow no law; a state is carried here and there."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self.barrier_s = self._drawn("barrier")
 
     def _drawn(self, *key: object) -> float:
-        return Random(f"{self._seed} {key}").uniform(self.least_s, 2.0)
+        return Random(f"{self._seed} {key}").uniform(0.0, 1.5)
 
     def carried(self, op: int, before: SplitState) -> SplitState | None:
         if isinstance(before, Whole):
             return before
-        return before if self._drawn(op, before) > 1.0 else None
+        return before if self._drawn(op, before) > 0.7 else None
 
-    def into(self, op: int, before: SplitState, after: SplitState) -> float:
-        return 0.0 if self.carried(op, before) == after else self._drawn(op, before, after)
+    def leave_s(self, op: int, state: SplitState, home: Whole) -> float:
+        return self._drawn("leave", op, state, home)
 
-    def home(self, op: int, state: SplitState) -> float:
-        return 0.0 if state == HOME else self._drawn("home", op, state)
+    def enter_s(self, op: int, state: SplitState, home: Whole) -> float:
+        return self._drawn("enter", op, state, home)
 
 
 def least_by_listing(of: SplitProblem) -> float:

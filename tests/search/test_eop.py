@@ -31,7 +31,6 @@ from stageloom.shared.search.eop import (
 )
 from stageloom.shared.search.patterns import Pattern
 from stageloom.shared.search.split_costs import (
-    HOME,
     BorderJoins,
     ConstantJoins,
     Halves,
@@ -42,11 +41,11 @@ from stageloom.shared.search.split_costs import (
     SplittableOperator,
     Whole,
     apart_s,
-    chain_s,
     coupled_s,
 )
 from tests.search.split_problems import TableJoins, least_by_listing, problem
 
+HOME = Whole(0)
 SEEDS = st.integers(0, 1_000_000)
 
 
@@ -77,6 +76,23 @@ def test_it_is_under_joins_that_follow_no_law(seed: int, size: int) -> None:
     assert eop(of).seconds == pytest.approx(least_by_listing(of))
 
 
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.integers(1, 4), st.booleans())
+def test_it_is_with_tensors_at_home_on_the_other_resource(seed: int, size: int, table: bool) -> None:
+    of = replace(problem(seed, size=size), home=Whole(1))
+    if table:
+        of = replace(of, joins=TableJoins(seed))
+    assert eop(of).seconds == pytest.approx(least_by_listing(of))
+
+
+@given(SEEDS)
+def test_a_splitter_takes_the_better_home(seed: int) -> None:
+    of = problem(seed)
+    found = splitter("eop").choose(of)
+    assert found == min((eop(replace(of, home=Whole(home))) for home in (0, 1)), key=lambda one: one.seconds)
+    assert found.seconds <= min(_whole(replace(of, home=Whole(r)), r) for r in (0, 1)) + 1e-9
+
+
 @given(SEEDS)
 def test_its_states_cost_what_it_says(seed: int) -> None:
     of = problem(seed)
@@ -104,7 +120,7 @@ def test_eop_is_never_above_the_paper_nor_the_paper_above_separate(seed: int) ->
 
 
 def _whole(of: SplitProblem, resource: int) -> float:
-    return sum(chain_s(of, chain, [Whole(resource)] * chain.stop) for chain in of.chains)
+    return coupled_s(of, [Whole(resource)] * len(of.operators))
 
 
 @pytest.mark.promise("splits-equal-all-ways")
@@ -195,9 +211,9 @@ def test_chains_of_a_stage_run_beside_each_other_where_that_is_shorter() -> None
     )
     assert eop(of).seconds == 9.0
     found = eop(replace(of, stages=[(0, 1, 2)]))
-    # 1 on resource 1: there and back two barriers, a third one for the stage
-    assert found.beside == (((0, 2), (1,)),) or found.beside == (((0,), (1,)),)
-    assert found.seconds == pytest.approx(min(max(4.0, 5.5), 1.0 + max(3.0, 5.5)) + 0.25)
+    # 1 on resource 1: there and back two barriers
+    assert found.beside == (((0, 2), (1,)),)
+    assert found.seconds == pytest.approx(max(4.0, 5.0 + 2 * 0.25))
     assert found.resources == (0, 1, 0)
     assert eop(replace(of, stages=[(0,), (1,), (2,)])).seconds == 9.0
 
