@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Final
 
 from stageloom.shared.search.eop import key_operators
-from stageloom.shared.search.split_costs import Halves, SplitAxis, SplitChoice, SplitProblem
+from stageloom.shared.search.split_problem import AxisTimes, Halves, SplitChoice, SplitProblem
 
 Runner = Callable[[SplitChoice], float]
 """Seconds of one run of a model."""
@@ -68,7 +68,7 @@ def bound_s(problem: SplitProblem) -> float:
     return bound
 
 
-def around(axis: SplitAxis, boundary: int) -> tuple[int, ...]:
+def around(axis: AxisTimes, boundary: int) -> tuple[int, ...]:
     """A boundary and its two neighbours on each side, as far as there are any."""
     ends = axis.boundaries
     at = ends.index(boundary)

@@ -11,6 +11,7 @@ within a quarter of it, a range if ours are within a tenth of its ends.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.search.analytic import roofline_s
 from stageloom.shared.search.eop import (
     apart_cost_s,
+    at_best_home,
+    eop_at_most,
     key_operators,
     pair_apart_s,
     pair_coupled_s,
@@ -29,7 +32,7 @@ from stageloom.shared.search.eop import (
     splitters,
     tuned,
 )
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
     ConstantJoins,
     Halves,
     SplitProblem,
@@ -40,6 +43,9 @@ from stageloom.shared.search.split_costs import (
 
 EDGE_SERVER: Final = "i7_7700_rtx_2060"
 BATCH: Final = 16
+
+FEW: Final = 24
+"""Splits of a model, so that those of three are some 500 bytes of a plan."""
 
 OPERATORS: Final = {
     "InceptionV3": 416, "ResNet-18": 91, "MobileNet": 113, "SqueezeNet": 102, "Yolo v3": 354,
@@ -369,8 +375,12 @@ def _modelled() -> list[dict[str, Any]]:
     for name in pair_names():
         pair = load_pair(name)
         for model, make in NETWORKS.items():
-            found = times_of(derived(make(), pair))
+            problem = derived(make(), pair)
+            found = times_of(problem)
             row: dict[str, Any] = {"part": "modelled", "pair": name, "model": model, "batch": BATCH}
             row |= {"fast_ms": 1e3 * found.gpu_s, "slow_ms": 1e3 * found.cpu_s}
+            best = splitter("eop").choose(problem)
+            few = at_best_home(partial(eop_at_most, splits=FEW), problem)
+            row |= {"splits": len(best.splits), f"eop_{FEW}_splits_ms": 1e3 * few.seconds}
             rows.append(row | {f"{way}_ms": 1e3 * s for way, s in sorted(found.split_s.items())})
     return rows

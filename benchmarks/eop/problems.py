@@ -15,13 +15,13 @@ from stageloom.planner.twin.device_pair import DevicePair
 from stageloom.shared.graph import Graph, Operator
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.analytic import DeviceRates, roofline_s
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     BorderJoins,
     Joins,
     OperatorBytes,
     PartSeconds,
     Reads,
-    SplitAxis,
     SplitProblem,
     SplittableOperator,
     chains_of,
@@ -132,7 +132,7 @@ def _operator(graph: Graph, op: int, batch: int, part_s: ShareSeconds) -> Splitt
             continue
         tile = TILE if axis is Axis.CHANNELS and extent >= 2 * TILE else 1
         parts = _part(whole, axis, extent, part_s, 0), _part(whole, axis, extent, part_s, 1)
-        axes.append(SplitAxis(axis, extent, parts, (tile, tile)))
+        axes.append(AxisTimes(axis, extent, parts, (tile, tile)))
     return SplittableOperator((part_s(whole, 0), part_s(whole, 1)), tuple(axes))
 
 

@@ -12,7 +12,7 @@ from stageloom.planner.twin.device_pair import load_pair, pair_names
 from stageloom.shared.graph import Graph
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.patterns import Pattern, extents_to_measure, fitted_pattern
-from stageloom.shared.search.split_costs import PartSeconds, SplitAxis, SplitProblem
+from stageloom.shared.search.split_problem import AxisTimes, PartSeconds, SplitProblem
 
 BATCHES = (1, 16)
 MODEL = "nasnet_large"
@@ -26,7 +26,7 @@ def _pattern(samples: tuple[tuple[int, float], ...]) -> Pattern:
 def with_patterns(problem: SplitProblem) -> SplitProblem:
     """The same problem with part times fitted to those of a dozen extents; equal ones are fitted once."""
 
-    def fitted(axis: SplitAxis, part_s: PartSeconds) -> Pattern:
+    def fitted(axis: AxisTimes, part_s: PartSeconds) -> Pattern:
         extents = extents_to_measure(axis.extent, axis.granule)
         return _pattern(tuple((extent, part_s(extent)) for extent in extents))
 

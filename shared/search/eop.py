@@ -33,9 +33,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.shared.errors import SettingError
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.partition import Split
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     Halves,
-    SplitAxis,
     SplitChoice,
     SplitProblem,
     SplitState,
@@ -79,7 +80,7 @@ def key_operators(operators: Sequence[SplittableOperator], share: float = KEY_SH
 # One operator
 
 
-def grid(axis: SplitAxis) -> tuple[int, ...]:
+def grid(axis: AxisTimes) -> tuple[int, ...]:
     """The boundaries nearest to the ratios 0.01 .. 0.99."""
     boundaries = axis.boundaries
     if len(boundaries) <= 1:
@@ -104,7 +105,7 @@ def apart_cost_s(problem: SplitProblem, op: int, state: SplitState) -> float:
 
 
 def best_split(
-    problem: SplitProblem, op: int, boundaries: Callable[[SplitAxis], Sequence[int]] | None = None
+    problem: SplitProblem, op: int, boundaries: Callable[[AxisTimes], Sequence[int]] | None = None
 ) -> SplitState:
     """The operator's best split, or whole on its better resource where no split is below that (eq. 3).
 
@@ -280,9 +281,13 @@ def _apart(problem: SplitProblem, states: Sequence[SplitState]) -> SplitChoice:
 # Ours
 
 
-def eop(problem: SplitProblem) -> SplitChoice:
-    """The best states under cm(s', s), chain by chain, and of stages that run chains beside each other."""
-    keys = key_operators(problem.operators)
+def eop(problem: SplitProblem, keys: frozenset[int] | None = None) -> SplitChoice:
+    """The best states under cm(s', s), chain by chain, and of stages that run chains beside each other.
+
+    `keys`: where splits may begin; the key operators by default.
+    """
+    if keys is None:
+        keys = key_operators(problem.operators)
     states: list[SplitState] = [problem.home] * len(problem.operators)
     chain_costs_s = []
     for chain in problem.chains:
@@ -309,6 +314,32 @@ def eop(problem: SplitProblem) -> SplitChoice:
         beside=tuple(beside),
         home=problem.home,
     )
+
+
+def eop_at_most(problem: SplitProblem, splits: int) -> SplitChoice:
+    """`eop` with so many splits at most, those that gain most: a plan has a size on the wire.
+
+    What a split gains is what its chain takes longer without it. No split begins at an operator of one that
+    is left out. A greedy choice, no optimum.
+    """
+    keys = key_operators(problem.operators)
+    choice = eop(problem, keys)
+    chain_at = {op: chain for chain in problem.chains for op in chain}
+
+    def gain_s(split: Split) -> float:
+        chain = chain_at[split.first]
+        with_it = chain_s(problem, chain, choice.states[chain.start : chain.stop])
+        return best_of_chain(problem, chain, keys.difference(_inside(split)))[1] - with_it
+
+    while len(choice.splits) > splits:
+        by_gain = sorted(choice.splits, key=gain_s)
+        keys = keys.difference(*map(_inside, by_gain[: len(by_gain) - splits]))
+        choice = eop(problem, keys)
+    return choice
+
+
+def _inside(split: Split) -> range:
+    return range(split.first, split.last + 1)
 
 
 _Reached: TypeAlias = dict[SplitState, tuple[float, SplitState]]

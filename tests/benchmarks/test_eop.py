@@ -15,7 +15,7 @@ from stageloom.planner.twin.device_pair import load_pair
 from stageloom.shared.graph import graph_problem
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import eop
-from stageloom.shared.search.split_costs import SplitProblem, Whole, coupled_s
+from stageloom.shared.search.split_problem import SplitProblem, Whole, coupled_s
 
 PAIR = load_pair(EDGE_SERVER)
 

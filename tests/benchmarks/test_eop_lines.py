@@ -17,17 +17,17 @@ from benchmarks.eop.lines import (
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.patterns import Pattern
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     ConstantJoins,
     Halves,
-    SplitAxis,
     SplitChoice,
     SplitProblem,
     SplittableOperator,
     Whole,
 )
 
-ROWS = SplitAxis(Axis.ROWS, 16, (Pattern(0.0, 1.0), Pattern(0.0, 3.0)))
+ROWS = AxisTimes(Axis.ROWS, 16, (Pattern(0.0, 1.0), Pattern(0.0, 3.0)))
 PROBLEM = SplitProblem(
     operators=[SplittableOperator((16.0, 48.0), (ROWS,))] * 2, joins=ConstantJoins(0.0), chains=[range(2)]
 )

@@ -7,13 +7,13 @@ from random import Random
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import key_operators
 from stageloom.shared.search.patterns import Pattern
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     BorderJoins,
     Halves,
     Joins,
     OperatorBytes,
     Reads,
-    SplitAxis,
     SplitProblem,
     SplitState,
     SplittableOperator,
@@ -30,7 +30,7 @@ def times(random: Random, extents: dict[Axis, int]) -> SplittableOperator:
         quantum = random.choice([1, 2])
         fast = Pattern(random.uniform(0, 0.2), random.uniform(0.1, 2.0), quantum)
         late = Pattern(random.uniform(0, 0.2), fast.step_s * slow, quantum)
-        axes.append(SplitAxis(axis, extent, (fast, late), (quantum, quantum)))
+        axes.append(AxisTimes(axis, extent, (fast, late), (quantum, quantum)))
     whole = axes[0] if axes else None
     if whole is None:
         return SplittableOperator((random.uniform(0.1, 1.0), random.uniform(0.1, 1.0)))

@@ -16,6 +16,7 @@ from stageloom.shared.search.eop import (
     apart_cost_s,
     best_split,
     eop,
+    eop_at_most,
     eop_paper,
     equal,
     fixed,
@@ -30,13 +31,13 @@ from stageloom.shared.search.eop import (
     tuned,
 )
 from stageloom.shared.search.patterns import Pattern
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     BorderJoins,
     ConstantJoins,
     Halves,
     OperatorBytes,
     Reads,
-    SplitAxis,
     SplitProblem,
     SplittableOperator,
     Whole,
@@ -172,8 +173,8 @@ def two_operators(barrier_s: float, window: int = 1) -> SplitProblem:
     """Sixteen rows, a second each; the first operator takes twice as long on resource 1."""
     quick, late = Pattern(0.0, 1.0), Pattern(0.0, 2.0)
     operators = [
-        SplittableOperator((16.0, 32.0), (SplitAxis(Axis.ROWS, 16, (quick, late)),)),
-        SplittableOperator((16.0, 16.0), (SplitAxis(Axis.ROWS, 16, (quick, quick)),)),
+        SplittableOperator((16.0, 32.0), (AxisTimes(Axis.ROWS, 16, (quick, late)),)),
+        SplittableOperator((16.0, 16.0), (AxisTimes(Axis.ROWS, 16, (quick, quick)),)),
     ]
     rows = {Axis.ROWS: 16}
     one = OperatorBytes(
@@ -192,6 +193,28 @@ def test_a_halo_changes_sides_at_a_barrier() -> None:
     found = eop(two_operators(barrier_s=4.0, window=3))
     assert found.seconds == 31.0
     assert found.splits == (Split(0, 0, Axis.ROWS, 11), Split(1, 1, Axis.ROWS, 8))
+
+
+@given(SEEDS, st.integers(0, 4))
+def test_fewer_splits_never_cost_less_and_never_more_than_a_resource_alone(seed: int, most: int) -> None:
+    of = problem(seed)
+    found, fewer = eop(of), eop_at_most(of, most)
+    assert len(fewer.splits) <= most
+    assert fewer.seconds == pytest.approx(coupled_s(of, fewer.states))
+    assert found.seconds <= fewer.seconds + 1e-9
+    assert fewer.seconds <= min(_whole(of, 0), _whole(of, 1)) + 1e-9
+    assert eop_at_most(of, len(found.splits)) == found
+
+
+def test_the_split_that_gains_most_is_kept() -> None:
+    """16 s whole: 12 in two parts where resource 1 takes three times as long, 8 where it is as fast."""
+    axes = [AxisTimes(Axis.ROWS, 16, (Pattern(0.0, 1.0), Pattern(0.0, slow))) for slow in (3.0, 1.0, 3.0)]
+    operators = [SplittableOperator((16.0, 16.0 * one.part_s[1](1)), (one,)) for one in axes]
+    of = SplitProblem(operators=operators, joins=ConstantJoins(0.0), chains=[range(3)])
+    assert eop(of).seconds == 32.0
+    assert eop_at_most(of, 1).splits == (Split(1, 1, Axis.ROWS, 8),)
+    assert eop_at_most(of, 2).seconds == 36.0
+    assert eop_at_most(of, 0).seconds == 48.0
 
 
 # Chains beside each other
@@ -253,7 +276,7 @@ def test_key_operators_are_the_fewest_that_take_over_95_percent() -> None:
 
 @given(st.integers(2, 2000), st.sampled_from([1, 4, 16]))
 def test_the_grid_of_ratios_is_of_boundaries_and_every_ratio_is_near_one(extent: int, quantum: int) -> None:
-    axis = SplitAxis(Axis.CHANNELS, extent, (Pattern(1.0), Pattern(1.0)), (quantum, quantum))
+    axis = AxisTimes(Axis.CHANNELS, extent, (Pattern(1.0), Pattern(1.0)), (quantum, quantum))
     ends = grid(axis)
     assert set(ends) <= set(axis.boundaries) and len(ends) <= 99
     for step in range(1, 100):
@@ -263,7 +286,7 @@ def test_the_grid_of_ratios_is_of_boundaries_and_every_ratio_is_near_one(extent:
 
 
 def test_boundaries_fill_the_last_tile_of_one_part() -> None:
-    axis = SplitAxis(Axis.CHANNELS, 40, (Pattern(1.0), Pattern(1.0)), (16, 12))
+    axis = AxisTimes(Axis.CHANNELS, 40, (Pattern(1.0), Pattern(1.0)), (16, 12))
     assert axis.boundaries == (4, 16, 28, 32)
     assert replace(axis, granule=8).boundaries == (16, 32)
 

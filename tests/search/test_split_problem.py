@@ -11,13 +11,13 @@ from benchmarks import zoo
 from stageloom.shared.bitmask import bits
 from stageloom.shared.partition import Axis, Split
 from stageloom.shared.search.patterns import Pattern
-from stageloom.shared.search.split_costs import (
+from stageloom.shared.search.split_problem import (
+    AxisTimes,
     BorderJoins,
     ConstantJoins,
     Halves,
     OperatorBytes,
     Reads,
-    SplitAxis,
     SplitProblem,
     SplitState,
     SplittableOperator,
@@ -125,7 +125,7 @@ def test_a_constant_cm_is_paid_by_every_operator_that_is_split() -> None:
 
 
 def test_a_state_that_an_operator_does_not_offer_takes_for_ever() -> None:
-    one = SplittableOperator((3.0, 2.0), (SplitAxis(ROWS, 4, (Pattern(0.0, 1.0), Pattern(0.0, 2.0))),))
+    one = SplittableOperator((3.0, 2.0), (AxisTimes(ROWS, 4, (Pattern(0.0, 1.0), Pattern(0.0, 2.0))),))
     assert one.seconds(Halves(ROWS, 3)) == 3.0 and one.seconds(Halves(ROWS, 1)) == 6.0
     assert one.seconds(Halves(ROWS, 4)) == one.seconds(Halves(CHANNELS, 1)) == inf
     assert one.best_whole == Whole(1) and one.axes[0].nearest(0.7) == 3

@@ -35,7 +35,7 @@ SplitState: TypeAlias = Whole | Halves
 
 
 @dataclass(frozen=True, slots=True)
-class SplitAxis:
+class AxisTimes:
     """An axis along which an operator may be split, with the times of its parts per resource."""
 
     axis: Axis
@@ -66,7 +66,7 @@ class SplittableOperator:
     """One operator: its seconds whole on either resource, and the axes along which it may be split."""
 
     whole_s: tuple[float, float]
-    axes: tuple[SplitAxis, ...] = ()
+    axes: tuple[AxisTimes, ...] = ()
 
     @property
     def best_whole(self) -> Whole:
