@@ -8,24 +8,48 @@ from graphlib import CycleError, TopologicalSorter
 
 from stageloom.shared.bitmask import mask_of
 from stageloom.shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
+from stageloom.shared.digest import digest_of, digest_to_raw
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import LaunchList, lower
-from stageloom.shared.legality import violations
+from stageloom.shared.legality import split_violations, violations
+from stageloom.shared.partition import Axis, splits_text
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
-from stageloom.shared.schedule import Schedule
+from stageloom.shared.schedule import OWN_RESOURCE, Schedule, resources_named
+from stageloom.shared.split_graph import SplitOrigin, derive
 
 
 @dataclass(frozen=True)
 class BoundModel:
-    """One model of a plan with its graph and blocks."""
+    """One model of a plan with its graph and blocks.
+
+    Of a model that is split `graph` is the one that the splits make, which the blocks are runs of.
+    """
 
     plan: ModelPlan
     graph: Graph
     blocks: tuple[Block, ...]
     slot_reads: tuple[tuple[int, ...], ...]  # see stageloom.shared.blocks.slot_reads [num_blocks][...]
     slot_readers: tuple[int, ...]  # see stageloom.shared.blocks.slot_readers [num_blocks]
+    origins: tuple[SplitOrigin, ...] = ()  # of the operators of a model that is split [num_ops]
+    unsplit: Graph | None = None  # the artifact's graph where the model is split
+
+    @property
+    def source(self) -> Graph:
+        """The artifact's graph."""
+        return self.graph if self.unsplit is None else self.unsplit
+
+    @cached_property
+    def graph_key(self) -> Digest:
+        """What `graph` is known under: the artifact, or the artifact as it is split."""
+        if not self.origins:
+            return self.plan.artifact
+        return digest_of([digest_to_raw(self.plan.artifact), splits_text(self.plan.splits)])
+
+    def origin(self, op: int) -> SplitOrigin:
+        """What an operator of `graph` is of the artifact's."""
+        return self.origins[op] if self.origins else SplitOrigin((OpId(op),))
 
     @cached_property
     def input_bytes(self) -> int:
@@ -94,6 +118,12 @@ class BoundPlan:
         """What runs a combined block."""
         return self.plan.executors[self.combined[combined].plan.variants[variant][0]]
 
+    def group_executor(self, combined: int, variant: int, resource: int) -> ExecutorOptions:
+        """What runs the groups of a combined block on a resource that they name."""
+        if resource == OWN_RESOURCE or self.plan.resources[resource].executor is None:
+            return self.executor_of(combined, variant)
+        return self.plan.executors[self.plan.resources[resource].executor or 0]
+
     def lanes_of(self, combined: int) -> int:
         """The lanes that may run a combined block, as a mask."""
         resources = self.combined[combined].plan.variant_on
@@ -115,8 +145,19 @@ class BoundPlan:
 
     @cached_property
     def executor_names(self) -> tuple[str, ...]:
-        """Executors that have a combined block to run, each once."""
-        return tuple(dict.fromkeys(self.executor_of(*pair).name for pair in self.variants))
+        """Executors that have a combined block to run, or groups of one, each once."""
+        own = [self.executor_of(*pair).name for pair in self.variants]
+        beside = [
+            self.group_executor(index, variant, resource).name
+            for index, variant in self.variants
+            for resource in sorted(resources_named(self.combined[index].plan.variants[variant][1]))
+        ]
+        return tuple(dict.fromkeys(own + beside))
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether an operator of a model is split."""
+        return any(model.origins for model in self.models)
 
     @cached_property
     def precisions(self) -> tuple[str, ...]:
@@ -153,8 +194,8 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
 
     Raises:
         PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
-            two combined blocks, blocks of a model differ in precision, a schedule is illegal, a block has no
-            place where the plan is to find one, or the wait rule cannot be honoured.
+            two combined blocks, blocks of a model differ in precision, a split or a schedule is illegal, a
+            block has no place where the plan is to find one, or the wait rule cannot be honoured.
     """
     _check_positive(plan)
     models = tuple(_bind_model(model, graphs) for model in plan.models)
@@ -167,9 +208,10 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
         )
     _check_cover(plan, models)
     _check_resources(plan)
+    _check_group_executors(plan)
     _check_precisions(plan)
     _check_places(plan)
-    combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
+    combined = tuple(_bind_combined(index, plan, models) for index in range(len(plan.combined)))
     if plan.wait is not Wait.NONE:
         _check_wait(plan)
     return BoundPlan(plan, models, combined)
@@ -200,8 +242,21 @@ def _bind_model(model: ModelPlan, graphs: Mapping[Digest, Graph]) -> BoundModel:
             f"model {model.name!r} cannot run in batches of {model.batch}: its rows are not independent",
             remedy="use batch 1 and more replicas",
         )
-    blocks = split(graph, model.cuts)
-    return BoundModel(model, graph, blocks, slot_reads(graph, blocks), slot_readers(graph, blocks))
+    if not model.splits:
+        blocks = split(graph, model.cuts)
+        return BoundModel(model, graph, blocks, slot_reads(graph, blocks), slot_readers(graph, blocks))
+    if found := split_violations(model.splits, graph, model.cuts):
+        raise PlanError(f"model {model.name!r}: {found[0].detail} ({len(found)} violations)")
+    if model.batch > 1 and any(one.axis is Axis.BATCH for one in model.splits):
+        raise PlanError(
+            f"model {model.name!r} is split along a batch that its instances fill in part",
+            remedy="use batch 1 of a model that was imported with the batch, or another axis",
+        )
+    derived = derive(graph, model.splits)
+    made = derived.graph
+    blocks = split(made, derived.cuts(model.cuts))
+    reads, readers = slot_reads(made, blocks), slot_readers(made, blocks)
+    return BoundModel(model, made, blocks, reads, readers, derived.origins, graph)
 
 
 def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
@@ -241,6 +296,12 @@ def _check_resources(plan: Plan) -> None:
                 f"combined block {index} names resource {min(unlaned)}, which has no lane",
                 remedy="name resources of the plan that have lanes",
             )
+    for number, resource in enumerate(plan.resources):
+        if resource.executor is not None and not 0 <= resource.executor < len(plan.executors):
+            raise PlanError(
+                f"resource {number} names executor {resource.executor} of a plan with {len(plan.executors)}",
+                remedy="number the plan's executors from 0",
+            )
     if not plan.resources and not plan.lane_resources:
         return
     if len(plan.lane_resources) != plan.lanes:
@@ -262,12 +323,39 @@ def _check_resources(plan: Plan) -> None:
                 remedy="give each core to one, or both lanes the same resource",
             )
         taken |= set(resource.cores)
-        lanes, threads = plan.lane_resources.count(index), _threads_on(plan, index)
+        lanes, threads = _lanes_using(plan, index), _threads_on(plan, index)
         if resource.cores and lanes * threads > len(resource.cores):
             raise PlanError(
                 f"resource {index} has {len(resource.cores)} cores for {lanes} lanes of {threads} threads",
                 remedy="use fewer lanes or threads, or name more cores",
             )
+
+
+def _lanes_using(plan: Plan, resource: int) -> int:
+    """The lanes of a resource, and those of others of which a block may have groups there."""
+    used = {lane for lane, own in enumerate(plan.lane_resources) if own == resource}
+    for block in plan.combined:
+        if any(resource in resources_named(schedule) for _, schedule in block.variants):
+            used |= {
+                lane
+                for lane, own in enumerate(plan.lane_resources)
+                if not block.variant_on or own in block.variant_on
+            }
+    return len(used)
+
+
+def _check_group_executors(plan: Plan) -> None:
+    """What runs groups on further resources computes as what runs the rest of their block."""
+    for index, block in enumerate(plan.combined):
+        for executor, schedule in block.variants:
+            for number in resources_named(schedule):
+                beside = plan.resources[number].executor if number < len(plan.resources) else None
+                own = plan.executors[executor].precision
+                if beside is not None and plan.executors[beside].precision != own:
+                    raise PlanError(
+                        f"combined block {index} has groups in {own} and in another precision",
+                        remedy="give the executors of its resources one precision",
+                    )
 
 
 def _check_precisions(plan: Plan) -> None:
@@ -291,7 +379,9 @@ def _threads_on(plan: Plan, resource: int) -> int:
         for block in plan.combined
         if not block.variant_on or resource in block.variant_on
     )
-    return max(wanted, default=1)
+    beside = plan.resources[resource].executor
+    threads = plan.executors[beside].intra_op_threads if beside is not None else 1
+    return max((*wanted, threads))
 
 
 def _check_places(plan: Plan) -> None:
@@ -322,12 +412,13 @@ def _check_places(plan: Plan) -> None:
         )
 
 
-def _bind_combined(index: int, block: CombinedBlock, models: tuple[BoundModel, ...]) -> BoundCombined:
+def _bind_combined(index: int, plan: Plan, models: tuple[BoundModel, ...]) -> BoundCombined:
+    block = plan.combined[index]
     graph = combine([(models[m.model].graph, models[m.model].blocks[m.block]) for m in block.members])
     schedules: list[Schedule] = [block.schedule]
     schedules += [place.schedule for place in block.further_places if place.schedule is not None]
     for schedule in schedules:
-        if found := violations(schedule, graph):
+        if found := violations(schedule, graph, resources=len(plan.resources)):
             raise PlanError(f"combined block {index}: {found[0].detail} ({len(found)} violations)")
     return BoundCombined(block, graph)
 

@@ -10,6 +10,7 @@ StageloomError
  |   `- TokenError             a join token that is wrong, used or expired
  |- DecodeError                bytes that are not what they claim to be (what, reason)
  |   |- PlanError              a plan or schedule that does not decode or is not legal
+ |   |   `- Unsplittable       operators that cannot be split so (rule)
  |   `- StateError             a state file on disk that does not decode
  |- RefusedError               the other side said no (code, reason)
  |   |- TaskRefused            the agent did not take a task
@@ -118,6 +119,14 @@ class DecodeError(StageloomError):
 
 class PlanError(DecodeError):
     """A plan or schedule that does not decode, or that is not legal for its graphs."""
+
+
+class Unsplittable(PlanError):
+    """Operators that cannot be split so; `rule` is the word of `stageloom.shared.legality` that is broken."""
+
+    def __init__(self, rule: str, cause: str) -> None:
+        self.rule = rule
+        super().__init__(cause, remedy="split elsewhere, or leave it whole")
 
 
 class StateError(DecodeError):

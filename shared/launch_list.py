@@ -6,7 +6,15 @@ from enum import Enum
 
 from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.schedule import Group, Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import (
+    OWN_RESOURCE,
+    Group,
+    Launch,
+    Schedule,
+    Stage,
+    StageSchedule,
+    StreamSchedule,
+)
 
 
 class Barrier(Enum):
@@ -30,6 +38,7 @@ class Item:
     waits: tuple[int, ...]  # earlier items, on other streams, that must have ended; ascending
     stage: int  # index of the (first) stage it comes from; the launch position for stream schedules
     merge: bool = False
+    resource: int = OWN_RESOURCE  # the plan's resource that runs it
 
 
 LaunchList = tuple[Item, ...]
@@ -57,11 +66,11 @@ def _active_stages(schedule: StageSchedule, active: int) -> list[tuple[int, Stag
     """
     stages = []
     for index, stage in enumerate(schedule.stages):
-        groups = tuple(group for group in stage.groups if active >> group[0] & 1)
-        if groups and stage.merge:
-            groups = (tuple(op for group in groups for op in group),)
-        if groups:
-            stages.append((index, Stage(groups, stage.merge)))
+        left = stage.active(active)
+        if left.groups and left.merge:
+            left = Stage((left.operators,), merge=True)
+        if left.groups:
+            stages.append((index, left))
     return stages
 
 
@@ -85,12 +94,14 @@ def _lower_stages(stages: list[tuple[int, Stage]], graph: CombinedGraph, barrier
                 and not waits
                 and bool(items)
                 and _can_grow(items[-1], member, stage)
+                and items[-1].resource == stage.resource(stream)
                 and (barrier is Barrier.FULL or not _read_elsewhere(items[-1], graph, stream_of))
             )
             if joins:
                 items[-1] = replace(items[-1], ops=items[-1].ops + group)
             else:
-                items.append(Item(member, group, stream, tuple(waits), index, stage.merge))
+                on = stage.resource(stream)
+                items.append(Item(member, group, stream, tuple(waits), index, stage.merge, on))
             item_of.update(dict.fromkeys(group, len(items) - 1))
             current.append(len(items) - 1)
         previous = current

@@ -1,11 +1,15 @@
 """An executable definition of a legal schedule: every violation, in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.schedule import Schedule, StageSchedule, StreamSchedule
+from stageloom.shared.graph import Graph
+from stageloom.shared.partition import Axis, Split, splits_text
+from stageloom.shared.partition_rules import RULES
+from stageloom.shared.schedule import Schedule, StageSchedule, StreamSchedule, resources_named
+from stageloom.shared.split_graph import split_dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +21,24 @@ class Violation:
 
 
 def violations(
-    schedule: Schedule, graph: CombinedGraph, *, r: int | None = None, s: int | None = None
+    schedule: Schedule,
+    graph: CombinedGraph,
+    *,
+    r: int | None = None,
+    s: int | None = None,
+    resources: int | None = None,
 ) -> list[Violation]:
     """All violations of `schedule` over `graph`; an empty list means legal.
 
-    `r` bounds the operators per group and `s` the groups per stage (IOS, section 4.3) where asked.
+    `r` bounds the operators per group and `s` the groups per stage (IOS, section 4.3) where asked, and
+    `resources` is how many the plan has.
     """
     if isinstance(schedule, StageSchedule):
-        return [*_coverage(_stage_ops(schedule), graph), *_stage_rules(schedule, graph, r, s)]
+        return [
+            *_coverage(_stage_ops(schedule), graph),
+            *_stage_rules(schedule, graph, r, s),
+            *_resource_rules(schedule, resources),
+        ]
     ops = [launch.op for launch in schedule.launches]
     return [*_coverage(ops, graph), *_launch_order(schedule, graph)]
 
@@ -63,6 +77,79 @@ def _stage_rules(
         if stage.merge and not _is_merge(known, graph):
             yield Violation("merge", f"stage {index} merges operators that may not run as one launch")
         done |= mask_of(op for group in known for op in group)
+
+
+def _resource_rules(schedule: StageSchedule, resources: int | None) -> Iterator[Violation]:
+    for index, stage in enumerate(schedule.stages):
+        if stage.resources and (stage.merge or len(stage.resources) != len(stage.groups)):
+            yield Violation("resource", f"stage {index} does not name one resource for each of its groups")
+    if resources is None:
+        return
+    for one in sorted(resources_named(schedule)):
+        if not 0 <= one < resources:
+            yield Violation("resource", f"a group runs on resource {one} of a plan with {resources}")
+
+
+def split_violations(splits: Sequence[Split], graph: Graph, cuts: Sequence[int]) -> list[Violation]:
+    """All violations of a model's splits that its graph shows; `cuts` are the plan's.
+
+    What only the nodes of an operator show, an executor refuses when it loads the plan: an axis that a node
+    of the operator does not let through, a boundary that cuts a group, halves that overlap in a chain.
+    """
+    found: list[Violation] = []
+    behind = 0
+    for split in splits:
+        if not behind <= split.first <= split.last < len(graph.operators):
+            found.append(Violation("order", f"{_words(split)} is not behind the one before, or not there"))
+            continue
+        behind = split.last + 1
+        found += _split_rules(split, graph, cuts)
+    return found
+
+
+def _split_rules(split: Split, graph: Graph, cuts: Sequence[int]) -> Iterator[Violation]:
+    last = graph.operators[split.last]
+    run = range(split.first, split.last + 1)
+    if graph.ranges is not None:
+        yield Violation("axis", f"{_words(split)} is of a model with open dimensions")
+        return
+    for op in run:
+        operator = graph.operators[op]
+        if operator.opaque or operator.kind not in RULES:
+            yield Violation("axis", f"{_words(split)}: operator {op}, {operator.kind[:40]}, is not split")
+    dim = split_dimension(graph, split)
+    if dim is None:
+        yield Violation("axis", f"{_words(split)}: the output has no axis {split.axis.value}")
+        return
+    extents = {_extent(graph, tensor, dim) for tensor in last.outputs}
+    if len(extents) != 1:
+        yield Violation("axis", f"{_words(split)}: the outputs differ in extent")
+    for extent in extents:
+        if not 0 < split.boundary < extent:
+            yield Violation("boundary", f"{_words(split)}: the boundary is not inside 0..{extent}")
+    groups = last.attributes.groups
+    if split.axis is Axis.CHANNELS and last.kind == "Conv" and groups > 1:
+        filters = max(1, max(extents) // groups)
+        if split.boundary % filters:
+            yield Violation("boundary", f"{_words(split)}: a group has {filters} channels, and is not cut")
+    if any(split.first < cut <= split.last for cut in cuts):
+        yield Violation("aligned", f"{_words(split)}: the plan cuts the model inside")
+    for op in run[:-1]:
+        for tensor in graph.operators[op].outputs:
+            outside = any(reader not in run for reader in graph.consumers[tensor])
+            if outside or tensor in graph.outputs:
+                yield Violation("aligned", f"{_words(split)}: what operator {op} makes is wanted elsewhere")
+        if not any(graph.predecessors[reader] >> op & 1 for reader in run):
+            yield Violation("aligned", f"{_words(split)}: operator {op} does not lead to the last one")
+
+
+def _extent(graph: Graph, tensor: int, dim: int) -> int:
+    shape = graph.tensors[tensor].shape
+    return shape[dim] if dim < len(shape) else 0
+
+
+def _words(split: Split) -> str:
+    return f"split {splits_text([split])}"
 
 
 def _group_rules(

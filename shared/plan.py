@@ -16,11 +16,13 @@ from stageloom.shared.digest import canonical, digest_bytes, digest_from_raw, di
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.launch_list import Barrier
-from stageloom.shared.schedule import Schedule, num_operators
-from stageloom.shared.stage_string import from_tokens, to_string, to_tokens
+from stageloom.shared.partition import MAX_EXTENT, MAX_SPLITS, Axis, Split, splits_text
+from stageloom.shared.schedule import Schedule, names_resources, num_operators
+from stageloom.shared.stage_string import MAX_OPERATORS, from_tokens, to_string, to_tokens
 
-PLAN_VERSION = 2
-"""Of plans that name resources, several executors or a placement; all others are written as version 1."""
+PLAN_VERSION = 3
+"""Of plans that split operators or run groups on several resources. Plans that name resources, several
+executors or a placement are written as version 2, all others as version 1."""
 
 MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
 MAX_MODELS = 64
@@ -98,6 +100,7 @@ class ModelPlan:
     work_conserving: bool = True  # launch before the interval is over when a lane is idle; False is TOP's
     weight: int = 1  # share under StepChoice.WEIGHTED
     queue: QueuePlan = QueuePlan()
+    splits: tuple[Split, ...] = ()  # ascending; blocks are scheduled over the graph that they make
 
     @property
     def num_blocks(self) -> int:
@@ -168,6 +171,8 @@ class Resource:
 
     cores: tuple[int, ...] = ()  # ascending
     memory: int = 0  # its memory node; 0 is the host's
+    executor: int | None = None
+    """By number what runs the groups that schedules put here; None: what runs the rest of their block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,10 +218,16 @@ class Plan:
 
     @property
     def version(self) -> int:
-        """The oldest plan format that can express it: plans of version 1 keep their digests."""
+        """The oldest plan format that can express it: plans of version 1 and 2 keep their digests."""
+        if (
+            any(model.splits for model in self.models)
+            or any(names_resources(schedule) for block in self.combined for _, schedule in block.variants)
+            or any(resource.executor is not None for resource in self.resources)
+        ):
+            return PLAN_VERSION
         named = self.further_executors or self.resources or self.lane_resources or self.places
         bound = any(b.executor or b.resources or b.further_places for b in self.combined)
-        return PLAN_VERSION if named or bound else 1
+        return 2 if named or bound else 1
 
     @cached_property
     def wire(self) -> bytes:
@@ -266,9 +277,48 @@ def _to_lists(plan: Plan) -> list[Any]:
         further = [_executor_to_list(executor) for executor in plan.further_executors]
         lists += [further, [list(one.cores) for one in plan.resources], list(plan.lane_resources)]
     memories = [one.memory for one in plan.resources]
-    if plan.places or any(memories):  # left out as long as they have their defaults, as all that came later
+    splits = plan.version == PLAN_VERSION
+    if splits or plan.places or any(memories):  # left out as long as they have their defaults
         lists += [plan.placement.value, memories]
+    if splits:
+        executors = [-1 if one.executor is None else one.executor for one in plan.resources]
+        lists += [executors, [_splits_to_list(model.splits) for model in plan.models]]
     return lists
+
+
+_AXES = tuple(Axis)
+_LONGER = 3
+
+
+def _splits_to_list(splits: tuple[Split, ...]) -> list[int]:
+    """Per split one number for the operators skipped, the further operators up to 3, and the axis; where
+    there are 3, how many beyond; the boundary. Most take two to four bytes."""
+    flat, behind = [], 0
+    for one in splits:
+        further = one.last - one.first
+        head = (one.first - behind) * (_LONGER + 1) + min(further, _LONGER)
+        flat.append(head * len(_AXES) + _AXES.index(one.axis))
+        flat += [further - _LONGER] if further >= _LONGER else []
+        flat.append(one.boundary)
+        behind = one.last + 1
+    return flat
+
+
+def _splits_from_list(flat: Any) -> tuple[Split, ...]:
+    if len(flat) > 3 * MAX_SPLITS:
+        raise PlanError(f"a model has more than {MAX_SPLITS} splits")
+    numbers = iter(flat)
+    found: list[Split] = []
+    behind = 0
+    for head in numbers:
+        rest, axis = divmod(_bounded("split", head, 0, 12 * MAX_OPERATORS), len(_AXES))
+        gap, further = divmod(rest, _LONGER + 1)
+        if further == _LONGER:
+            further += _bounded("split operators", next(numbers, None), 0, MAX_OPERATORS - 1)
+        boundary = _bounded("boundary", next(numbers, None), 1, MAX_EXTENT)
+        found.append(Split(behind + gap, behind + gap + further, _AXES[axis], boundary))
+        behind += gap + further + 1
+    return tuple(found)
 
 
 def _place_to_list(place: Place) -> list[Any]:
@@ -324,14 +374,15 @@ def _from_lists(lists: Any) -> Plan:
             f"plan format {_short(version)} is none of 1 to {PLAN_VERSION}", remedy="upgrade the older side"
         )
     further, resources, lane_resources, *placed = beside if version > 1 else ((), (), ())
-    placement, memories = placed or (PlacementPolicy.FIXED.value, [0] * len(resources))
+    placement, memories, *split = placed or (PlacementPolicy.FIXED.value, [0] * len(resources))
+    run_by, splits = split if version == PLAN_VERSION else ([-1] * len(resources), [[]] * len(models))
     lanes, run_ahead, step_choice, wait, wait_timeout_us, max_skips, barrier = rules
     if len(further) >= MAX_EXECUTORS or len(resources) > MAX_LANES or len(lane_resources) > MAX_LANES:
         raise PlanError("a plan's executors, resources or lanes are too many")
     if len(models) > MAX_MODELS or len(combined) > MAX_COMBINED:
         raise PlanError(f"a plan of {len(models)} models and {len(combined)} combined blocks is too large")
     return Plan(
-        models=tuple(_model_from_list(row) for row in models),
+        models=tuple(starmap(_model_from_list, zip(models, splits, strict=True))),
         combined=_all_combined(combined, len(models)),
         lanes=_bounded("lanes", lanes, 1, MAX_LANES),
         run_ahead=_bounded("run_ahead", run_ahead, 1, 64),
@@ -342,7 +393,7 @@ def _from_lists(lists: Any) -> Plan:
         barrier=Barrier(barrier),
         executor=_executor_from_list(executor),
         further_executors=tuple(map(_executor_from_list, further)),
-        resources=tuple(starmap(_resource_from_lists, zip(resources, memories, strict=True))),
+        resources=tuple(starmap(_resource_from_lists, zip(resources, memories, run_by, strict=True))),
         lane_resources=tuple(_bounded("a lane's resource", one, 0, MAX_LANES) for one in lane_resources),
         placement=PlacementPolicy(placement),
     )
@@ -359,16 +410,17 @@ def _executor_from_list(row: Any) -> ExecutorOptions:
     )
 
 
-def _resource_from_lists(cores: Any, memory: Any) -> Resource:
+def _resource_from_lists(cores: Any, memory: Any, executor: Any) -> Resource:
     if len(cores) > MAX_CORES:
         raise PlanError(f"a resource of {len(cores)} cores is too large")
     return Resource(
         cores=tuple(_bounded("core", core, 0, MAX_CORES - 1) for core in cores),
         memory=_bounded("memory node", memory, 0, MAX_MEMORIES - 1),
+        executor=None if executor == -1 else _bounded("executor", executor, 0, MAX_EXECUTORS - 1),
     )
 
 
-def _model_from_list(row: Any) -> ModelPlan:
+def _model_from_list(row: Any, splits: Any) -> ModelPlan:
     name, artifact, cuts, (replicas, batch, delay, interval), work_conserving, weight, queue = row
     rule, max_tasks, max_bytes = queue
     if type(work_conserving) is not bool:
@@ -388,6 +440,7 @@ def _model_from_list(row: Any) -> ModelPlan:
             max_tasks=_bounded("max_tasks", max_tasks, 1, 1 << 24),
             max_bytes=_bounded("max_bytes", max_bytes, 1, 1 << 40),
         ),
+        splits=_splits_from_list(splits),
     )
 
 
@@ -467,6 +520,7 @@ def plan_text(plan: Plan) -> str:
         lines.append(
             f"resource {number}  cores={','.join(map(str, resource.cores)) or 'any'} lanes={','.join(lanes)}"
             + (f" memory={resource.memory}" if resource.memory else "")
+            + ("" if resource.executor is None else f" executor={resource.executor}")
         )
     for model in plan.models:
         queue = model.queue
@@ -476,6 +530,7 @@ def plan_text(plan: Plan) -> str:
             f"interval_us={model.launch_interval_us} delay_us={model.batch_max_delay_us} "
             f"strict={'no' if model.work_conserving else 'yes'} weight={model.weight} "
             f"queue={queue.rule.value}:{queue.max_tasks} tasks:{queue.max_bytes} bytes"
+            + (f" splits={splits_text(model.splits)}" if model.splits else "")
         )
     for block in plan.combined:
         members = " ".join(f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in block.members)

@@ -4,32 +4,43 @@ Grammar (docs/stage_string.md has it with examples)::
 
     schedule = stages | streams
     stages   = stage *( "/" stage )
-    stage    = chain | [ "*" ] group *( "|" group )
-    chain    = op ".." op          ; three or more stages of one operator each, ascending by one
-    group    = run *( "," run )
+    stage    = chain | splits | [ "*" ] group *( "|" group )
+    chain    = op ".." op [ "@" resource ]    ; three or more stages of one operator each, ascending by one
+    splits   = op ".." op "@" resource "|" resource   ; two or more times: two groups of one, then one alone
+    group    = run *( "," run ) [ "@" resource ]
     run      = op | op "-" op      ; two or more operators of one group, ascending by one
     streams  = "~" segment *( ";" segment )
     segment  = stream ":" run *( "," run )    ; launches in order; consecutive segments change the stream
-    op, stream = "0" | nonzero *digit
+    op, stream, resource = "0" | nonzero *digit
 
 There is exactly one way to write a schedule: ranges are used wherever they apply, groups are ordered by
 their first operator. `parse` refuses every other spelling, so equal schedules have equal strings.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import MAX_OPERATORS as MAX_OPERATORS
-from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import (
+    OWN_RESOURCE,
+    Launch,
+    Schedule,
+    Stage,
+    StageSchedule,
+    StreamSchedule,
+    stage_of,
+)
 
 MAX_STREAMS = 1 << 10
+MAX_RESOURCES = 16
 MAX_TOKENS = 4 * MAX_OPERATORS  # the longest: every operator in a segment of its own
 MAX_CHARACTERS = len("1023:65535;") * MAX_OPERATORS
 
 # Tokens below zero are separators; msgpack writes each, and every operator below 128, in one byte.
-_STAGE, _GROUP, _RUN, _CHAIN, _MERGE, _STREAMS, _SEGMENT, _OF, _NEXT = -1, -2, -3, -4, -5, -6, -7, -8, -9
+_STAGE, _GROUP, _RUN, _CHAIN, _MERGE, _STREAMS, _SEGMENT, _OF, _NEXT, _ON = range(-1, -11, -1)
 _TEXT = {
     _STAGE: "/",
     _GROUP: "|",
@@ -40,6 +51,7 @@ _TEXT = {
     _SEGMENT: ";",
     _OF: ":",
     _NEXT: ",",
+    _ON: "@",
 }
 _TOKEN = {text: token for token, text in _TEXT.items()}
 
@@ -79,8 +91,10 @@ def to_tokens(schedule: Schedule) -> list[int]:
     for index, part in enumerate(_chains(schedule.stages)):
         if index:
             tokens.append(_STAGE)
-        if isinstance(part, range):
-            tokens += [part[0], _CHAIN, part[-1]]
+        if isinstance(part, _Chain):
+            tokens += [part.first, _CHAIN, part.last]
+            for position, resource in enumerate(part.resources):
+                tokens += [_GROUP if position else _ON, resource]
             continue
         if part.merge:
             tokens.append(_MERGE)
@@ -88,6 +102,8 @@ def to_tokens(schedule: Schedule) -> list[int]:
             if position:
                 tokens.append(_GROUP)
             tokens += _run_tokens(group)
+            if part.resource(position) != OWN_RESOURCE:
+                tokens += [_ON, part.resource(position)]
     return tokens
 
 
@@ -101,6 +117,8 @@ def _unwritable(schedule: Schedule) -> str:
             return "a stage has no operator, or an empty group"
         if any(list(stage.groups) != sorted(stage.groups) for stage in schedule.stages):
             return "the groups of a stage are not ordered by their first operator"
+        if problem := next(filter(None, map(_odd_resources, schedule.stages)), ""):
+            return problem
         ops = [op for stage in schedule.stages for op in stage.operators]
     if not 0 < len(ops) <= MAX_OPERATORS:
         return f"it has {len(ops)} operators, not 1..{MAX_OPERATORS}"
@@ -109,24 +127,81 @@ def _unwritable(schedule: Schedule) -> str:
     return ""
 
 
-def _chains(stages: Sequence[Stage]) -> Iterator[Stage | range]:
-    """Replace runs of three or more one-operator stages, ascending by one, by their range."""
+def _odd_resources(stage: Stage) -> str:
+    if not stage.resources:
+        return ""
+    if stage.merge or len(stage.resources) != len(stage.groups):
+        return "a merge stage names resources, or not one for each of its groups"
+    if not all(OWN_RESOURCE <= resource < MAX_RESOURCES for resource in stage.resources):
+        return f"a resource is outside 0..{MAX_RESOURCES - 1}"
+    return "" if set(stage.resources) != {OWN_RESOURCE} else "its resources are all its own"
 
-    def single(stage: Stage) -> int | None:
-        return stage.groups[0][0] if len(stage.operators) == 1 and not stage.merge else None
 
-    def key(item: tuple[int, Stage]) -> tuple[str, int]:
-        index, stage = item
-        op = single(stage)
-        return ("stage", index) if op is None else ("single", op - index)
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Stages of the operators `first` to `last`.
 
-    for (kind, _), members in groupby(enumerate(stages), key=key):
-        run = [stage for _, stage in members]
-        if kind == "single" and len(run) >= 3:
-            first = run[0].groups[0][0]
-            yield range(first, first + len(run))
+    With fewer than two resources each is a stage of its own, on that one. With two they come in threes: one
+    stage of two groups, on the one and on the other, and one stage of one operator, as a split is run.
+    """
+
+    first: int
+    last: int
+    resources: tuple[int, ...] = ()
+
+    def stages(self) -> list[Stage]:
+        ops = range(self.first, self.last + 1)
+        if len(self.resources) < 2:
+            return [Stage(((op,),), resources=self.resources) for op in ops]
+        return [
+            stage
+            for op in ops[::3]
+            for stage in (Stage(((op,), (op + 1,)), resources=self.resources), Stage(((op + 2,),)))
+        ]
+
+
+def _chains(stages: Sequence[Stage]) -> Iterator[Stage | _Chain]:
+    """Replace runs of stages by chains: three or more of one operator, ascending by one and on one resource,
+    and two or more splits that follow each other."""
+    position = 0
+    while position < len(stages):
+        splits = _splits_from(stages, position)
+        singles = 0 if splits > 1 else _singles_from(stages, position)
+        first = stages[position].groups[0][0]
+        if splits > 1:
+            yield _Chain(first, first + 3 * splits - 1, stages[position].resources)
+            position += 2 * splits
+        elif singles > 2:
+            yield _Chain(first, first + singles - 1, stages[position].resources)
+            position += singles
         else:
-            yield from run
+            yield stages[position]
+            position += 1
+
+
+def _singles_from(stages: Sequence[Stage], position: int) -> int:
+    """How many stages of one operator ascend by one from a position on, on the resource of the first."""
+    first = stages[position]
+    count = 0
+    while position + count < len(stages):
+        if stages[position + count] != Stage(((first.groups[0][0] + count,),), resources=first.resources):
+            break
+        count += 1
+    return count
+
+
+def _splits_from(stages: Sequence[Stage], position: int) -> int:
+    """How many splits follow each other from a position on, each of them as `_Chain` has it."""
+    first = stages[position]
+    if len(first.resources) != 2 or OWN_RESOURCE in first.resources:
+        return 0
+    count = 0
+    while True:
+        op, at = first.groups[0][0] + 3 * count, position + 2 * count
+        expected = _Chain(op, op + 2, first.resources).stages()
+        if list(stages[at : at + 2]) != expected:
+            return count
+        count += 1
 
 
 def _run_tokens(ops: Sequence[int]) -> list[int]:
@@ -177,7 +252,7 @@ def from_tokens(tokens: Any) -> Schedule:
     """
     if not isinstance(tokens, list | tuple) or len(tokens) > MAX_TOKENS:
         raise PlanError(f"a schedule is a list of at most {MAX_TOKENS} integers")
-    if not all(type(token) is int and _NEXT <= token < MAX_OPERATORS for token in tokens):
+    if not all(type(token) is int and _ON <= token < MAX_OPERATORS for token in tokens):
         raise PlanError("a schedule holds something that is no token")
     reader = _Reader(list(tokens))
     schedule = reader.streams() if tokens and tokens[0] == _STREAMS else reader.stages()
@@ -223,6 +298,25 @@ class _Reader:
         if self.expanded > MAX_OPERATORS:
             raise PlanError(f"a schedule expands to more than {MAX_OPERATORS} operators")
 
+    def resource(self) -> int:
+        number = self.number()
+        if number >= MAX_RESOURCES:
+            raise PlanError(f"resource {number} of a schedule is outside 0..{MAX_RESOURCES - 1}")
+        return number
+
+    def chain(self) -> list[Stage]:
+        first = self.number()
+        self.take(_CHAIN)
+        ops = self.span(first, self.number())
+        resources: tuple[int, ...] = ()
+        if self.take(_ON):
+            resources = (self.resource(),)
+            if self.take(_GROUP):
+                resources = (*resources, self.resource())
+        if len(resources) == 2 and len(ops) % 3:
+            raise PlanError(f"the splits {ops[0]} to {ops[-1]} in a schedule are not of three operators each")
+        return _Chain(ops[0], ops[-1], resources).stages()
+
     def run(self) -> list[int]:
         ops: list[int] = []
         while True:
@@ -244,14 +338,14 @@ class _Reader:
         while True:
             merge = self.take(_MERGE)
             if not merge and self.tokens[self.position + 1 : self.position + 2] == [_CHAIN]:
-                first = self.number()
-                self.take(_CHAIN)
-                stages += [Stage(((op,),)) for op in self.span(first, self.number())]
+                stages += self.chain()
             else:
                 groups = [tuple(self.run())]
+                resources = [self.resource() if self.take(_ON) else OWN_RESOURCE]
                 while self.take(_GROUP):
                     groups.append(tuple(self.run()))
-                stages.append(Stage(tuple(groups), merge))
+                    resources.append(self.resource() if self.take(_ON) else OWN_RESOURCE)
+                stages.append(stage_of(groups, merge, resources))
             if not self.take(_STAGE):
                 break
         self.finish()

@@ -23,6 +23,7 @@ from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import IssueOrder, Member
+from stageloom.shared.schedule import resources_named
 from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
@@ -121,6 +122,19 @@ def require_options(
                 f"the {executor} executor does not issue launches in the order {options.issue.value!r}",
                 remedy=f"use {IssueOrder.DEVICE.value}; torch_cuda knows both",
             )
+
+
+def require_whole(bound: BoundPlan, executor: str) -> None:
+    """Raises:
+    ExecutorError: the plan splits operators, or runs groups on several resources, which the executor cannot.
+    """
+    if bound.splits or any(
+        resources_named(schedule) for block in bound.plan.combined for _, schedule in block.variants
+    ):
+        raise ExecutorError(
+            f"the {executor} executor does not split operators over resources",
+            remedy="use onnx, openvino or torch_cpu, or a plan without splits",
+        )
 
 
 def require_pinned(bound: BoundPlan, executor: str) -> None:

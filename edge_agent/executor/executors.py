@@ -130,6 +130,7 @@ class Executors:
         self._lock = threading.Lock()  # over changes of the two below, and while a backend is imported
         self._made: dict[str, Executor] = {}
         self._of: dict[PlanKey, dict[tuple[int, int], Executor]] = {}  # by combined block and variant
+        self._all_of: dict[PlanKey, tuple[Executor, ...]] = {}  # with those that run groups of blocks alone
         self._issued: dict[StepId, Executor] = {}
         self._order = StepOrder()
         self._tracing = False
@@ -171,6 +172,7 @@ class Executors:
         """
         with self._lock:
             executors = {name: self._made_for(name) for name in bound.executor_names}
+            self._all_of[key] = tuple(executors.values())
             self._of[key] = {pair: executors[bound.executor_of(*pair).name] for pair in bound.variants}
         loaded: list[Executor] = []
         try:
@@ -182,7 +184,7 @@ class Executors:
         except BaseException:
             for executor in loaded[:-1]:
                 executor.unload(key)
-            del self._of[key]
+            del self._of[key], self._all_of[key]
             raise
         finally:
             self._close_unused()
@@ -237,9 +239,9 @@ class Executors:
         """Free a plan that no instance uses, and the executors that no plan needs while others have one."""
         executors = self._of.get(key)
         if executors is not None:
-            for executor in dict.fromkeys(executors.values()):
+            for executor in self._all_of[key]:
                 executor.unload(key)
-            del self._of[key], self._bound[key]
+            del self._of[key], self._all_of[key], self._bound[key]
             self._close_unused()
 
     def drop_idle(self) -> None:
@@ -252,6 +254,7 @@ class Executors:
             executors = list(self._made.values())
             self._made.clear()
             self._of.clear()
+            self._all_of.clear()
         for executor in executors:
             executor.close()
 
@@ -264,12 +267,13 @@ class Executors:
             if isinstance(executor, HostExecutor) and executor.passes_slots:
                 executor.order = self._order
                 executor.store = self._store
+                executor.partner = self._made.__getitem__
         return executor
 
     def _close_unused(self) -> None:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
-            users = {id(executor) for of in self._of.values() for executor in of.values()}
+            users = {id(executor) for of in self._all_of.values() for executor in of}
             unused = [executor for executor in self._made.values() if users and id(executor) not in users]
             for executor in unused:
                 del self._made[executor.name]

@@ -28,6 +28,7 @@ from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step,
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import StepId
 from stageloom.shared.launch_list import LaunchList
+from stageloom.shared.schedule import OWN_RESOURCE
 
 if TYPE_CHECKING:
     import numpy
@@ -73,11 +74,16 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         self.pause: Callable[[], None] | None = None
         self.order = StepOrder()  # shared by executors that share a plan,
         self.store = SlotStore()  # and so is this: of those that pass slots
+        self.partner: Callable[[str], object] = self._no_partner
+        """The executor of a name that shares a plan, for the groups of a block that it runs."""
         self._pool = StreamPool()
         self._plans: dict[PlanKey, PlanT] = {}
         self._programs: dict[ProgramKey, ProgramT] = {}
         self._issued: dict[StepId, tuple[Step, StepFeeds]] = {}
         self._slots: dict[InstanceId, SlotT] = {}  # of instances between two blocks
+
+    def _no_partner(self, name: str) -> object:
+        raise ExecutorError(f"there is no executor {name!r} beside {self.name!r}", remedy="use one of them")
 
     # What a backend does
 
@@ -124,8 +130,10 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         if program in self._programs:
             return
         built = self._build(program)
-        lanes = self._plans[program.plan].bound.plan.lanes
-        self._pool.grow(lanes * min(built.threading.threads - 1, MAX_THREADS))
+        plan = self._plans[program.plan].bound.plan
+        self._pool.grow(plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
+        for resource in set(built.threading.resources) - {OWN_RESOURCE}:
+            self._pool.grow_on(plan.resources[resource].cores, plan.lanes)
         self._programs[program] = built
 
     def unload(self, key: PlanKey) -> None:
@@ -179,14 +187,23 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         groups: list[GroupTime] = []
         for program, members in self._parts(step):
             body = self._body(program, slots, groups, in_turn=step.fallback)
-            if step.fallback or program.threading.threads == 1:
+            if step.fallback or program.threading.alone:
                 for index in range(len(program.items)):
                     body(index)
             else:
-                self._pool.run(program.threading, body)
+                self._run_on_threads(step, program, body)
             for member in members:
                 self._end_block(step, member, slots[member.position], outputs)
         return outputs, groups
+
+    def _run_on_threads(self, step: Step, program: ProgramT, body: Callable[[int], None]) -> None:
+        if not program.threading.resources:
+            self._pool.run(program.threading, body)
+            return
+        plan = self._plans[step.program.plan].bound.plan
+        own = plan.lane_resources[step.lane] if plan.lane_resources else OWN_RESOURCE
+        cores = {number: resource.cores for number, resource in enumerate(plan.resources)}
+        self._pool.run(program.threading, body, own, cores)
 
     def _gather(self, step: Step, member: StepMember, feeds: StepFeeds) -> SlotT:
         """The member's slot."""

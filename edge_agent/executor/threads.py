@@ -9,6 +9,9 @@ Helpers are called only while fewer threads are at work than there are cores: wi
 helper would but take turns with them, and both steps would wait at their stages' ends for who is not running.
 A lane that has ended a step is still at work for a moment: most often its next step is about to begin.
 
+An item that names a resource other than its lane's is taken by a helper of that resource alone, which keeps
+to its cores: so the halves of a split operator run where the plan says.
+
 A session releases the interpreter lock while it computes; what is decided in between is a few lines under one
 lock per run.
 """
@@ -17,15 +20,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from queue import SimpleQueue
+from types import MappingProxyType
+from typing import TypeAlias
 
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import StepId
 from stageloom.shared.launch_list import Item
+from stageloom.shared.schedule import OWN_RESOURCE
 
 
 class StepOrder:
@@ -82,6 +88,10 @@ _BETWEEN_STEPS_S = 0.001
 where another thread holds the interpreter."""
 
 
+Cores: TypeAlias = tuple[int, ...]
+"""Of a resource, ascending; empty: any."""
+
+
 @dataclass(frozen=True, slots=True)
 class Threading:
     """What must have ended before an item may begin, and how many threads can be of use."""
@@ -89,6 +99,12 @@ class Threading:
     threads: int  # the caller's included
     waits: tuple[int, ...]  # per item the number of items that it waits for [num_items]
     frees: tuple[tuple[int, ...], ...]  # per item those that wait for it [num_items][...]
+    resources: tuple[int, ...] = ()  # per item the resource that it names [num_items]; empty: none does
+
+    @property
+    def alone(self) -> bool:
+        """Whether one thread is all that can be of use."""
+        return self.threads == 1 and not self.resources
 
 
 def assign(launches: Sequence[Item], max_threads: int = MAX_THREADS) -> Threading:
@@ -104,7 +120,13 @@ def assign(launches: Sequence[Item], max_threads: int = MAX_THREADS) -> Threadin
         waits.append(len(before))
         for earlier in before:
             frees[earlier].append(index)
-    return Threading(max(1, min(len(latest), max_threads)), tuple(waits), tuple(map(tuple, frees)))
+    named = any(item.resource != OWN_RESOURCE for item in launches)
+    return Threading(
+        max(1, min(len(latest), max_threads)),
+        tuple(waits),
+        tuple(map(tuple, frees)),
+        tuple(item.resource for item in launches) if named else (),
+    )
 
 
 class _Run:
@@ -112,6 +134,8 @@ class _Run:
 
     __slots__ = (
         "asleep",
+        "away",
+        "away_called",
         "bell",
         "body",
         "error",
@@ -120,16 +144,32 @@ class _Run:
         "lock",
         "pool",
         "ready",
+        "resources",
         "running",
         "waits",
     )
 
-    def __init__(self, plan: Threading, body: Callable[[int], None], pool: "StreamPool") -> None:
+    def __init__(
+        self,
+        plan: Threading,
+        body: Callable[[int], None],
+        pool: "StreamPool",
+        own: int = OWN_RESOURCE,
+        cores: Mapping[int, Cores] = MappingProxyType({}),
+    ) -> None:
         self.body = body
+        self.resources = tuple(OWN_RESOURCE if one == own else one for one in plan.resources)
+        self.away: dict[int, tuple[Cores, list[int]]] = {  # by resource its cores, and a heap
+            one: (cores.get(one, ()), []) for one in set(self.resources) - {OWN_RESOURCE}
+        }
+        self.away_called: set[int] = set()  # resources whose helper is at this run, or on its way
         self.pool = pool  # where helpers come from
         self.frees = plan.frees
         self.waits = list(plan.waits)
-        self.ready = [item for item, count in enumerate(plan.waits) if not count]  # a heap
+        self.ready: list[int] = []  # a heap, of items that the lane's own resource runs
+        for item, count in enumerate(plan.waits):
+            if not count:
+                self._push(item)
         self.running = 0
         self.idle = plan.threads - 1  # helpers that may be called
         self.asleep = False  # the caller, on its bell
@@ -145,7 +185,7 @@ class _Run:
             with self.lock:
                 item = self._next(ended)
                 if item < 0:
-                    if not self.running:
+                    if self._over():
                         return
                     self.asleep = True
             if item < 0:
@@ -162,29 +202,63 @@ class _Run:
         while True:
             with self.lock:
                 item = self._next(ended)
-                if self.asleep and (self.ready or not self.running):
-                    self.asleep = False
-                    self.bell.release()
+                self._wake()
                 if item < 0:
                     self.idle += 1
                     return
             ended = self._run(item)
 
-    def _next(self, ended: int) -> int:
-        """Note that an item has ended, where one has; take the first one that is ready, or -1."""
+    def help_on(self, resource: int) -> None:
+        """Run items of a resource as long as one is ready."""
+        ended = -1
+        while True:
+            with self.lock:
+                item = self._next(ended, resource)
+                self._wake()
+                if item < 0:
+                    self.away_called.discard(resource)
+                    return
+            ended = self._run(item)
+
+    def _over(self) -> bool:
+        """Nothing runs, and nothing waits for a helper."""
+        return not self.running and not any(heap for _, heap in self.away.values())
+
+    def _wake(self) -> None:
+        """Call the caller back where there is something to do, or nothing left."""
+        if self.asleep and (self.ready or self._over()):
+            self.asleep = False
+            self.bell.release()
+
+    def _push(self, item: int) -> None:
+        resource = self.resources[item] if self.resources else OWN_RESOURCE
+        heappush(self.ready if resource == OWN_RESOURCE else self.away[resource][1], item)
+
+    def _next(self, ended: int, resource: int = OWN_RESOURCE) -> int:
+        """Note that an item has ended, where one has; take the first one that is ready there, or -1."""
         ready = self.ready
         if ended >= 0:
             self.running -= 1
             for item in self.frees[ended]:
                 self.waits[item] -= 1
                 if not self.waits[item]:
-                    heappush(ready, item)
+                    self._push(item)
         if self.error is not None:
             ready.clear()
+            for _, heap in self.away.values():
+                heap.clear()
+        for other, (cores, heap) in self.away.items():
+            if heap and other != resource and other not in self.away_called:
+                self.away_called.add(other)
+                self.pool.call_on(cores, self, other)
+        if resource != OWN_RESOURCE:
+            ready = self.away[resource][1]
         if not ready:
             return -1
         self.running += 1
         item = heappop(ready)
+        if resource != OWN_RESOURCE:
+            ready = self.ready
         wanted = len(ready) - self.asleep
         while wanted > 0 and self.idle and self.pool.call(self):
             self.idle -= 1
@@ -216,6 +290,7 @@ class StreamPool:
         self._at_work_until_s: dict[int, float] = {}  # per thread that runs steps
         self._calls: SimpleQueue[_Run | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._pinned: dict[Cores, _PinnedHelpers] = {}
 
     def grow(self, threads: int) -> None:
         """Have at least `threads` helpers; without them a run's items come one after another."""
@@ -230,6 +305,24 @@ class StreamPool:
             del run  # or an idle helper would keep the last step's tensors alive
             with self._lock:
                 self._helping -= 1
+
+    def grow_on(self, cores: Cores, threads: int) -> None:
+        """Have at least `threads` helpers that keep to these cores; without a list they run anywhere."""
+        with self._lock:
+            helpers = self._pinned.setdefault(cores, _PinnedHelpers(cores, self._came_back))
+            helpers.grow(threads)
+
+    def _came_back(self) -> None:
+        with self._lock:
+            self._helping -= 1
+
+    def call_on(self, cores: Cores, run: _Run, resource: int) -> None:
+        """Wake a helper that keeps to these cores for the items of a resource."""
+        if cores not in self._pinned:
+            self.grow_on(cores, 1)
+        with self._lock:
+            self._helping += 1
+        self._pinned[cores].calls.put((run, resource))
 
     def begin(self) -> None:
         """The calling thread begins a step, or goes on with it."""
@@ -254,9 +347,18 @@ class StreamPool:
         self._calls.put(run)
         return True
 
-    def run(self, plan: Threading, body: Callable[[int], None]) -> None:
-        """Call `body(item)` for every item, in an order that obeys the waits; the first error is raised."""
-        run = _Run(plan, body, self)
+    def run(
+        self,
+        plan: Threading,
+        body: Callable[[int], None],
+        own: int = OWN_RESOURCE,
+        cores: Mapping[int, Cores] = MappingProxyType({}),
+    ) -> None:
+        """Call `body(item)` for every item, in an order that obeys the waits; the first error is raised.
+
+        `own` is the resource of the calling thread, `cores` has those of the others that items name.
+        """
+        run = _Run(plan, body, self, own, cores)
         run.lead()
         if run.error is not None:
             raise run.error
@@ -267,3 +369,38 @@ class StreamPool:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        for helpers in self._pinned.values():
+            helpers.close()
+        self._pinned.clear()
+
+
+class _PinnedHelpers:
+    """Threads that keep to the cores of a resource; `came_back` is called when one has done its work."""
+
+    def __init__(self, cores: Cores, came_back: Callable[[], None]) -> None:
+        self.calls: SimpleQueue[tuple[_Run, int] | None] = SimpleQueue()
+        self._cores = cores
+        self._came_back = came_back
+        self._threads: list[threading.Thread] = []
+
+    def grow(self, threads: int) -> None:
+        while len(self._threads) < threads:
+            names = ",".join(map(str, self._cores)) or "any"
+            thread = threading.Thread(target=self._serve, name=f"cores-{names}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
+        while (call := self.calls.get()) is not None:
+            run, resource = call
+            run.help_on(resource)
+            del run, call  # or an idle helper would keep the last step's tensors alive
+            self._came_back()
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self.calls.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -153,7 +153,12 @@ class BatchLowering:
             spec = parsed.expected(tensor, batch, channels_last=self._wants_channels_last(tensor))
             self._trace.add_input(parsed.name(tensor), spec)
         units = tuple(self._unit(OpId(i), operator) for i, operator in enumerate(self._graph.operators))
-        specs = tuple(self._spec(TensorId(t)) for t in range(len(self._graph.tensors)))
+        made = {t for operator in self._graph.operators for t in operator.outputs} | set(self._graph.inputs)
+        specs = tuple(
+            # What passes inside operators that are split together is nothing's output.
+            self._spec(TensorId(t)) if t in made else parsed.expected(TensorId(t), batch, channels_last=False)
+            for t in range(len(self._graph.tensors))
+        )
         self.lowered = LoweredModel(batch, parsed.store.device, units, specs)
 
     def joined(self, ops: Sequence[OpId]) -> Unit:

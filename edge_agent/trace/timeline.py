@@ -20,6 +20,7 @@ from stageloom.edge_agent.worker.recorder import (
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.split_costs import split_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class PlanLaunches:
 
     def __init__(self, bound: BoundPlan, costs: CostTable) -> None:
         self.bound = bound
-        self._costs = costs
+        self._costs = split_costs(costs, bound)
         self._costs_s: dict[int, tuple[float, ...]] = {}
 
     def costs_s(self, combined: int) -> tuple[float, ...]:
@@ -85,7 +86,7 @@ class PlanLaunches:
             members = self.bound.combined[combined].members
             models = [self.bound.models[member.model] for member in members]
             parts = [
-                (model.plan.artifact, model.graph, model.blocks[member.block])
+                (model.graph_key, model.graph, model.blocks[member.block])
                 for member, model in zip(members, models, strict=True)
             ]
             costs = self._costs.for_members(parts, batches=[model.plan.batch for model in models])

@@ -219,15 +219,17 @@ def renewal(
             for op in stage.stage.operators
         }
         for op in range(combined.graph.size):
-            artifact = members[combined.graph.member_of[op]][0]
+            model = bound.models[combined.members[combined.graph.member_of[op]].model]
             entry = (weights.get(block, 1.0), factors.get(op, whole))
-            told.setdefault((artifact, combined.graph.model_op(op)), []).append(entry)
+            for own in model.origin(combined.graph.model_op(op)).ops:
+                told.setdefault((model.plan.artifact, own), []).append(entry)
+        split = any(bound.models[m.model].origins for m in combined.members)
         stages += [
             MeasuredStage(
                 members, batch, stage.stage.groups, stage.seconds, stage.stage.merge, stage.samples, now_us
             )
             for stage in seen
-            if not combined.plan.executor
+            if not combined.plan.executor and not split
         ]
         if (not seen or combined.plan.executor) and isinstance(combined.plan.schedule, StageSchedule):
             unseen.append(block)

@@ -29,6 +29,7 @@ from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.costs import CostTable
+from stageloom.shared.split_graph import SplitRole
 
 _LOOKED_AT: Final = 1000  # newest rows
 _HISTORY: Final = 1000
@@ -61,7 +62,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     )
     looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
     operators = {
-        (bound.executor_of(index), model.plan.artifact, OpId(op), model.plan.batch)
+        (bound.executor_of(index), model.graph_key, OpId(op), model.plan.batch)
         for index, block in enumerate(plan.combined)
         for member in block.members
         for model in (bound.models[member.model],)
@@ -106,14 +107,17 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
     """What the store knows of one combined block, for `explain_block`."""
     plan, combined = bound.plan, bound.combined[index]
     batch = max(plan.models[m.model].batch for m in combined.plan.members)
-    graphs = {model.plan.artifact: model.graph for model in bound.models}
+    graphs = {model.plan.artifact: model.source for model in bound.models}
     digest = combined_block_digest(combined.plan, plan.models, graphs)
     executor = bound.executor_of(index)
     operators = []
     for member in combined.plan.members:
         model = bound.models[member.model]
         measured = store.read(measured_operators, key, model.plan.artifact, model.plan.batch, executor)
-        operators += [measured.get(op) for op in model.blocks[member.block].operators]
+        operators += [
+            measured.get(model.origin(op).ops[0]) if model.origin(op).role is SplitRole.WHOLE else None
+            for op in model.blocks[member.block].operators
+        ]
     return {
         "operators": operators,
         "stages": store.read(measured_stages, key, executor, digest, batch),

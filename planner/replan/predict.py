@@ -18,9 +18,10 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.schedule import Schedule, Stage, StageSchedule
+from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.makespan import streams_s
+from stageloom.shared.search.split_costs import split_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
     members = bound.plan.combined[index].members
     parts = [
         (
-            bound.models[m.model].plan.artifact,
+            bound.models[m.model].graph_key,
             bound.models[m.model].graph,
             bound.models[m.model].blocks[m.block],
         )
         for m in members
     ]
-    under = costs.under(bound.executor_of(index))
+    under = split_costs(costs, bound).under(bound.executor_of(index))
     return under.for_members(parts, batches=[bound.plan.models[m.model].batch for m in members])
 
 
@@ -85,10 +86,7 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
     if not isinstance(schedule, StageSchedule):
         return streams_s(schedule, graph, costs, mask)
     active = graph.active_ops(mask)
-    stages = (
-        Stage(tuple(group for group in stage.groups if active >> group[0] & 1), stage.merge)
-        for stage in schedule.stages
-    )
+    stages = (stage.active(active) for stage in schedule.stages)
     return costs.stages_s(stage for stage in stages if stage.groups)
 
 

@@ -34,6 +34,7 @@ from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.arrangements import STEP_S, with_borders
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.lane_load import ServedModel
+from stageloom.shared.search.split_costs import split_costs
 
 WayTimes = Mapping[tuple[ExecutorOptions, int], float]
 """Seconds of one run of a whole model, by executor and batch."""
@@ -232,9 +233,9 @@ def _blocks_s(
         whole_s = batch * one_s
     if whole_s is None or not whole_s < math.inf:
         return None
-    under = costs.under(options)
+    under = split_costs(costs, bound).under(options)
     shares = [
-        math.fsum(under.operator_s(part.plan.artifact, part.graph, OpId(op)) for op in block.operators)
+        math.fsum(under.operator_s(part.graph_key, part.graph, OpId(op)) for op in block.operators)
         for block in part.blocks
     ]
     total = math.fsum(shares) or 1.0

@@ -35,9 +35,10 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import Barrier, Item, LaunchList, lower
 from stageloom.shared.plan import CombinedBlock, Plan
-from stageloom.shared.schedule import Group, StageSchedule
+from stageloom.shared.schedule import OWN_RESOURCE, Group, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest
 from stageloom.shared.search.makespan import launch_list_s
+from stageloom.shared.search.split_costs import split_costs
 
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
 """A member of a combined block: artifact, graph, block, and its plan's batch."""
@@ -77,6 +78,9 @@ class StepTimes:
 
     def of_plan(self, bound: BoundPlan) -> "PlanTimes":
         """The times of one plan's steps."""
+        if bound.splits:  # its costs are of no other plan
+            own = StepTimes(self.device, split_costs(self.costs, bound))
+            return PlanTimes([own._block(bound, index) for index in range(len(bound.combined))], bound)
         return PlanTimes([self._block(bound, index) for index in range(len(bound.combined))], bound)
 
     def _block(self, bound: BoundPlan, index: int) -> "BlockTimes":
@@ -209,6 +213,7 @@ class BlockTimes:
                 work_s=sum(sum(works[op] for op in item.ops) for item in items),
                 operators_s=sum(sum(seconds[op] for op in item.ops) for item in items),
                 merge=items[0].merge,
+                apart=_apart(items),
             )
             for items in stages
         ]
@@ -296,11 +301,13 @@ class BlockTimes:
         measured_s = self._measured.get(groups) if full and not stage.merge else None
         if measured_s is not None:
             return measured_s
-        if self._learned is not None and not stage.merge:
+        if self._learned is not None and not stage.merge and not stage.apart:
             alone_s = sum(self._learned.operators_s[op] for group in groups for op in group)
             return self._learned.stage_s(groups) * (stage.operators_s / alone_s if alone_s > 0.0 else 1.0)
         if len(stage.items_s) == 1:
             return stage.items_s[0]
+        if stage.apart:
+            return max(stage.items_s) + rates.barrier_s
         return stage.least_s + rates.contention * (stage.total_s - stage.least_s) + rates.barrier_s
 
 
@@ -312,6 +319,7 @@ class StageParts(NamedTuple):
     work_s: float
     operators_s: float  # all operators alone, without what items cost beside them
     merge: bool
+    apart: bool = False  # each group on a resource of its own: none is in another's way
 
     @property
     def total_s(self) -> float:
@@ -322,6 +330,12 @@ class StageParts(NamedTuple):
     def least_s(self) -> float:
         """With nothing in each other's way."""
         return min(max(*self.items_s, self.work_s), self.total_s)
+
+
+def _apart(items: Sequence[Item]) -> bool:
+    """Whether several items name a resource each, and no two the same."""
+    named = {item.resource for item in items} - {OWN_RESOURCE}
+    return 1 < len(items) == len(named)
 
 
 def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:
@@ -341,7 +355,7 @@ def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:
 
 def _part(bound: BoundPlan, model: int, block: int) -> Part:
     known = bound.models[model]
-    return known.plan.artifact, known.graph, known.blocks[block], known.plan.batch
+    return known.graph_key, known.graph, known.blocks[block], known.plan.batch
 
 
 def _step_time(seconds: float, work_s: float) -> StepTime:

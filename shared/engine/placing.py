@@ -35,7 +35,7 @@ def footprint(bound: BoundPlan, combined: int, mask: int, buckets: tuple[int, ..
     for position, bucket in zip(bits(mask), buckets, strict=True):
         model = bound.models[members[position].model]
         block = model.blocks[members[position].block]
-        parts.append(f"{model.plan.artifact[:16]}:{block.start}-{block.stop}x{bucket}")
+        parts.append(f"{model.graph_key[:16]}:{block.start}-{block.stop}x{bucket}")
     return Footprint("+".join(parts))
 
 

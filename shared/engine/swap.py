@@ -44,10 +44,13 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
         return None
     if plan.bound.precisions[index] != old.plan.bound.precisions[old.model.index]:
         return None
-    position = old.bound.blocks[instance.block].start
-    block = next((b.index for b in model.bound.blocks if b.start == position), None)
-    if block is None:
+    position = (0, *old.bound.plan.cuts)[
+        instance.block
+    ]  # as the artifact numbers operators: splits may differ
+    starts = (0, *model.bound.plan.cuts)
+    if position not in starts:
         return None
+    block = starts.index(position)
     for track in model.tracks:
         if all(slot.holder is None for slot in track.slots[block].holds):
             return track, block

@@ -14,7 +14,7 @@ from typing import Any
 
 from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.blocks import CombinedGraph
-from stageloom.shared.schedule import Schedule, Stage, StageSchedule
+from stageloom.shared.schedule import Schedule, Stage, StageSchedule, stage_of
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits, Scheduler
 
@@ -98,15 +98,15 @@ def form(graph: CombinedGraph, costs: StageCosts) -> Form:
 def translated(schedule: StageSchedule, source: Form, wanted: Form) -> StageSchedule:
     """Translate the schedule of one block to another one of equal form."""
     becomes = dict(zip(source.order, wanted.order, strict=True))
-    return StageSchedule(
-        tuple(
-            Stage(
-                tuple(sorted(tuple(sorted(becomes[op] for op in group)) for group in stage.groups)),
-                stage.merge,
-            )
-            for stage in schedule.stages
+
+    def renumbered(stage: Stage) -> Stage:
+        groups = sorted(
+            (tuple(sorted(becomes[op] for op in group)), stage.resource(index))
+            for index, group in enumerate(stage.groups)
         )
-    )
+        return stage_of([group for group, _ in groups], stage.merge, [on for _, on in groups])
+
+    return StageSchedule(tuple(map(renumbered, schedule.stages)))
 
 
 class Shared:

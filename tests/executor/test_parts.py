@@ -6,9 +6,10 @@ import random
 import onnx
 import pytest
 
-from stageloom.edge_agent.executor.onnx.parts import ModelParts, take_apart
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.shared.errors import ModelError
 from stageloom.shared.ids import OpId
+from stageloom.shared.importer.encoded import take_apart
 from stageloom.shared.importer.subgraph import ModelSource
 from tests.executor.models import artifact_of
 

@@ -1,14 +1,18 @@
 """The stream pool: every item once, in an order that obeys the waits, whatever the number of threads."""
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from stageloom.edge_agent.executor.threads import StreamPool, _Run, assign
 from stageloom.shared.launch_list import Item
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))
 
 
 def _item(stream: int, waits: tuple[int, ...]) -> Item:
@@ -212,3 +216,75 @@ def test_steps_of_several_lanes_share_the_pool() -> None:
         thread.join()
     pool.close()
     assert counts == [50 * 20] * 4
+
+
+def _placed(items: list[Item], rng: random.Random, resources: int) -> list[Item]:
+    return [replace(item, resource=rng.randrange(-1, resources)) for item in items]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_items_that_name_a_resource_run_on_its_threads_and_obey_the_waits(
+    seed: int,
+) -> None:
+    """Resource 0 is the caller's own; those of 1 and 2 are taken by a thread of that resource alone."""
+    rng = random.Random(seed)
+    items = _placed(_random_items(rng, 30, 4), rng, 3)
+    pool = StreamPool()
+    pool.grow(2)
+    order: list[int] = []
+    names: dict[int, str] = {}
+
+    def body(item: int) -> None:
+        names[item] = threading.current_thread().name
+        order.append(item)
+
+    cores = {1: CORES[:1], 2: CORES[-1:]} if len(CORES) > 1 else {1: (), 2: CORES}
+    try:
+        for _ in range(5):
+            order.clear()
+            pool.run(assign(items, 2), body, 0, cores)
+            assert sorted(order) == list(range(len(items)))
+            place = {item: position for position, item in enumerate(order)}
+            for index, item in enumerate(items):
+                earlier = [i for i in range(index) if items[i].stream == item.stream]
+                assert all(place[before] < place[index] for before in (*item.waits, *earlier))
+                named = (
+                    f"cores-{','.join(map(str, cores[item.resource])) or 'any'}" if item.resource > 0 else ""
+                )
+                assert names[index] == named if named else not names[index].startswith("cores-")
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_of_a_half_on_either_resource_reaches_the_caller_and_ends_the_run(failing: int) -> None:
+    items = [_item(0, ()), replace(_item(1, ()), resource=1), _item(0, (1,))]
+    pool = StreamPool()
+
+    def body(item: int) -> None:
+        if item == failing:
+            raise ValueError(f"item {item} broke")
+
+    try:
+        with pytest.raises(ValueError, match=f"item {failing} broke"):
+            pool.run(assign(items, 2), body, 0, {1: ()})
+        done: list[int] = []
+        pool.run(assign(items, 2), done.append, 0, {1: ()})
+        assert sorted(done) == [0, 1, 2]
+    finally:
+        pool.close()
+
+
+def test_the_two_halves_of_a_split_run_side_by_side() -> None:
+    items = [replace(_item(0, ()), resource=0), replace(_item(1, ()), resource=1), _item(0, (1,))]
+    both = threading.Barrier(2, timeout=30.0)
+    pool = StreamPool()
+
+    def meet(item: int) -> None:
+        if item < 2:
+            both.wait()
+
+    try:
+        pool.run(assign(items, 2), meet, 0, {1: ()})
+    finally:
+        pool.close()

@@ -14,6 +14,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph, Operator, Tensor
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.launch_list import Barrier
+from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
@@ -29,7 +30,7 @@ from stageloom.shared.plan import (
     StepChoice,
     Wait,
 )
-from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_of
 
 thorough = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 """Repeatable and without a clock, so that a slow machine never fails a property."""
@@ -203,10 +204,22 @@ _stage = st.builds(
     st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))),
     st.booleans(),
 )
+_placed = st.builds(
+    lambda groups, data: stage_of(groups, False, data[: len(groups)]),
+    st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))),
+    st.lists(st.integers(-1, 15), min_size=4, max_size=4),
+)
+_splits = st.tuples(st.integers(0, 1000), st.integers(1, 4), st.integers(-1, 2), st.integers(-1, 2)).map(
+    lambda drawn: [
+        stage
+        for op in range(drawn[0], drawn[0] + 3 * drawn[1], 3)
+        for stage in (stage_of(((op,), (op + 1,)), False, drawn[2:]), Stage(((op + 2,),)))
+    ]
+)
 _singles = st.integers(0, 1000).flatmap(
     lambda a: st.integers(1, 9).map(lambda n: [Stage(((op,),)) for op in range(a, a + n)])
 )
-_stages = st.lists(_stage.map(lambda s: [s]) | _singles, min_size=1, max_size=8).map(
+_stages = st.lists((_stage | _placed).map(lambda s: [s]) | _singles | _splits, min_size=1, max_size=8).map(
     lambda parts: StageSchedule(tuple(stage for part in parts for stage in part))
 )
 _streams = st.lists(st.builds(Launch, _op, st.integers(0, 3) | st.integers(0, 1023)), min_size=1).map(
@@ -214,6 +227,23 @@ _streams = st.lists(st.builds(Launch, _op, st.integers(0, 3) | st.integers(0, 10
 )
 schedules: st.SearchStrategy[Schedule] = _stages | _streams
 """Any schedule that can be written, legal for some graph or not."""
+
+_drawn_splits = st.tuples(
+    st.integers(0, 3) | st.integers(0, 9000),
+    st.integers(0, 5) | st.integers(0, 9000),
+    st.sampled_from(Axis),
+    st.integers(1, 1 << 20),
+)
+
+
+def spread_splits(rows: Sequence[tuple[int, int, Axis, int]]) -> tuple[Split, ...]:
+    """Splits behind each other: operators skipped, further operators, axis and boundary of each."""
+    found, behind = [], 0
+    for gap, further, axis, boundary in rows:
+        found.append(Split(behind + gap, behind + gap + further, axis, boundary))
+        behind += gap + further + 1
+    return tuple(found)
+
 
 _us = st.integers(0, 60_000_000)
 _models = st.builds(
@@ -233,6 +263,7 @@ _models = st.builds(
         max_tasks=st.integers(1, 1 << 24),
         max_bytes=st.integers(1, 1 << 40),
     ),
+    splits=st.just(()) | st.lists(_drawn_splits, max_size=5).map(lambda rows: spread_splits(rows)),
 )
 
 
@@ -276,6 +307,7 @@ def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
                 Resource,
                 cores=st.lists(st.integers(0, 1023), max_size=3).map(tuple),
                 memory=st.sampled_from([0, 0, 1, 15]),
+                executor=st.sampled_from([None, None, 0, 15]),
             ),
             max_size=3,
         ).map(tuple),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stageloom.shared.digest import canonical, digest_bytes
 from stageloom.shared.errors import PlanError
 from stageloom.shared.launch_list import Barrier
+from stageloom.shared.partition import parse_splits
 from stageloom.shared.plan import (
     MAX_PLAN_BYTES,
     CombinedBlock,
@@ -99,6 +100,23 @@ def placed_plan() -> Plan:
     )
 
 
+def split_plan() -> Plan:
+    """As `full_plan_2`, with operators that are split and groups on both resources."""
+    plan = full_plan_2()
+    return dataclasses.replace(
+        plan,
+        models=(
+            dataclasses.replace(plan.models[0], splits=parse_splits("0c96,12-14h28,20-40n1")),
+            plan.models[1],
+        ),
+        combined=(
+            dataclasses.replace(plan.combined[0], schedule=parse("0..4/5..10@0|1/11@1|12/13..20@1")),
+            plan.combined[1],
+        ),
+        resources=(Resource(cores=(0, 2)), Resource(executor=1)),
+    )
+
+
 def lists(plan: Plan | None = None) -> Any:
     return msgpack.unpackb((plan or full_plan()).wire)
 
@@ -133,6 +151,46 @@ def test_golden_bytes_of_a_plan_that_places_its_blocks_stay_decodable() -> None:
     assert decode_plan(golden) == placed_plan()
     assert placed_plan().wire == golden
     assert placed_plan().digest == (GOLDEN / "plan_2_placed.digest").read_text().strip()
+
+
+def test_golden_bytes_of_a_plan_that_splits_operators_stay_decodable() -> None:
+    golden = (GOLDEN / "plan_3_split.bin").read_bytes()
+    assert decode_plan(golden) == split_plan()
+    assert split_plan().wire == golden
+    assert split_plan().digest == (GOLDEN / "plan_3_split.digest").read_text().strip()
+
+
+def test_a_plan_shows_its_splits_and_who_runs_groups() -> None:
+    text = plan_text(split_plan())
+    assert " splits=0c96,12-14h28,20-40n1\n" in text
+    assert "resource 1  cores=any lanes=1 executor=1\n" in text
+    assert "0..4/5..10@0|1/11@1|12/13..20@1" in text
+
+
+def test_what_version_3_adds_is_not_taken_where_nothing_is_split() -> None:
+    wire = lists(split_plan())
+    wire[8:] = [wire[8], wire[9], [-1, -1], [[], []]]
+    wire[2][0][1] = [0, -4, 20]
+    with pytest.raises(PlanError, match="canonical"):
+        decode_plan(canonical(wire))
+
+
+@pytest.mark.parametrize(
+    "splits", [[0], [3, 0], [9, 1], [9, 0, 0], [1 << 30, 1], [-1, 1], ["0", 1], 7, None, [0, 1, 0, 1 << 21]]
+)
+def test_splits_beyond_their_bounds_are_refused(splits: Any) -> None:
+    wire = lists(split_plan())
+    wire[-1][0] = splits
+    with pytest.raises(PlanError):
+        decode_plan(canonical(wire))
+
+
+@pytest.mark.parametrize(
+    "text", ["0c", "c96", "1-0c9x", "0c09", "00c9", "0-0c9", "0c9,", "0c9;1c9", "0z9", "0c0"]
+)
+def test_splits_have_one_spelling(text: str) -> None:
+    with pytest.raises(PlanError):
+        parse_splits(text)
 
 
 def test_a_plan_that_version_1_can_express_is_not_taken_in_the_form_of_version_2() -> None:
@@ -268,8 +326,8 @@ def test_members_are_triples() -> None:
 
 def test_another_version_is_named() -> None:
     wire = lists()
-    wire[0] = 3
-    with pytest.raises(PlanError, match="plan format 3 is none of 1 to 2; upgrade the older side"):
+    wire[0] = 4
+    with pytest.raises(PlanError, match="plan format 4 is none of 1 to 3; upgrade the older side"):
         decode_plan(canonical(wire))
 
 

@@ -31,6 +31,18 @@ EXAMPLES: dict[str, Schedule] = {
     "5,3-4,9": stage_schedule([[[5, 3, 4, 9]]]),
     "0/*1|2/3": StageSchedule((Stage(((0,),)), Stage(((1,), (2,)), True), Stage(((3,),)))),
     "0/*1/2": StageSchedule((Stage(((0,),)), Stage(((1,),), True), Stage(((2,),)))),
+    "0..4/5@0|6@1/7": StageSchedule(
+        (*(Stage(((op,),)) for op in range(5)), Stage(((5,), (6,)), resources=(0, 1)), Stage(((7,),)))
+    ),
+    "0|1@1/2": StageSchedule((Stage(((0,), (1,)), resources=(-1, 1)), Stage(((2,),)))),
+    "0..2@1/3": StageSchedule((*(Stage(((op,),), resources=(1,)) for op in range(3)), Stage(((3,),)))),
+    "0..5@1|0": StageSchedule(
+        tuple(
+            stage
+            for op in (0, 3)
+            for stage in (Stage(((op,), (op + 1,)), resources=(1, 0)), Stage(((op + 2,),)))
+        )
+    ),
     "~0:0-1;1:2;0:3": StreamSchedule((Launch(0, 0), Launch(1, 0), Launch(2, 1), Launch(3, 0))),
     "~7:2,1": StreamSchedule((Launch(2, 7), Launch(1, 7))),
     "~1023:65535": StreamSchedule((Launch(65535, 1023),)),
@@ -54,7 +66,7 @@ def test_every_schedule_survives_text_and_wire(schedule: Schedule) -> None:
 
 @pytest.mark.promise("stage-strings-plans-survive")
 @thorough
-@given(st.text("0123456789/|-.*~;:,", max_size=24))
+@given(st.text("0123456789/|-.*~;:,@", max_size=24))
 def test_a_text_is_either_refused_or_the_one_spelling_of_its_schedule(text: str) -> None:
     try:
         schedule = parse(text)
@@ -212,6 +224,7 @@ def test_the_published_bounds_are_those_of_the_code() -> None:
         stage_string.MAX_OPERATORS,
         plan.MAX_PLAN_OPERATORS,
         stage_string.MAX_STREAMS - 1,
+        stage_string.MAX_RESOURCES - 1,
         stage_string.MAX_TOKENS,
         stage_string.MAX_CHARACTERS,
         plan.MAX_PLAN_BYTES,
@@ -220,9 +233,8 @@ def test_the_published_bounds_are_those_of_the_code() -> None:
 
 def test_the_published_rules_are_those_that_legality_names() -> None:
     source = Path(legality.__file__).read_text(encoding="utf-8")
-    assert {row[0].strip("`") for row in rows("Legal schedules")} == set(
-        re.findall(r'Violation\("(\w+)"', source)
-    )
+    published = (*rows("Legal schedules"), *rows("Legal splits"))
+    assert {row[0].strip("`") for row in published} == set(re.findall(r'Violation\("(\w+)"', source))
 
 
 def test_the_published_grammar_is_the_one_in_the_module() -> None:

@@ -9,7 +9,7 @@ from stageloom.shared.errors import PlanError
 from stageloom.shared.stage_string import parse, to_string
 
 CORPUS = sorted((Path(__file__).parents[1] / "data/corpus/stage_string").iterdir())
-ALPHABET = "0123456789/|-.*~;:, \n٣é"
+ALPHABET = "0123456789/|-.*~;:,@ \n٣é"
 
 
 def accepts(text: str) -> bool:

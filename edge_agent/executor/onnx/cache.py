@@ -8,16 +8,19 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from stageloom.edge_agent.executor.base import SharedTable
-from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx.parts import Half, ModelParts
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.merge import merged, padding
+
+if TYPE_CHECKING:
+    import numpy
 
 _SESSION_BYTES = 128 << 10
 """What a session takes beside its weights and activations."""
@@ -42,6 +45,8 @@ class SessionKey:
     stream: int | None = None  # on a device the stream that it belongs to; None on the processor
     precision: str = "fp32"  # in which a backend may compute; tensors keep the model's types
     copy: int = 0  # of several equal sessions, where one serves one caller at a time
+    half: Half | None = None  # of operators that are split
+    executor: str = ""  # that runs it, where it is another than the one that runs the rest of its block
 
 
 class ValuesSession(Protocol):
@@ -49,6 +54,14 @@ class ValuesSession(Protocol):
 
     def run(self, values: Values) -> None:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
+
+
+@runtime_checkable
+class WritesInto(Protocol):
+    """A session that can write its outputs where it is told to."""
+
+    def run_into(self, values: Values, outs: Mapping[TensorId, "numpy.ndarray"]) -> None:
+        """Read inputs from `values` and write all outputs into C-ordered arrays."""
 
 
 SessionT = TypeVar("SessionT")
@@ -61,7 +74,19 @@ def weight_bytes(key: SessionKey, graph: Graph) -> int:
     if key.merge:
         _, zeros = padding(graph, merged(graph, [OpId(op) for op in key.ops]))
         weights += zeros
+    if key.half is not None:
+        weights = _half_of(weights, graph, key.ops, key.half)
     return _SESSION_BYTES + weights
+
+
+def _half_of(weights: int, graph: Graph, ops: tuple[int, ...], half: Half) -> int:
+    """Bytes of the weights of one half: channels have weights of their own, both halves of rows have all."""
+    dim, boundary, second = half
+    shape = graph.tensors[graph.operators[ops[-1]].outputs[0]].shape
+    if dim not in (1, len(shape) - 1):
+        return weights
+    extent = shape[dim] - boundary if second else boundary
+    return -(-weights * extent // shape[dim])
 
 
 def activation_bytes(graph: Graph, batch: int) -> int:
@@ -161,6 +186,21 @@ class SessionCache(SharedTable[SessionKey, SessionT]):
             key = next(iter(self._idle))
             over -= self._idle.pop(key)
             del self._values[key], self._weights[key]
+
+
+def session_borders(
+    key: SessionKey, source: ModelParts
+) -> tuple[Graph, tuple[TensorId, ...], tuple[TensorId, ...]]:
+    """What a session reads and makes, and a graph that has these tensors in their shapes.
+
+    Raises:
+        Unsplittable, ModelError: it is half of operators that cannot be split so.
+    """
+    graph = source.artifact.graph
+    if key.half is None:
+        return graph, *borders(graph, key.ops)
+    found = source.half(key.ops, key.batch, key.half)
+    return found.graph, tuple(tensor for tensor, _ in found.reads), graph.operators[key.ops[-1]].outputs
 
 
 def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from stageloom.edge_agent.executor.base import one_line
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, session_borders
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
 from stageloom.edge_agent.executor.slot_store import Values
-from stageloom.shared.errors import ExecutorError, ModelError
+from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
 from stageloom.shared.ids import TensorId
 
 
@@ -44,6 +45,19 @@ class OnnxSession:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
         feeds = {name: values[tensor] for tensor, name in self.inputs}
         values.update(zip(self.outputs, self.session.run(self.names, feeds), strict=True))
+
+    def run_into(self, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        """Read inputs from `values` and write outputs into `outs`, C-ordered arrays of their shapes."""
+        binding = self.session.io_binding()
+        held = [
+            np.ascontiguousarray(values[tensor]) for tensor, _ in self.inputs
+        ]  # a binding keeps addresses
+        for (_, name), array in zip(self.inputs, held, strict=True):
+            binding.bind_cpu_input(name, array)
+        for tensor, name in zip(self.outputs, self.names, strict=True):
+            out = outs[tensor]
+            binding.bind_output(name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+        self.session.run_with_iobinding(binding)
 
 
 def open_session(key: SessionKey, source: ModelParts) -> OnnxSession:
@@ -75,19 +89,19 @@ def session_from(
     Raises:
         ExecutorError: onnxruntime cannot build it.
     """
-    graph = source.artifact.graph
-    inputs, outputs = borders(graph, key.ops)
     try:
+        graph, inputs, outputs = session_borders(key, source)
         session = (
             _from_memory_file(source, key, options, providers)
             if file is None
             else _from_file(file, source, key, options, providers)
         )
-    except ModelError as error:
+    except (ModelError, Unsplittable) as error:
         raise ExecutorError(str(error)) from error
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ExecutorError(
-            f"onnxruntime cannot load {len(key.ops)} operators of model {graph.name!r}: {one_line(error)}",
+            f"onnxruntime cannot load {len(key.ops)} operators of model {source.artifact.graph.name!r}: "
+            f"{one_line(error)}",
             remedy="import the model again or use another executor",
         ) from error
     return OnnxSession(
@@ -105,7 +119,7 @@ def _from_memory_file(source: ModelParts, key: SessionKey, options: Any, provide
     """
     fd = os.memfd_create("stageloom-model", os.MFD_CLOEXEC)
     try:
-        source.write(fd, key.ops, key.batch, merge=key.merge)
+        source.write(fd, key.ops, key.batch, merge=key.merge, half=key.half)
         return onnxruntime.InferenceSession(
             f"/proc/self/fd/{fd}", options, providers=list(providers), enable_fallback=0
         )
@@ -119,7 +133,7 @@ def _from_file(
     """A session of a model under a name that is the same next time. The file is gone afterwards."""
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        source.write(fd, key.ops, key.batch, merge=key.merge)
+        source.write(fd, key.ops, key.batch, merge=key.merge, half=key.half)
         return onnxruntime.InferenceSession(str(file), options, providers=list(providers), enable_fallback=0)
     finally:
         os.close(fd)

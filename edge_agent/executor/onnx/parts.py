@@ -8,35 +8,42 @@ appending another `graph` that holds weights adds them to the first.
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from stageloom.edge_agent.executor.onnx.half import without_casts
+from stageloom.edge_agent.executor.onnx.split_half import HalfModel, half_model
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.encoded import (
+    GRAPH_INITIALIZER,
+    MODEL_GRAPH,
+    encoded_fields,
+    encoded_head,
+    take_apart,
+    varint,
+)
 from stageloom.shared.importer.nodes import captured_names
 from stageloom.shared.importer.subgraph import ModelSource, SubModel, merged_nodes, stacked_weights
 from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES
 from stageloom.shared.merge import MergedConvolution, merged
 
 # Field numbers of onnx.proto.
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
 _TENSOR_DATA_TYPE = 2
-_TENSOR_NAME = 8
 _TENSOR_RAW_DATA = 9
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+Half: TypeAlias = tuple[int, int, bool]
+"""Of operators that are split: the dimension of the output, the boundary, whether it is the second half."""
 
 
 class ModelParts:
@@ -50,15 +57,38 @@ class ModelParts:
         self._model = memoryview(self._mapped)[artifact.onnx_offset :]
         self._source: ModelSource | None = None
         self._weights: dict[str, memoryview] = {}
+        self._halves: dict[tuple[tuple[int, ...], int, Half], HalfModel] = {}
 
-    def write(self, fd: int, ops: tuple[int, ...], batch: int, *, merge: bool = False) -> None:
+    def half(self, ops: tuple[int, ...], batch: int, half: Half) -> HalfModel:
+        """One half of operators that are split; see `half_model`.
+
+        Raises:
+            Unsplittable, ModelError: it cannot be made.
+        """
+        known = self._halves.get((ops, batch, half))
+        if known is None:
+            chosen = [OpId(op) for op in ops]
+            model, graph = self._parsed.model, self.artifact.graph
+            known = half_model(model, graph, chosen, half, batch, self._weights)
+            self._halves = {(ops, batch, half): known}  # the last one: it is asked for more than once
+        return known
+
+    def write(
+        self, fd: int, ops: tuple[int, ...], batch: int, *, merge: bool = False, half: Half | None = None
+    ) -> None:
         """Write the sub-model of some operators to a file; the whole one at batch 1 as it is.
 
-        With `merge` the operators become one convolution.
+        With `merge` the operators become one convolution, with `half` a half of them is computed.
 
         Raises:
             ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+            Unsplittable: there is no such half of them.
         """
+        if half is not None:
+            found = self.half(ops, batch, half)
+            for piece in (memoryview(found.model.SerializeToString()), *self.encoded(found.whole_weights)):
+                _write(fd, piece)
+            return
         chosen = [OpId(op) for op in ops]
         if merge:
             model = merged_model(self._parsed.model, self.artifact.graph, chosen, batch, self._weights)
@@ -94,10 +124,19 @@ class ModelParts:
         yield memoryview(part)
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
-        for name in sorted(used & self._weights.keys()):
+        yield from self.encoded(sorted(used & self._weights.keys()))
+
+    def has(self, name: str) -> bool:
+        """Whether a value is a weight."""
+        _ = self._parsed
+        return name in self._weights
+
+    def encoded(self, names: Iterable[str]) -> Iterator[memoryview]:
+        """The pieces of a file that add weights to a model; see the module's text."""
+        for name in names:
             weight = self._weights[name]
-            head = _head(_GRAPH_INITIALIZER, len(weight))
-            yield memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head)
+            head = encoded_head(GRAPH_INITIALIZER, len(weight))
+            yield memoryview(encoded_head(MODEL_GRAPH, len(head) + len(weight)) + head)
             yield weight
 
     @property
@@ -126,9 +165,9 @@ class ModelParts:
         if name in self._dtypes:
             return self._dtypes[name]
         _ = self._parsed
-        for number, whole, _ in _fields(self._weights.get(name, memoryview(b""))):
+        for number, whole, _ in encoded_fields(self._weights.get(name, memoryview(b""))):
             if number == _TENSOR_DATA_TYPE:
-                return DTYPES.get(_varint(whole, 1)[0], "")
+                return DTYPES.get(varint(whole, 1)[0], "")
         return ""
 
     @cached_property
@@ -154,7 +193,9 @@ class ModelParts:
         encoded = self._weights.get(name)
         if encoded is None:
             return None
-        raw = next((value for number, _, value in _fields(encoded) if number == _TENSOR_RAW_DATA), None)
+        raw = next(
+            (value for number, _, value in encoded_fields(encoded) if number == _TENSOR_RAW_DATA), None
+        )
         if raw is None or len(raw) != dtype.itemsize * prod(shape):
             return None
         return np.frombuffer(raw, dtype).reshape(shape)
@@ -178,78 +219,6 @@ class ModelParts:
             skeleton, self._weights = take_apart(self._model)
             self._source = ModelSource(skeleton, self.artifact.graph)
         return self._source
-
-
-def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
-    """The model without its weights, and every weight's encoded tensor by name.
-
-    Raises:
-        ModelError: the bytes are no protobuf.
-    """
-    kept: list[bytes] = []
-    weights: dict[str, memoryview] = {}
-    for number, whole, value in _fields(model):
-        if number != _MODEL_GRAPH:
-            kept.append(bytes(whole))
-            continue
-        graph = []
-        for part, part_whole, content in _fields(value):
-            if part == _GRAPH_INITIALIZER:
-                weights[_name(content)] = content
-            else:
-                graph.append(bytes(part_whole))
-        skeleton = b"".join(graph)
-        kept += [_head(_MODEL_GRAPH, len(skeleton)), skeleton]
-    return b"".join(kept), weights
-
-
-def _name(tensor: memoryview) -> str:
-    return next((bytes(value).decode() for number, _, value in _fields(tensor) if number == _TENSOR_NAME), "")
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Per field of a message its number, all its bytes, and for a length-delimited one its content."""
-    position = 0
-    while position < len(message):
-        start = position
-        tag, position = _varint(message, position)
-        kind = tag & 7
-        begin = position
-        if kind == _LENGTH:
-            length, begin = _varint(message, position)
-            position = begin + length
-        elif kind == _VARINT:
-            _, position = _varint(message, position)
-        elif kind in (_FIXED32, _FIXED64):
-            position += 4 if kind == _FIXED32 else 8
-        else:
-            raise ModelError(f"a field of kind {kind} in an ONNX file", remedy="import the model again")
-        if position > len(message):
-            raise ModelError("an ONNX file ends inside a field", remedy="import the model again")
-        yield tag >> 3, message[start:position], message[begin:position]
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            break
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ModelError("an ONNX file ends inside a number", remedy="import the model again")
-
-
-def _head(number: int, length: int) -> bytes:
-    """Tag and length of a length-delimited field."""
-    head = bytearray([number << 3 | _LENGTH])
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
 
 
 def _write(fd: int, content: memoryview) -> None:

@@ -6,7 +6,7 @@ backend says how a session is opened.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,11 +26,18 @@ from stageloom.edge_agent.executor.onnx.cache import (
     SessionCache,
     SessionKey,
     ValuesSession,
+    WritesInto,
     activation_bytes,
     weight_bytes,
 )
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
-from stageloom.edge_agent.executor.onnx.program import CombinedPrograms, SessionProgram
+from stageloom.edge_agent.executor.onnx.program import (
+    CombinedPrograms,
+    HalfRun,
+    JoinRun,
+    SessionProgram,
+)
+from stageloom.edge_agent.executor.onnx.split_timing import PartTime, PartTimingRequest, time_parts
 from stageloom.edge_agent.executor.onnx.timing import time_operators
 from stageloom.edge_agent.executor.slot_store import HOST, Values
 from stageloom.shared.artifact import Artifact
@@ -46,7 +53,8 @@ from stageloom.shared.engine.steps import (
 )
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.partition import AxisRange
 from stageloom.shared.plan import Member
 
 
@@ -69,7 +77,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cache: SessionCache[ValuesSession] = SessionCache(self._open, self._weigh)
+        self._cache: SessionCache[ValuesSession] = SessionCache(self._open_any, self._weigh)
 
     @abstractmethod
     def _open(self, key: SessionKey, source: ModelParts) -> ValuesSession:
@@ -78,6 +86,37 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         Raises:
             ExecutorError: the backend cannot build it.
         """
+
+    def _open_any(self, key: SessionKey, source: ModelParts) -> ValuesSession:
+        session = self._open(key, source)
+        if key.half is None:
+            return session
+        outputs = source.artifact.graph.operators[key.ops[-1]].outputs
+        return HalfSession(session, source.half(key.ops, key.batch, key.half).reads, outputs)
+
+    def _caches(self, keys: Iterable[SessionKey]) -> "dict[SessionCache[ValuesSession], set[SessionKey]]":
+        """Sessions by the cache that has them: this executor's, or that of one that shares the plan."""
+        found: dict[SessionCache[ValuesSession], set[SessionKey]] = {}
+        for key in keys:
+            found.setdefault(self._cache_of(key), set()).add(key)
+        return found
+
+    def _cache_of(self, key: SessionKey) -> "SessionCache[ValuesSession]":
+        if not key.executor:
+            return self._cache
+        partner = self.partner(key.executor)
+        if not isinstance(partner, SessionExecutor):
+            raise ExecutorError(
+                f"executor {key.executor!r} does not run groups of blocks that {self.name} runs",
+                remedy="use executors on sessions: onnx or openvino",
+            )
+        return partner._cache
+
+    def _hold(
+        self, holder: PlanKey, keys: Iterable[SessionKey], artifacts: Mapping[Digest, Artifact]
+    ) -> None:
+        for cache, own in self._caches(keys).items():
+            cache.hold_all(holder, own, artifacts)
 
     @staticmethod
     def _weigh(key: SessionKey, graph: Graph) -> int:
@@ -94,7 +133,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
         weights = self._session_bytes(bound)
-        missing = sum(size for key, size in weights.items() if alone or self._cache.get(key) is None)
+        missing = sum(size for key, size in weights.items() if alone or self._cache_of(key).get(key) is None)
         present = 0 if alone else self._held_activation_bytes
         return missing + max(0, _activation_bytes(bound, self.name) - present)
 
@@ -109,7 +148,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def _session_bytes(self, bound: BoundPlan) -> dict[SessionKey, int]:
         """Every session that the plan may want, with the bytes that it keeps."""
-        graphs = {model.plan.artifact: model.graph for model in bound.models}
+        graphs = {model.plan.artifact: model.source for model in bound.models}
         return {
             key: self._weigh(key, graphs[key.artifact])
             for (index, _), programs in self._programs_of(bound).items()
@@ -144,9 +183,10 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
             for session in programs.keys(dict.fromkeys(range(len(bound.combined[index].members)), 1))
         }
         try:
-            self._cache.hold_all(key, singles, artifacts)
+            self._hold(key, singles, artifacts)
         except ExecutorError:
-            self._cache.release(key)
+            for cache in {self._cache, *self._caches(singles)}:
+                cache.release(key)
             raise
         self._plans[key] = SessionPlan(bound, combined, dict(artifacts))
 
@@ -154,7 +194,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         loaded = self._plans[key.plan]
         program = self._lowered(key)
         keys = {session for sessions in program.sessions for session in sessions}
-        self._cache.hold_all(key.plan, keys, loaded.artifacts)
+        self._hold(key.plan, keys, loaded.artifacts)
         return program
 
     def _lowered(self, key: ProgramKey) -> SessionProgram:
@@ -214,20 +254,38 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
 
     def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
         values = slots[program.items[index].member]
-        for session in program.sessions[index]:
-            self._run_session(session, values)
+        for run in program.runs[index]:
+            if isinstance(run, JoinRun):
+                join_halves(run, values)
+            elif isinstance(run, HalfRun):
+                self._run_half(run, values)
+            else:
+                self._run_session(run, values)
         for tensor in program.dead[index]:
             values.pop(tensor, None)
 
     def _run_session(self, key: SessionKey, values: Values) -> None:
-        session = self._cache.get(key)
+        cache = self._cache_of(key)
+        session = cache.get(key)
         if session is not None:
             session.run(values)
             return
-        single = self._cache.get(replace(key, batch=1))
+        single = cache.get(replace(key, batch=1))
         if single is None:
             raise ExecutorError(f"no session for {len(key.ops)} operators of {key.artifact[:12]} is loaded")
         _run_rows(single, values)
+
+    def _run_half(self, run: HalfRun, values: Values) -> None:
+        """Run half of an operator: what it makes of the operator's tensors gets the numbers of the halves."""
+        own = dict(values)
+        for output in run.made:
+            if output.in_place:  # both halves ask for the buffer, and get the same one
+                buffer = values.setdefault(output.joined, np.empty(output.shape, output.dtype))
+                own[output.joined] = part_of_array(buffer, output.place)
+            else:
+                own.pop(output.joined, None)
+        self._run_session(run.key, own)
+        values.update({output.half: own[output.joined] for output in run.made})
 
     def _settle(
         self, step: Step, member: StepMember, slot: Values, *, wanted: bool
@@ -258,6 +316,54 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     ) -> tuple[OperatorTime, ...]:
         """Run the model operator by operator; see `timing`."""
         return time_operators(artifact, request, idle, self._open)
+
+    def time_parts(
+        self, artifact: Artifact, request: PartTimingRequest, idle: Callable[[], bool]
+    ) -> tuple[PartTime, ...]:
+        """Run parts of operators; see `split_timing`."""
+        return time_parts(artifact, request, idle, self._open_any)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSession:
+    """A session over half of operators that are split: it is fed parts of what they read."""
+
+    session: ValuesSession
+    reads: tuple[tuple[TensorId, AxisRange | None], ...]
+    outputs: tuple[TensorId, ...]
+
+    def run(self, values: Values) -> None:
+        """Read parts of inputs, as views, and put outputs there under the operators' own tensors.
+
+        Where there is an array under such a tensor, the output is written into it.
+        """
+        fed = {tensor: part_of_array(values[tensor], part) for tensor, part in self.reads}
+        outs = {tensor: values[tensor] for tensor in self.outputs if tensor in values}
+        if len(outs) == len(self.outputs) and isinstance(self.session, WritesInto):
+            self.session.run_into(fed, outs)
+            return
+        self.session.run(fed)
+        for tensor in self.outputs:
+            if tensor in outs:
+                outs[tensor][...] = fed[tensor]
+            else:
+                values[tensor] = fed[tensor]
+
+
+def part_of_array(array: np.ndarray, part: AxisRange | None) -> np.ndarray:
+    """A view of a part; the array itself where none is named."""
+    if part is None:
+        return array
+    return array[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
+
+
+def join_halves(run: JoinRun, values: Values) -> None:
+    """Put both halves of every output together; there is nothing to do where they were written into it."""
+    for tensor, first, second in run.halves:
+        joined = values.get(tensor)
+        if joined is not None and values[first].base is joined and values[second].base is joined:
+            continue
+        values[tensor] = np.concatenate((values[first], values[second]), axis=run.dim)
 
 
 def _run_rows(session: ValuesSession, values: Values) -> None:

@@ -23,6 +23,7 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     require_options,
     require_pinned,
+    require_whole,
 )
 from stageloom.edge_agent.executor.cuda.device import Launch, SessionDevice, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor
@@ -145,6 +146,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         """
         self._check_options(bound)
         require_pinned(bound, self.name)
+        require_whole(bound, self.name)
         require_artifacts(bound, artifacts)
         self._check_room(bound)
         recipes = recipes_of(bound)

@@ -15,7 +15,12 @@ from typing import Any, Final
 import numpy as np
 
 from stageloom.edge_agent.executor.base import one_line, require_pinned
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, borders, weight_bytes
+from stageloom.edge_agent.executor.onnx.cache import (
+    SessionKey,
+    borders,
+    session_borders,
+    weight_bytes,
+)
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
 from stageloom.edge_agent.executor.openvino.misread import misread
@@ -24,7 +29,7 @@ from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.errors import ExecutorError, ModelError
+from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, TensorId
 
@@ -95,8 +100,10 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
     Raises:
         ExecutorError: OpenVINO does not have an operator, or would compute one differently.
     """
-    graph = source.artifact.graph
-    inputs, outputs = borders(graph, key.ops)
+    try:
+        graph, inputs, outputs = session_borders(key, source)
+    except (ModelError, Unsplittable) as error:
+        raise ExecutorError(str(error)) from error
     for tensor in (*inputs, *outputs):
         if graph.tensors[tensor].dtype not in ELEMENT_TYPES:
             what = f"{graph.tensors[tensor].name!r} of model {graph.name!r} is {graph.tensors[tensor].dtype}"

@@ -25,11 +25,12 @@ def read_model(core: Any, source: ModelParts, key: SessionKey) -> Any:
 
     Raises:
         ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+        Unsplittable: there is no such half of them.
         RuntimeError: OpenVINO does not have an operator.
     """
     fd = os.memfd_create("stageloom-model", os.MFD_CLOEXEC)
     try:
-        source.write(fd, key.ops, key.batch, merge=key.merge)
+        source.write(fd, key.ops, key.batch, merge=key.merge, half=key.half)
         model = core.read_model(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)

@@ -1,6 +1,7 @@
 """One sub-model on OpenVINO's processor plugin, run on the calling thread."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,10 +43,18 @@ class OpenvinoSession:
         Raises:
             ExecutorError: an input holds what 32 bits do not, or an output has another shape than the graph.
         """
+        self.run_into(values, {})
+
+    def run_into(self, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        """As `run`; the outputs that `outs` has are written there, into C-ordered arrays.
+
+        Raises:
+            ExecutorError: as `run`.
+        """
         # A request keeps addresses and no references: these are held until it has ended.
         feeds = [_readable(values[port.tensor], port) for port in self.inputs]
         outputs = [port for port in self.outputs if port.handed_on is None]
-        made = [np.empty(port.shape, port.dtype) if port.fixed else None for port in outputs]
+        made = [_output(port, outs) for port in outputs]
         with self._turn:
             for port, array in zip(self.inputs, feeds, strict=True):
                 self.request.set_input_tensor(port.index, openvino.Tensor(array, shared_memory=True))
@@ -59,6 +68,9 @@ class OpenvinoSession:
         for port in self.outputs:
             if port.handed_on is not None:
                 values[port.tensor] = values[port.handed_on].copy()
+        for tensor, out in outs.items():
+            if values[tensor] is not out:
+                out[...] = values[tensor]
 
     def _copied(self, port: Port) -> np.ndarray:
         array: np.ndarray = self.request.get_output_tensor(port.index).data
@@ -68,6 +80,12 @@ class OpenvinoSession:
                 remedy="use the executor onnx for this model",
             )
         return array.copy()
+
+
+def _output(port: Port, outs: Mapping[TensorId, np.ndarray]) -> np.ndarray | None:
+    if not port.fixed:
+        return None
+    return outs[port.tensor] if port.tensor in outs else np.empty(port.shape, port.dtype)
 
 
 def _readable(array: np.ndarray, port: Port) -> np.ndarray:

@@ -56,6 +56,7 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
 
     name = "torch_cpu"
     passes_slots = True
+    splits = True
     precisions = (Precision.FP32, Precision.FP16)
 
     def __init__(self, *, channels_last: bool = False) -> None:

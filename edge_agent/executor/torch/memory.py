@@ -275,9 +275,7 @@ def stated_weight_bytes(
 ) -> dict[tuple[Digest, Precision], int]:
     """Bytes of the weights of every artifact with a member in these combined blocks."""
     return {
-        (model.plan.artifact, precision): _halved(
-            sum(o.weight_bytes for o in model.graph.operators), precision
-        )
+        (model.graph_key, precision): _halved(sum(o.weight_bytes for o in model.graph.operators), precision)
         for model in (bound.models[index] for index in models_of(bound, blocks))
     }
 

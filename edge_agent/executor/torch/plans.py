@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import torch
@@ -17,9 +19,11 @@ from stageloom.edge_agent.executor.base import (
     require_artifacts,
     require_options,
     require_pinned,
+    require_whole,
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
+from stageloom.edge_agent.executor.onnx.split_model import split_artifact
 from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
     BufferSource,
@@ -36,11 +40,12 @@ from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
-from stageloom.shared.bound import BoundPlan
+from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.plan import ExecutorOptions, IssueOrder
+from stageloom.shared.schedule import resources_named
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +156,8 @@ class TorchPlans:
     name: ClassVar[str]
     precisions: ClassVar[tuple[Precision, ...]]
     issues: ClassVar[tuple[IssueOrder, ...]] = (IssueOrder.DEVICE,)
+    splits: ClassVar[bool] = False
+    """It runs groups on the resources that they name."""
 
     def __init__(self, device: torch.device, *, channels_last: bool) -> None:
         self.choices = KernelChoices()
@@ -189,11 +196,12 @@ class TorchPlans:
         precision = self._precision(bound)
         self._check_options(bound)
         require_pinned(bound, self.name)
+        self._check_groups(bound)
         require_artifacts(bound, artifacts)
         blocks = tuple(index for index, _ in bound.run_by(self.name))
         try:
             lowerings = {
-                index: self._lowering(key, artifacts[bound.models[index].plan.artifact], precision)
+                index: self._lowering(key, bound.models[index], artifacts, precision)
                 for index in models_of(bound, blocks)
             }
             plan = LoadedPlan(
@@ -214,16 +222,43 @@ class TorchPlans:
         self._report_foreign(bound, lowerings)
         self._plans[key] = plan
 
-    def _lowering(self, plan: PlanKey, artifact: Artifact, precision: Precision) -> ModelLowering:
-        """The model, shared with every other plan that has it in that precision."""
-        make = partial(
-            ModelLowering,
-            artifact,
-            device=self._device,
-            precision=precision,
-            channels_last=self._channels_last,
-        )
-        return self._models.hold(plan, (artifact.digest, precision), make)
+    def _lowering(
+        self,
+        plan: PlanKey,
+        model: BoundModel,
+        artifacts: Mapping[Digest, Artifact],
+        precision: Precision,
+    ) -> ModelLowering:
+        """The model, shared with every other plan that has it in that precision and splits it alike."""
+
+        def lowered(artifact: Artifact) -> ModelLowering:
+            return ModelLowering(
+                artifact, device=self._device, precision=precision, channels_last=self._channels_last
+            )
+
+        def make() -> ModelLowering:
+            artifact = artifacts[model.plan.artifact]
+            if not model.origins:
+                return lowered(artifact)
+            with TemporaryDirectory(prefix="stageloom-split-") as folder:  # it is mapped once it is lowered
+                return lowered(split_artifact(model, artifact, Path(folder) / "model"))
+
+        return self._models.hold(plan, (model.graph_key, precision), make)
+
+    def _check_groups(self, bound: BoundPlan) -> None:
+        """Raises:
+        ExecutorError: groups of a block are to be run by another executor, or on resources at all.
+        """
+        if not self.splits:
+            require_whole(bound, self.name)
+        for index, variant in bound.run_by(self.name):
+            for resource in resources_named(bound.combined[index].plan.variants[variant][1]):
+                other = bound.group_executor(index, variant, resource).name
+                if other != self.name:
+                    raise ExecutorError(
+                        f"executor {other!r} does not run groups of blocks that {self.name} runs",
+                        remedy="use executors on sessions: onnx or openvino",
+                    )
 
     def _precision(self, bound: BoundPlan) -> Precision:
         known = [precision.value for precision in self.precisions]

@@ -31,6 +31,7 @@ from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.launch_list import Item, LaunchList
 from stageloom.shared.plan import IssueOrder
 from stageloom.shared.schedule import StreamSchedule
+from stageloom.shared.split_graph import SplitRole
 
 Several: TypeAlias = Callable[[int, Sequence[OpId], bool], "Unit | None"]
 """Of the member at a position: operators as one unit, merged as siblings or joined as a chain; or None."""
@@ -208,7 +209,11 @@ def concat_axis(model: BoundModel, unit: Unit) -> int | None:
     The shapes say it: of two and more inputs that are not empty only one axis can add up.
     """
     operator = model.graph.operators[unit.ops[0]]
-    if operator.kind != "Concat" or len(operator.nodes) != 1 or len(unit.ops) != 1 or len(unit.inputs) < 2:
+    role = model.origin(unit.ops[0]).role
+    if role in (SplitRole.FIRST, SplitRole.SECOND):
+        return None  # half of a Concat reads parts of its inputs
+    whole = len(operator.nodes) == 1 or (role is SplitRole.JOIN and len(unit.outputs) == 1)
+    if operator.kind != "Concat" or not whole or len(unit.ops) != 1 or len(unit.inputs) < 2:
         return None
     joined = unit.output_specs[0]
     shapes = [spec.shape for spec in unit.input_specs]

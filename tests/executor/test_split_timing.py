@@ -1,0 +1,49 @@
+"""Times of parts of operators: which extents are sampled, and when measuring stops."""
+
+import pytest
+
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.split_timing import PartTimingRequest, sampled_extents
+from stageloom.shared.importer.splittable import SplitReader
+from stageloom.shared.operator_parts import SplitAxis
+from stageloom.shared.partition import Axis
+from tests.executor.models import artifact_of
+
+
+@pytest.mark.parametrize(
+    ("extent", "quantum", "points", "extents"),
+    [
+        (64, 1, 8, (8, 16, 24, 32, 40, 48, 56, 64)),
+        (64, 16, 8, (16, 32, 48, 64)),
+        (3, 1, 10, (1, 2, 3)),
+        (28, 1, 10, (3, 6, 8, 11, 14, 17, 20, 22, 25, 28)),
+        (2, 1, 1, (2,)),
+    ],
+)
+def test_extents_are_multiples_of_the_quantum_up_to_the_whole(
+    extent: int, quantum: int, points: int, extents: tuple[int, ...]
+) -> None:
+    assert sampled_extents(SplitAxis(Axis.CHANNELS, 1, extent, quantum), points) == extents
+
+
+def test_every_axis_of_every_operator_that_may_be_split_is_timed() -> None:
+    artifact, executor = artifact_of("squeezenet"), OnnxExecutor()
+    reader = SplitReader(artifact)
+    found = executor.time_parts(artifact, PartTimingRequest(ops=(1, 2, 5), points=4, repeats=2), lambda: True)
+    wanted = {
+        (op, axis.axis, extent)
+        for op in (1, 2, 5)
+        for axis in reader.axes(op)
+        for extent in sampled_extents(axis, 4)
+    }
+    assert {(one.op, one.axis, one.extent) for one in found} == wanted
+    assert all(one.time.median_us > 0 and one.time.runs == 2 for one in found)
+    executor.close()
+
+
+def test_parts_are_timed_only_while_idle_and_for_as_long_as_asked() -> None:
+    artifact, executor = artifact_of("squeezenet"), OnnxExecutor()
+    assert executor.time_parts(artifact, PartTimingRequest(wall_s=0.02), lambda: False) == ()
+    some = executor.time_parts(artifact, PartTimingRequest(limit_s=0.05), lambda: True)
+    assert 0 < len({one.op for one in some}) < len(artifact.graph.operators)
+    executor.close()
