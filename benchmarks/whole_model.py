@@ -20,7 +20,7 @@ from stageloom.edge_agent.lowering.dtypes import (
     numpy_from_tensor,
     tensor_from_numpy,
 )
-from stageloom.edge_agent.lowering.node import Constant, Spec, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.node import Spec, WeightStore, known_constant, stored_constant
 from stageloom.edge_agent.lowering.program import Alternative, KernelProgram
 from stageloom.edge_agent.lowering.trace import NodeTracer
 from stageloom.shared.importer.nodes import opset_of
@@ -68,7 +68,7 @@ class WholeModel:
     def _with_pinned(self) -> KernelProgram:
         graph = self.model.graph
         constants = {proto.name: stored_constant(proto) for proto in graph.initializer}
-        constants |= {name: Constant(("pinned", name), self._feeds[name]) for name in self.pinned}
+        constants |= {name: known_constant(("pinned", name), self._feeds[name]) for name in self.pinned}
         store = WeightStore(_CPU, Precision.FP32)
         trace = NodeTracer(store, constants, opset=opset_of(self.model), batch=1, channels_last=False)
         for name in self.inputs:

@@ -17,7 +17,7 @@ from benchmarks.gpu.results import Skip
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.machine.utilisation import open_nvml
 
-STREAMS: Final = 16
+STREAMS: Final = 24
 _WARM: Final = 3  # runs before a capture
 
 Work = Callable[[], object]
@@ -73,6 +73,10 @@ class Device:
         """The work as a graph that was replayed once."""
         work()
         return Held(work, work)
+
+    def nothing_captured(self) -> contextlib.AbstractContextManager[object]:
+        """While inside, no executor prepares programs."""
+        return contextlib.nullcontext()
 
     def sm_clock_mhz(self) -> float | None:
         """Of the multiprocessors, now."""
@@ -136,6 +140,9 @@ class Cuda(Device):
         graph.replay()
         torch.cuda.synchronize()
         return Held(graph.replay, work)
+
+    def nothing_captured(self) -> contextlib.AbstractContextManager[object]:
+        return self._graphs.preparing()
 
     def sm_clock_mhz(self) -> float | None:
         return None if self._nvml is None else self._nvml.sm_clock_mhz()

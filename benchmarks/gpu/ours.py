@@ -37,7 +37,7 @@ class ResidentExecutor(TorchCudaExecutor):
         Raises:
             ExecutorError: there is no CUDA device.
         """
-        super().__init__(effort=Effort(form_rounds=0), graph_bytes=_GRAPH_BYTES)
+        super().__init__(effort=Effort(form_rounds=0, alone=False), graph_bytes=_GRAPH_BYTES)
 
     def launcher(self, program: ProgramKey) -> Callable[[], None] | None:
         """What launches a prepared program's graph on torch's current stream; None if it was not captured."""

@@ -190,11 +190,14 @@ def mix_candidates(
 ) -> list[Candidate]:
     """All models in one combined block; `chosen` is per subject the schedule that was fastest alone."""
     candidates = []
-    for replicas in (1, 2, 4):
+    for replicas in (1, 2, 4, 8):
         members = [*subjects] * replicas
-        plan = known.plan(subjects, on_own_streams(whole(members)), replicas=replicas)
-        name = f"ours, {len(members)} members on {min(len(members), GROUP_STREAMS)} streams"
-        candidates.append(Candidate(MIX, name, plan, replicas))
+        for streams in sorted({min(len(members), GROUP_STREAMS), len(members)}):
+            schedule = on_own_streams(whole(members), streams)
+            issue = IssueOrder.DEVICE if streams <= GROUP_STREAMS else IssueOrder.SCHEDULE
+            plan = known.plan(subjects, schedule, replicas=replicas, issue=issue)
+            name = f"ours, {len(members)} members on {streams} streams"
+            candidates.append(Candidate(MIX, name, plan, replicas))
     graph, costs = _side_by_side(subjects, known, 0.5)
     in_order = sequential(graph, costs, TOP_LIMITS, _BUDGET)
     joint = within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=known.profiles(subjects)))

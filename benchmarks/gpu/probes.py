@@ -18,7 +18,7 @@ from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS
 from stageloom.edge_agent.executor.torch.cuda import driver
 
 _COUNTS: Final = (8, 32)  # of connections
-_CYCLES: Final = 200_000  # about 0.1 ms of one thread that spins
+_CYCLES: Final = 2_000_000  # about 1 ms of one thread that spins: issuing all chains takes about as long
 _LINKS: Final = 4
 _CHILDREN: Final = 4
 _cuda: Any = torch.cuda

@@ -37,7 +37,7 @@ class Settings:
     children: bool = True
     batches: tuple[int, ...] = (8, 16, 64)
     instances: tuple[int, ...] = (2, 4, 8, 16)
-    mix_instances: tuple[int, ...] = (1, 2, 4)
+    mix_instances: tuple[int, ...] = (1, 2, 4, 8)
 
     def wants(self, *parts: str) -> bool:
         """Whether one of the parts is to run."""

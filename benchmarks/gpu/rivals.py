@@ -14,10 +14,12 @@ converted inside. A provider that onnxruntime would quietly replace by another o
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -38,7 +40,7 @@ GRAPH: Final = "torch graph"
 AGAIN: Final = "torch graph, again"
 JOINT: Final = "torch joint graph"
 _RUNS_PER_INSTANCE: Final = 4
-_STREAMS_APART: Final = 5  # the first streams of two subjects
+_STREAMS_APART: Final = 8  # the first streams of two subjects
 
 
 class Instance:
@@ -101,7 +103,7 @@ class TorchRows:
         return Instance(self.device, subject, self._networks[subject.name], images)
 
     def _instances(self, subjects: Sequence[Subject], count: int) -> list[Instance]:
-        """Captured ones. Up to 16 of one subject, or up to 4 of each of three, have streams of their own."""
+        """Captured ones. Up to 24 of one subject, or up to 8 of each of three, have streams of their own."""
         instances = []
         for subject in subjects:
             known = self._captured[subject.name]
@@ -271,6 +273,23 @@ def why_not(provider: Provider, device: Device) -> str:
     return ""
 
 
+def engine_options(subject: Subject) -> dict[str, str]:
+    """TensorRT keeps its engines, for its other row and with `--cache` for the next run.
+
+    A folder for each model: engines are named by the graph's structure and not by its weights.
+    """
+    if CACHE_VARIABLE not in os.environ:
+        return {}
+    engines = Path(os.environ[CACHE_VARIABLE]) / "tensorrt" / subject.artifact.digest[:32]
+    engines.mkdir(parents=True, exist_ok=True)
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(engines.parent),
+    }
+
+
 def options_of(provider: Provider, device: Device, stream: Any, precision: str) -> dict[str, str]:
     """onnxruntime's options for a session on the stream."""
     if device.kind != "cuda":
@@ -310,7 +329,8 @@ def provider_variant(
     options.log_severity_level = 3
     if device.kind == "cuda":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    chosen = [(provider.name, options_of(provider, device, stream, precision))]
+    engines = engine_options(subject) if provider.name == _TENSORRT else {}
+    chosen = [(provider.name, options_of(provider, device, stream, precision) | engines)]
     model = model_bytes(provider, subject, precision)
     session = onnxruntime.InferenceSession(model, options, providers=chosen, enable_fallback=0)
     if session.get_providers()[0] != provider.name:

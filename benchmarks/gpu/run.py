@@ -13,6 +13,7 @@ from benchmarks.gpu.child import in_child
 from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.judging import add_concurrency, add_distances, add_goals
 from benchmarks.gpu.networks import Subject, make_subject
+from benchmarks.gpu.ours import ResidentExecutor
 from benchmarks.gpu.probes import run_probes
 from benchmarks.gpu.process_rows import PART, add_process_rows
 from benchmarks.gpu.results import Deadline, Results, Settings, why
@@ -140,7 +141,8 @@ class Run:
         finally:
             add_goals(results, table, switch)
         if settings.wants("concurrency"):
-            with results.attempt("concurrency", "kernel intervals"):
+            # A capture in another thread makes waiting for the whole device fail.
+            with results.attempt("concurrency", "kernel intervals"), self.device.nothing_captured():
                 add_concurrency(results, table)
 
     def _build(self, table: Table, compiled: set[tuple[str, str]]) -> None:
@@ -156,6 +158,8 @@ class Run:
         """Plans in the engine; the figures of the switches."""
         settings, results, deadline = self.settings, self.results, self.deadline
         assert table.ours is not None
+        if isinstance(table.ours.executor, ResidentExecutor):
+            table.ours.executor.builds_ahead = True  # as on a device that serves
         self._service = service = Service(table.ours.executor, self._subjects)
         switch: dict[str, Any] = {}
         rows = ServingRows(service, self._subjects, settings, results, self._best_mix(table))

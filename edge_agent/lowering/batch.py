@@ -283,7 +283,7 @@ class BatchLowering:
         name = self._parsed.name(tensor)
         known = self._trace.constant(name)
         if known is not None:
-            shape, dtype = tuple(known.value.shape), self._parsed.store.runtime_dtype(known.value.dtype)
+            shape, dtype = known.shape, self._parsed.store.runtime_dtype(known.dtype)
         else:
             shape, dtype = self._trace.spec(name).shape, self._trace.spec(name).dtype
         if (shape, dtype) != (wanted.shape, wanted.dtype):

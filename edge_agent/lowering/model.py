@@ -20,8 +20,9 @@ makes one unit of a merge stage. Both are units like every other.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import onnx
@@ -31,7 +32,7 @@ from torch import Tensor
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.lowering.batch import BatchLowering, LoweredModel, Parsed, ways
 from stageloom.edge_agent.lowering.dtypes import Precision, Unsupported, numpy_from_tensor, tensor_from_numpy
-from stageloom.edge_agent.lowering.node import Constant, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.node import Constant, WeightStore, known_constant, stored_constant
 from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
@@ -61,8 +62,8 @@ def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> U
     trace = parsed.trace(
         lowered.batch,
         {
-            f"{_PREFIX}.kernels": Constant((*key, "weight"), weight),
-            f"{_PREFIX}.biases": Constant((*key, "bias"), bias),
+            f"{_PREFIX}.kernels": known_constant((*key, "weight"), weight),
+            f"{_PREFIX}.biases": known_constant((*key, "bias"), bias),
         },
     )
     source = parsed.name(merge.input)
@@ -147,12 +148,11 @@ class ModelLowering:
         self._parsed = Parsed(
             graph=artifact.graph,
             model=parts.skeleton.model,
-            constants=_constants(parts.weights()),
+            constants=_constants(parts),
             parts=parts,
             store=self.weights,
             channels_last=channels_last,
         )
-        parts.release_pages()
         self._batches: dict[int, BatchLowering] = {}
         self._several: dict[tuple[str, int, tuple[OpId, ...]], Unit] = {}
         self._lock = threading.RLock()
@@ -187,6 +187,7 @@ class ModelLowering:
         with self._lock:
             if batch not in self._batches:
                 self._batches[batch] = BatchLowering(self._parsed, batch)
+                self._parsed.parts.release_pages()  # which the weights were read from
             return self._batches[batch]
 
     def _made(self, how: str, batch: int, ops: tuple[OpId, ...]) -> Unit:
@@ -206,10 +207,10 @@ class ModelLowering:
             return self._several[key]
 
 
-def _constants(weights: Iterable[onnx.TensorProto]) -> dict[str, Constant]:
+def _constants(parts: ModelParts) -> dict[str, Constant]:
     """Return the weights that torch can hold; operators that read others are not lowered."""
     constants = {}
-    for proto in weights:
+    for proto in parts.weights():
         with suppress(Unsupported):
-            constants[proto.name] = stored_constant(proto)
+            constants[proto.name] = stored_constant(proto, partial(parts.parsed_weight, proto.name))
     return constants

@@ -42,11 +42,24 @@ class Constant:
     """A value known before the model runs, on the CPU and in the model's own type.
 
     `key` identifies it among all constants of one model: equal keys, equal values. The key of a weight is its
-    name, that of a value computed from shapes its name and the batch.
+    name, that of a value computed from shapes its name and the batch. Large weights are read from the
+    artifact every time: they would lie in memory beside what the device has of them.
     """
 
     key: Hashable
-    value: torch.Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The values; not to be changed."""
+        return self.read()
+
+
+def known_constant(key: Hashable, value: torch.Tensor) -> Constant:
+    """Return a value as a constant that keeps it."""
+    return Constant(key, tuple(value.shape), value.dtype, lambda: value)
 
 
 class WeightStore:
@@ -95,13 +108,19 @@ class WeightStore:
         return value.to(self.device)
 
 
-def stored_constant(proto: onnx.TensorProto) -> Constant:
-    """Return an initializer as a constant.
+_KEPT_BYTES = 64 << 10
+
+
+def stored_constant(proto: onnx.TensorProto, again: Callable[[], onnx.TensorProto] | None = None) -> Constant:
+    """Return an initializer as a constant; `again` parses one once more that is too large to be kept.
 
     Raises:
         Unsupported: torch has no such element type.
     """
-    return Constant(("weight", proto.name), tensor_from_proto(proto))
+    key, value = ("weight", proto.name), tensor_from_proto(proto)
+    if again is None or value.nbytes <= _KEPT_BYTES:
+        return known_constant(key, value)
+    return Constant(key, tuple(value.shape), value.dtype, lambda: tensor_from_proto(again()))
 
 
 Made: TypeAlias = Tensor | tuple[Tensor | None, ...]

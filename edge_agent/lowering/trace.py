@@ -21,6 +21,7 @@ from stageloom.edge_agent.lowering.node import (
     Node,
     Spec,
     WeightStore,
+    known_constant,
     lower_node,
 )
 
@@ -138,8 +139,7 @@ class NodeTracer:
             return None
         known = self._constants.get(name)
         if known is not None:
-            dtype = self.store.runtime_dtype(known.value.dtype)
-            return Input(name, Spec(tuple(known.value.shape), dtype), known)
+            return Input(name, Spec(known.shape, self.store.runtime_dtype(known.dtype)), known)
         if name not in self.metas:
             raise Unsupported(f"a value that is not lowered: {name!r}")
         return Input(name, self.spec(name))
@@ -154,7 +154,7 @@ class NodeTracer:
         """Compute a node of constant inputs, on the CPU and in the model's own types."""
         own = [
             None if i is None or i.constant is None
-            else Input(i.name, Spec(tuple(i.constant.value.shape), i.constant.value.dtype), i.constant)
+            else Input(i.name, Spec(i.constant.shape, i.constant.dtype), i.constant)
             for i in inputs
         ]  # fmt: skip
         node = Node(proto, self._opset, own, self._folding, _CPU)
@@ -171,7 +171,7 @@ class NodeTracer:
     def _know(self, proto: onnx.NodeProto, values: Sequence[Tensor | None]) -> None:
         for name, value in zip(proto.output, values, strict=False):
             if name and value is not None:
-                self._constants[name] = Constant(("computed", name, self._batch), value)
+                self._constants[name] = known_constant(("computed", name, self._batch), value)
 
 
 def _storage(value: Tensor) -> int:

@@ -8,7 +8,7 @@ from stageloom.edge_agent.executor.torch.builder import Effort
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice, why_not
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 
-SCHEDULED = Effort(form_rounds=0)
+SCHEDULED = Effort(form_rounds=0, alone=False)
 """Keep the schedule's streams even where one would be faster: it is the streams that are tested."""
 
 

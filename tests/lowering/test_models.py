@@ -8,6 +8,7 @@ import onnx
 import onnx.backend.test
 import pytest
 import torch
+from onnx import numpy_helper
 
 from benchmarks.zoo import ZOO
 from stageloom.edge_agent.lowering.dtypes import Precision
@@ -202,3 +203,18 @@ def test_a_lowered_model_keeps_no_parsed_file_with_its_weights() -> None:
     parsed = lowering._parsed
     assert len(parsed.model.graph.initializer) == 0 and len(parsed.model.graph.node) > 0
     assert parsed.parts.skeleton.model is parsed.model
+
+
+def test_a_large_weight_is_read_from_the_artifact_whenever_it_is_wanted_and_a_small_one_is_kept() -> None:
+    artifact = artifact_of("squeezenet", width=1.0)
+    lowering, _ = lowered(artifact)
+    constants = lowering._parsed.constants
+    whole = {
+        w.name: numpy_helper.to_array(w)
+        for w in onnx.ModelProto.FromString(artifact.onnx_bytes()).graph.initializer
+    }
+    kept = {name for name, constant in constants.items() if constant.value is constant.value}
+    assert kept == {name for name, array in whole.items() if array.nbytes <= 64 << 10} != constants.keys()
+    for name, constant in constants.items():
+        assert constant.shape == whole[name].shape
+        assert (constant.value.numpy() == whole[name]).all()

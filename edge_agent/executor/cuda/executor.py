@@ -182,6 +182,12 @@ class CudaExecutor(ABC, Generic[PlanT]):
     def _copy_slot(self, stream: Stream, action: MoveInstance, tensor: TensorId, rows: int) -> None:
         """Copy a tensor of an instance to the slot that it moves to."""
 
+    def _as_modelled(
+        self, plan: PlanT, member: Member, arrays: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Tensors at a border in the model's own types, where a provider keeps them in others."""
+        return arrays
+
     # Plans
 
     def _check_device_options(self, bound: BoundPlan) -> None:
@@ -407,7 +413,9 @@ class CudaExecutor(ABC, Generic[PlanT]):
         bound = self._plans[issued.step.program.plan].bound
         for member, arrays in issued.shown:
             if self.tap is not None:
-                self.tap(member.instance, member.member, _copied(arrays))
+                plan = self._plans[issued.step.program.plan]
+                shown = self._as_modelled(plan, member.member, _copied(arrays))
+                self.tap(member.instance, member.member, shown)
         outputs = {
             member.instance: split_rows(
                 bound.models[member.member.model], len(member.tasks), _copied(issued.outputs[member.instance])

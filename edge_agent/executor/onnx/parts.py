@@ -147,8 +147,13 @@ class ModelParts:
     def weights(self) -> Iterator[onnx.TensorProto]:
         """Every weight, parsed one at a time."""
         _ = self._parsed
-        for encoded in self._weights.values():
-            yield onnx.TensorProto.FromString(bytes(encoded))
+        for name in self._weights:
+            yield self.parsed_weight(name)
+
+    def parsed_weight(self, name: str) -> onnx.TensorProto:
+        """A weight of the artifact, parsed once more."""
+        _ = self._parsed
+        return onnx.TensorProto.FromString(bytes(self._weights[name]))
 
     def nodes(self, ops: Sequence[int]) -> list[onnx.NodeProto]:
         """The nodes of some operators."""

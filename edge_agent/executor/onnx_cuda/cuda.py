@@ -98,16 +98,17 @@ class CudaSessionDevice:
             self._call(self._cuda.cudaStreamCreateWithFlags, flags) for _ in range(PROFILING + 1)
         ]
         self._pause = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
-        major, minor = (
-            int(self._call(self._cuda.cudaDeviceGetAttribute, which, self.number))
-            for which in (
-                self._cuda.cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor,
-                self._cuda.cudaDeviceAttr.cudaDevAttrComputeCapabilityMinor,
-            )
-        )
+        major, minor = self._capability()
         if major >= _LARGE_SINCE:
             self.handle_bytes = _LARGE_HANDLES_BYTES
         self.engine_builder = engine_builder(f"sm_{major}{minor}")
+
+    def _capability(self) -> tuple[int, int]:
+        """The device's compute capability."""
+        kinds = self._cuda.cudaDeviceAttr
+        which = kinds.cudaDevAttrComputeCapabilityMajor, kinds.cudaDevAttrComputeCapabilityMinor
+        major, minor = (int(self._call(self._cuda.cudaDeviceGetAttribute, one, self.number)) for one in which)
+        return major, minor
 
     def _call(self, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
         """The results of a CUDA call.

@@ -3,7 +3,7 @@
 An engine is a session like any other, on the same stream and addresses, whose first provider is TensorRT. It
 is built for the session that runs *all* operators of a member's block, which is what a sequential schedule
 makes: of groups on several streams there would be an engine a group, each with its workspace. Building takes
-minutes, so it is done where programs are prepared, and until then, and in fallbacks, the plain session runs.
+minutes, so that a thread of its own does it; until then, and in fallbacks, the plain session runs.
 
 Before an engine may take its place both run on the same seeded inputs. The engine's results must be within
 the rounding of the precision, and its median time below the plain session's. float32 has no engines: TensorRT
@@ -72,7 +72,7 @@ class EngineTrial:
 
 
 class BlockEngines:
-    """Opens engines and remembers which of them won. Not thread-safe: programs are prepared on one thread."""
+    """Opens engines and remembers which of them won. Not thread-safe: one thread builds."""
 
     def __init__(self, device: SessionDevice, options: Any, folder: Path | None = None) -> None:
         """`options` are those of all runs; `folder` is by default `cache_folder`."""

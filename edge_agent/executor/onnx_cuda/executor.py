@@ -4,6 +4,7 @@ All steps are launched on one thread, in the core's order: onnxruntime's arenas 
 (see `sessions`), and `issue` stays short.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ from stageloom.edge_agent.executor.onnx_cuda.sessions import (
 )
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
-from stageloom.shared.bound import BoundPlan
+from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, TensorId
@@ -66,6 +67,7 @@ within."""
 @dataclass(frozen=True)
 class _Loaded:
     recipes: PlanRecipes
+    models: Sequence[BoundModel]  # with their own types
     memory: PlanMemory
     artifacts: Mapping[tuple[Digest, str], Artifact]  # by digest and precision, as sessions are cut of them
     alone: Mapping[tuple[int, int, int], BoundProgram]  # by combined block, position and bucket
@@ -94,7 +96,9 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         self._folder = TemporaryDirectory(prefix="stageloom-half-")
         self._half = SharedTable[Digest, Artifact]()  # models in half precision, by the digests of their own
         self._chooser = BlockEngines(self._sessions_on, self._options)
-        self._engines = SharedTable[SessionKey, OnnxSession | None]()  # None where the plain session stays
+        self._engines = SharedTable[SessionKey, OnnxSession]()  # those that won
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="engines")  # each takes minutes
+        self._binding = threading.Lock()  # between a program that is bound anew and a plan that is unloaded
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="programs")
         self._programs: dict[ProgramKey, BoundProgram] = {}
 
@@ -157,7 +161,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
             memory.free()
             raise
         self._host.reserve(bound)
-        self._plans[key] = _Loaded(recipes, memory, own, alone)
+        self._plans[key] = _Loaded(recipes, bound.models, memory, own, alone)
 
     def _artifacts_of(
         self, plan: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]
@@ -230,7 +234,9 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         return BoundProgram(recipe, tuple(launches))
 
     def prepare(self, program: ProgramKey) -> None:
-        """Bind the program's sessions; those that only this mask needs are made now, and engines of blocks.
+        """Bind the program's sessions; those that only this mask needs are made now.
+
+        Engines of whole blocks are built behind that, and take the sessions' places when they have won.
 
         Raises:
             ExecutorError: a session cannot be made, or the plan's memory is too small.
@@ -241,32 +247,50 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
         recipe = loaded.recipes.recipe(program.combined, buckets)
         self._hold(program.plan, session_keys(recipe), loaded.artifacts)
-        engines = {
-            key: engine
+        self._programs[program] = self._bind(recipe, loaded.recipes, loaded.memory)
+        sources = {
+            key: ModelParts(loaded.artifacts[key.artifact, key.precision])
             for key in block_keys(recipe)
-            if (engine := self._engine(program.plan, key, loaded.artifacts)) is not None
+            if self._chooser.builds(key.precision)
         }
-        self._programs[program] = self._bind(recipe, loaded.recipes, loaded.memory, engines)
+        if sources:
+            self._builder.submit(self._build_engines, program, recipe, loaded, sources)
 
-    def _engine(
-        self, plan: PlanKey, key: SessionKey, artifacts: Mapping[tuple[Digest, str], Artifact]
-    ) -> OnnxSession | None:
-        """The engine that takes a session's place; None where there is none, or it is not better."""
-        plain = self._cache.get(key)
-        if plain is None or not self._chooser.builds(key.precision):
-            return None
+    def _build_engines(
+        self,
+        program: ProgramKey,
+        recipe: SessionRecipe,
+        loaded: _Loaded,
+        sources: Mapping[SessionKey, ModelParts],
+    ) -> None:
+        """Bind a program anew to the engines that win; nothing if its plan was unloaded meanwhile."""
+        found: dict[SessionKey, OnnxSession] = {}
+        for key, source in sources.items():
+            plain, engine = self._cache.get(key), self._engines.get(key)
+            if plain is None or self._plans.get(program.plan) is not loaded:
+                return
+            if engine is None:
+                engine = self._chooser.faster(key, plain, source)
+            if engine is not None:
+                found[key] = engine
+        with self._binding:
+            if found and self._plans.get(program.plan) is loaded:
+                own = {
+                    key: self._engines.hold(program.plan, key, partial(_same, engine))
+                    for key, engine in found.items()
+                }
+                self._programs[program] = self._bind(recipe, loaded.recipes, loaded.memory, own)
 
-        def make() -> OnnxSession | None:
-            source = ModelParts(artifacts[key.artifact, key.precision])
-            return self._preparer.submit(self._chooser.faster, key, plain, source).result()
-
-        return self._engines.hold(plan, key, make)
+    def await_engines(self) -> None:
+        """Block until the engines of all programs so far are built."""
+        self._builder.submit(lambda: None).result()
 
     def unload(self, key: PlanKey) -> None:
         """Free a plan's memory once nothing on the device uses it; some sessions are kept for its return."""
-        loaded = self._plans.pop(key, None)
-        for program in [program for program in list(self._programs) if program.plan == key]:
-            del self._programs[program]
+        with self._binding:
+            loaded = self._plans.pop(key, None)
+            for program in [program for program in list(self._programs) if program.plan == key]:
+                del self._programs[program]
         if loaded is not None:
             self._await_moves()
             loaded.memory.free()
@@ -279,7 +303,8 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         self._cache.drop_idle()
 
     def close(self) -> None:
-        """Free everything and end the threads."""
+        """Free everything and end the threads; an engine that is being built is waited for."""
+        self._builder.shutdown(cancel_futures=True)
         super().close()
         self._cache.drop_idle()
         self._preparer.shutdown()
@@ -300,6 +325,12 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
 
     def _array(self, piece: np.ndarray) -> np.ndarray:
         return piece
+
+    def _as_modelled(
+        self, plan: _Loaded, member: Member, arrays: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        types = {tensor.name: tensor.dtype for tensor in plan.models[member.model].graph.tensors}
+        return {name: array.astype(types[name], copy=False) for name, array in arrays.items()}
 
     def _copy(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
         self._on.launch(stream, self._sessions_on.copying(stream, target, source, nbytes))
@@ -357,3 +388,7 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
             for key, size in self._session_bytes(recipes).items()
             if key in recipes.blocks and self._chooser.builds(key.precision)
         }
+
+
+def _same(engine: OnnxSession) -> OnnxSession:
+    return engine

@@ -49,6 +49,7 @@ class Effort:
     launches_per_lap: int = 10
     form_rounds: int = 15  # several streams against one; 0: the schedule stays as it is
     product_side: int = 2048  # of the matrices whose product says what the device reaches; 0: not measured
+    alone: bool = True  # capture what runs single members as soon as a plan is loaded
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class ProgramBuilder:
             self._warm(self._scratch(plan, recipe))
             program = self._bound(plan, recipe)
             before = self._device.reserved_bytes()
-            graph = self._capture(program, pool, CAPTURING)
+            graph = self._capture(program, pool)
             taken = max(0, self._device.reserved_bytes() - before)
         return BuiltProgram(program, graph, pool, taken, in_turn)
 
@@ -107,7 +108,7 @@ class ProgramBuilder:
         """A second graph of the program that also records when its groups begin and end."""
         marks: Marks = {}
         with torch.inference_mode(), self._device.searching():
-            built.traced = (self._capture(built.program, pool, CAPTURING, marks), marks)
+            built.traced = (self._capture(built.program, pool, marks), marks)
 
     def rehearse(self, built: BuiltProgram) -> None:
         """Replay once: the first time is slow. Only while nothing uses the plan's buffers (P11)."""
@@ -141,14 +142,20 @@ class ProgramBuilder:
             issue_program(program, self._device, streams)
         self._device.synchronize(self._device.record(streams[0]))
 
-    def _capture(self, program: TorchProgram, pool: Pool, first: int, marks: Marks | None = None) -> Graph:
-        """Capture on streams from number `first` on: a graph's kernels keep their priority (P8)."""
-        streams = streams_from(self._device, first, program.recipe.streams)
-        return self._device.capture(
-            pool,
-            streams,
-            lambda: issue_program(program, self._device, streams, marks=marks, captured=True),
-        )
+    def _capture(self, program: TorchProgram, pool: Pool, marks: Marks | None = None) -> Graph:
+        """For serving: a graph's kernels keep the priority of the streams that it was captured on (P8)."""
+        streams = streams_from(self._device, CAPTURING, program.recipe.streams)
+        return self._device.capture(pool, streams, partial(self._issue, program, streams, marks))
+
+    def _issue(self, program: TorchProgram, streams: Sequence[Stream], marks: Marks | None = None) -> None:
+        issue_program(program, self._device, streams, marks=marks, captured=True)
+
+    def _captured_to_measure(self, streams: Sequence[Stream], body: Callable[[], None]) -> Graph:
+        try:
+            return self._device.capture(self._spare_pool(), streams, body)
+        except RuntimeError:
+            self._spare = None  # a pool that a capture failed in takes no other
+            raise
 
     # Kernels
 
@@ -246,7 +253,7 @@ class ProgramBuilder:
 
         several()
         device.synchronize(device.record(stream))
-        graph = device.capture(self._spare_pool(), [stream], several) if capturable else None
+        graph = self._captured_to_measure([stream], several) if capturable else None
         taken = []
         for lap in range(laps + 1):
             began = device.record(stream, timed=True)
@@ -274,7 +281,8 @@ class ProgramBuilder:
         graphs = []
         for program in programs:
             self._warm(program)
-            graphs.append(self._capture(program, self._spare_pool(), PREPARING))
+            streams = self._streams(program)
+            graphs.append(self._captured_to_measure(streams, partial(self._issue, program, streams)))
         several_s, one_s = self._compare(graphs)
         log.info(
             "form combined=%d mask=%d streams=%d us=%.1f in_turn_us=%.1f",

@@ -2,9 +2,9 @@
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.executor.base import StepFeeds, one_line
+from stageloom.edge_agent.executor.base import StepFeeds, bucket_of, one_line
 from stageloom.edge_agent.executor.cuda.device import PROFILING, GraphDevice, Pool, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor, IssuedStep
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, issue_program
@@ -97,10 +97,14 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         TorchPlans.__init__(self, device.torch_device, channels_last=channels_last)
         self._graphs_on = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="programs")
-        self._builder = ProgramBuilder(device, self.choices, effort or Effort())
+        effort = effort or Effort()
+        self.builds_ahead = effort.alone
+        self._builder = ProgramBuilder(device, self.choices, effort)
         self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
         self._built: dict[ProgramKey, BuiltProgram] = {}
         self._pools: dict[tuple[PlanKey, int], Pool] = {}
+        self._ahead: dict[PlanKey, deque[ProgramKey]] = {}  # still to be built, that nobody has asked for
+        self._building: dict[PlanKey, Future[None]] = {}  # the latest of those
         self._used: set[PlanKey] = set()  # plans that have run a step
         self._first_use = threading.Lock()
         self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
@@ -133,6 +137,40 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         for model in bound.models:
             log.info("model %s is lowered for %s", model.plan.name, self._device)
         self._host.reserve(bound)
+        if self.builds_ahead:
+            self._ahead[key] = deque(
+                ProgramKey(key, combined, 1 << position, (bucket,))
+                for combined, position, bucket in self._plans[key].alone_places
+            )
+            self._build_ahead(key)
+
+    def _build_ahead(self, key: PlanKey) -> None:
+        """Build what runs single members one by one, behind whatever the engine asks for meanwhile.
+
+        Until the program of a step is ready, its members run one after another. Issued kernel by kernel, that
+        takes several times as long as their graphs, and a plan with many masks does it often.
+        """
+        if self._ahead.get(key):
+            self._building[key] = self._thread.submit(self._build_next, key)
+
+    def _build_next(self, key: PlanKey) -> None:
+        try:
+            program = self._ahead[key].popleft()
+        except (KeyError, IndexError):  # the plan is unloaded
+            return
+        try:
+            with self._graphs_on.preparing():
+                self._prepare(program)
+        except ExecutorError as error:
+            log.warning("combined block %d, mask %d: %s", program.combined, program.mask, error)
+        self._build_ahead(key)
+
+    def _leave_off(self, key: PlanKey) -> None:
+        """Build nothing more of a plan ahead, and wait for what is being built."""
+        self._ahead.pop(key, None)
+        building = self._building.pop(key, None)
+        if building is not None and not building.cancel():
+            wait([building])
 
     def prepare(self, program: ProgramKey) -> None:
         """Build and capture the program on the building thread; one that was given up is captured again.
@@ -211,6 +249,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     def unload(self, key: PlanKey) -> None:
         """As the base, with the plan's graphs, once nothing on the device uses them."""
+        self._leave_off(key)
         self._await_moves()
         for program in [program for program in list(self._built) if program.plan == key]:
             self._cache.drop(program)
@@ -222,6 +261,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     def close(self) -> None:
         """Free everything and end the building thread."""
+        for key in list(self._ahead):
+            self._leave_off(key)
         super().close()
         self._thread.shutdown()
 
@@ -236,6 +277,9 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         return self._built[key].program
 
     def _alone(self, step: Step, member: StepMember) -> BoundProgram:
+        built = self._built.get(_alone_key(step, member))
+        if built is not None and built.graph is not None:
+            return built.program
         return self._plans[step.program.plan].alone(step, member)
 
     def _launch(self, step: Step, feeds: StepFeeds) -> IssuedStep:
@@ -251,7 +295,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     def _run(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
         if issued.step.fallback:
-            issue_program(program, self._on, streams)
+            self._run_alone(issued, program, streams)
             return
         built = self._built[issued.step.program]
         self._cache.touch(issued.step.program)
@@ -264,6 +308,18 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 issued.program = program
         else:
             super()._run(issued, program, streams)
+
+    def _run_alone(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
+        """One member by itself: by its graph where that is built, else launch by launch."""
+        ((position, part),) = program.recipe.parts.items()
+        key = ProgramKey(issued.step.program.plan, program.recipe.combined, 1 << position, (part.batch,))
+        built = self._built.get(key)
+        if built is None or built.program is not program:
+            issue_program(program, self._on, streams)
+            return
+        self._cache.touch(key)
+        if not self._replay(issued, built, streams[0], tracing=False):
+            issue_program(program, self._on, streams)
 
     def _run_paused(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
         with torch.inference_mode(), self._graphs_on.searching():
@@ -322,6 +378,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             return self._on_thread(partial(self._builder.lap, launch, capturable))
 
         return lap
+
+
+def _alone_key(step: Step, member: StepMember) -> ProgramKey:
+    bucket = bucket_of(step, member)
+    return ProgramKey(step.program.plan, step.program.combined, 1 << member.position, (bucket,))
 
 
 def _shaped(piece: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -206,7 +206,7 @@ def _measured(
     offered = [way for way in unit.alternatives if way.fits(reads, makes)]
     wrong: dict[str, float] = {}
     if len(offered) > 1:
-        wrong = _wrong_ones(offered, reads, makes, AGREEMENT[lowering.precision], instruments)
+        wrong = wrong_ones(offered, reads, makes, AGREEMENT[lowering.precision], instruments)
     seconds = tuple(
         (way.name, taken_s)
         for way in offered
@@ -226,7 +226,7 @@ def _measured(
     return Choice(name, seconds, nature, tuple(wrong.items()))
 
 
-def _wrong_ones(
+def wrong_ones(
     offered: Sequence[Alternative],
     reads: Sequence[Tensor],
     makes: Sequence[Tensor],

@@ -120,6 +120,11 @@ class LoadedPlan:
         buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
         return self.recipe(program.combined, buckets, in_turn=in_turn)
 
+    @property
+    def alone_places(self) -> Sequence[tuple[int, int, int]]:
+        """All that runs members by themselves: combined block, position, bucket."""
+        return tuple(self._alone)
+
     def runs(self, model: int) -> bool:
         """Whether a block of the model is run here."""
         return model in self._lowerings

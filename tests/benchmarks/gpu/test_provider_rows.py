@@ -1,6 +1,7 @@
 """onnxruntime's rows of the table: what runs, how, and what is said of those that cannot."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 import torch
 
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.rivals import PROVIDERS, Provider, model_bytes, options_of, provider_variant, why_not
+from benchmarks.gpu.rivals import (
+    CACHE_VARIABLE,
+    PROVIDERS,
+    Provider,
+    engine_options,
+    model_bytes,
+    options_of,
+    provider_variant,
+    why_not,
+)
 from tests.benchmarks.gpu.tiny import subject_of
 
 CPU = Provider("onnxruntime CPU", "CPUExecutionProvider")
@@ -78,6 +88,30 @@ def test_a_provider_that_was_replaced_is_no_row(monkeypatch: pytest.MonkeyPatch)
     device = Device()
     with pytest.raises(RuntimeError, match="took CPUExecutionProvider instead of CUDAExecutionProvider"):
         provider_variant(device, subject_of("squeezenet"), PROVIDERS[0], "fp32", device.streams[-1])
+
+
+def test_tensorrt_keeps_the_engines_of_every_model_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime names them by structure: the engine of other weights would be taken for this one's."""
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    assert engine_options(subject_of("squeezenet")) == {}
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    one, other = (engine_options(subject_of(name)) for name in ("squeezenet", "inception_v3"))
+    assert one["trt_engine_cache_path"] != other["trt_engine_cache_path"]
+    assert one["trt_timing_cache_path"] == other["trt_timing_cache_path"] == str(tmp_path / "tensorrt")
+    given: list[Any] = []
+
+    def session(*args: Any, providers: Any, **kwargs: Any) -> Any:
+        given.extend(providers)
+        return SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    device = Device()
+    with pytest.raises(RuntimeError, match="took CPUExecutionProvider"):
+        provider_variant(device, subject_of("squeezenet"), PROVIDERS[-1], "fp32", device.streams[-1])
+    ((_, options),) = given
+    assert one.items() <= options.items()
 
 
 def test_logits_of_every_run_land_in_the_same_memory() -> None:

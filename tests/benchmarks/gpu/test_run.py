@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -117,22 +118,26 @@ def test_after_the_time_for_building_nothing_is_built_and_the_rows_say_so(tmp_pa
     assert {row["skipped"] for row in results.report.rows} == {"the time was up"}
 
 
-def test_networks_are_compiled_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that search for kernels at once disturb each other's timing, which handicaps torch.compile."""
-    compiled: list[tuple[str, str]] = []
+def test_networks_that_search_for_kernels_are_compiled_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once disturb each other's timing, which handicaps torch.compile; others may share the time."""
+    met: list[str] = []
 
     def in_child(work: Any, kind: str, subject: Any, mode: str, precision: str, *, limit_s: float) -> float:
-        assert threading.current_thread() is threading.main_thread(), "it is waited for"
-        compiled.append((mode, subject.name))
+        with suppress(threading.BrokenBarrierError):  # nobody came
+            barriers[mode].wait(0.3)
+            met.append(mode)
         return 0.0
 
     monkeypatch.setattr("benchmarks.gpu.run.in_child", in_child)
     monkeypatch.setattr("benchmarks.gpu.run.make_device", lambda kind: Device())
     settings = replace(quick_settings("cuda", "torch_cuda"), modes=("default", "max-autotune"))
+    barriers = {mode: threading.Barrier(2) for mode in settings.modes}
     run = Run(settings, Results(None), Deadline(600.0), tmp_path)
     run._subjects = [subject_of("squeezenet"), subject_of("inception_v3")]
     assert len(run._compile()) == 4
-    assert [mode for mode, _ in compiled] == ["default", "default", "max-autotune", "max-autotune"]
+    assert "max-autotune" not in met and met.count("default") in (0, 2)
 
 
 @pytest.mark.promise("benchmark-s-rate-depends")

@@ -24,6 +24,7 @@ CALLS: dict[str, Callable[[CudaSessionDevice], object]] = {
     "cudaFree": lambda device: device.free(256),
     "cudaHostAlloc": lambda device: device.host_bytes(10),
     "cudaMemGetInfo": lambda device: device.free_bytes(),
+    "cudaDeviceGetAttribute": lambda device: device._capability(),
 }
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import onnxruntime
 import pytest
+from msgspec.structs import replace as with_fields
 
 from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.onnx.executor import OnnxSession
@@ -82,10 +84,15 @@ def blocks(model: Artifact, precision: str = "tf32") -> Plan:
 
 
 def _answers(executor: OnnxCudaExecutor, plan: Plan, model: Artifact, key: PlanKey = KEY) -> bool:
+    """Whether a task's answer is right, before and after the engines were built."""
     steps = StepMaker(key, load(executor, plan, [model], key))
-    inputs = random_inputs(model.graph, 1)
-    run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})
-    return not wrong(model, inputs, run(executor, steps.step(1, {0: (ONE, 1)}))[ONE])
+    inputs, right = random_inputs(model.graph, 1), True
+    for instance in (ONE, InstanceId(2)):
+        run(executor, steps.step(0, {0: (instance, 1)}), {instance: [inputs]})
+        answer = run(executor, steps.step(1, {0: (instance, 1)}))[instance]
+        right = right and not wrong(model, inputs, answer)
+        executor.await_engines()
+    return right
 
 
 def test_a_faster_engine_runs_the_block_and_the_plain_session_stays_for_fallbacks(
@@ -98,19 +105,44 @@ def test_a_faster_engine_runs_the_block_and_the_plain_session_stays_for_fallback
     timed(1e-3, 2e-3)
     caplog.set_level(logging.INFO, logger=engines.__name__)
     assert _answers(executor, blocks(model), model)
-    chosen = {key: session for key, session in executor._engines._values.items() if session is not None}
+    chosen = dict(executor._engines._values)
     assert len(chosen) == 2 and all(key.stream == 0 for key in chosen)
     assert all(session is not executor._cache.get(key) for key, session in chosen.items())
     assert "us=1000.0 plain_us=2000.0" in caplog.text and "wins=True" in caplog.text
-    step = replace_fallback(StepMaker(KEY, executor._plans[KEY].bound).step(0, {0: (InstanceId(2), 1)}))
-    run(executor, step, {InstanceId(2): [random_inputs(model.graph, 2)]})
+    step = StepMaker(KEY, executor._plans[KEY].bound).step(0, {0: (InstanceId(3), 1)})
+    alone = with_fields(step, fallback=True)
+    run(executor, alone, {InstanceId(3): [random_inputs(model.graph, 2)]})
 
 
-def replace_fallback(step: Any) -> Any:
-    """The step as its members alone."""
-    from msgspec.structs import replace as with_fields
+def test_a_plan_serves_while_its_engine_is_built_and_may_be_unloaded_meanwhile(
+    executor: OnnxCudaExecutor,
+    device: SimulatedSessionDevice,
+    model: Artifact,
+    timed: Callable[[float, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Building takes minutes: nothing else waits for it, neither another plan nor the end of this one."""
+    timed(1.0, 2.0)
+    building, go_on = threading.Event(), threading.Event()
+    original = BlockEngines._open
 
-    return with_fields(step, fallback=True)
+    def slow(self: BlockEngines, key: SessionKey, source: ModelParts) -> OnnxSession:
+        building.set()
+        assert go_on.wait(60)
+        return original(self, key, source)
+
+    monkeypatch.setattr(BlockEngines, "_open", slow)
+    steps = StepMaker(KEY, load(executor, blocks(model), [model]))
+    inputs = random_inputs(model.graph, 1)
+    run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})
+    assert building.wait(60)
+    assert not wrong(model, inputs, run(executor, steps.step(1, {0: (ONE, 1)}))[ONE])
+    load(executor, blocks(model), [model], PlanKey(2))
+    executor.unload(KEY)
+    go_on.set()
+    executor.await_engines()
+    assert not executor._engines._values and not executor._programs
+    assert len(device.engines) == 1, "the other block's is not begun"
 
 
 def test_an_engine_that_is_not_faster_is_given_up_and_not_built_again(
@@ -121,7 +153,7 @@ def test_an_engine_that_is_not_faster_is_given_up_and_not_built_again(
 ) -> None:
     timed(1.99e-3, 2e-3)
     assert _answers(executor, blocks(model), model)
-    assert set(executor._engines._values.values()) == {None}
+    assert not executor._engines._values
     built = len(device.engines)
     executor.unload(KEY)
     assert _answers(executor, blocks(model), model, PlanKey(2))
@@ -142,7 +174,7 @@ def test_a_wrong_engine_never_wins_however_fast_it_is(
         BlockEngines, "_open", lambda self, key, source: original(self, key, ModelParts(other))
     )
     assert _answers(executor, blocks(model), model)
-    assert set(executor._engines._values.values()) == {None}
+    assert not executor._engines._values
 
 
 def test_an_engine_that_cannot_be_built_leaves_the_plain_session_and_says_why(

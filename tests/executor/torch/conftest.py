@@ -12,7 +12,7 @@ from tests.executor.torch.simulated import SimulatedGraphDevice
 
 TorchExecutor: TypeAlias = TorchCpuExecutor | TorchCudaExecutor
 
-QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=0)
+QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=0, alone=False)
 
 
 def simulated(seed: int = 0, effort: Effort = QUICK) -> TorchCudaExecutor:

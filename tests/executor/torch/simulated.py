@@ -90,6 +90,7 @@ class SimulatedGraphDevice(SimulatedStreams):
         self._preparer = threading.Lock()
         self._graphs: weakref.WeakSet[SimulatedGraph] = weakref.WeakSet()  # that live
         self._pools: list[object] = []  # that were captured into
+        self._broken: list[object] = []  # pools in which a capture failed
 
     # Streams
 
@@ -165,6 +166,8 @@ class SimulatedGraphDevice(SimulatedStreams):
             alive = any(graph.pool is pool for graph in self._graphs)
             if not alive and any(known is pool for known in self._pools):
                 raise RuntimeError("INTERNAL ASSERT FAILED: a pool of which no graph lives is captured into")
+            if any(broken is pool for broken in self._broken):
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
             self._pools.append(pool)
             graph = SimulatedGraph(pool)
             streams[0].capture, streams[0].tail = graph, set()
@@ -173,6 +176,9 @@ class SimulatedGraphDevice(SimulatedStreams):
         try:
             body()
             assert self._joined(graph, streams[0]), "a stream has not joined the capture's first one"
+        except RuntimeError:
+            self._broken.append(pool)
+            raise
         finally:
             with self._lock:
                 self._capturing = None

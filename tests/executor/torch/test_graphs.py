@@ -1,9 +1,10 @@
 """The graph executor on the simulated device: what must hold however the device orders what is left open."""
 
+import itertools
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -434,3 +435,93 @@ def test_a_program_is_prepared_once(executor: TorchCudaExecutor, model: Artifact
     count = device_of(executor).captures
     executor.prepare(program)
     assert device_of(executor).captures == count
+
+
+# Members by themselves
+
+
+def _settled(executor: TorchCudaExecutor) -> None:
+    """Wait until nothing is left to build."""
+    while any(executor._ahead.values()):
+        executor._thread.submit(lambda: None).result()
+    executor._thread.submit(lambda: None).result()
+
+
+def test_members_that_run_one_after_another_run_as_graphs_once_those_are_built(model: Artifact) -> None:
+    """1. A step falls back before anything is built. 2. The same step later replays a graph per member."""
+    device = SimulatedGraphDevice(0)
+    executor = TorchCudaExecutor(device, effort=replace(QUICK, alone=True))
+    models = [model, artifact_of("squeezenet")]
+    groups = [[Member(0, 0, 0), Member(1, 0, 0)]]
+    schedules = [random_streams(graph_of(models, [(), ()], groups[0]), random.Random(1))]
+    plan = plan_of(models, [(), ()], groups, schedules, barrier=Barrier.DATA)
+    steps = StepMaker(KEY, load(executor, plan, models))
+    for number, graphs in ((1, None), (3, 2)):
+        if graphs is not None:
+            _settled(executor)
+        instances = [InstanceId(number), InstanceId(number + 1)]
+        inputs = [random_inputs(one.graph, number) for one in models]
+        before = device.replays
+        step = steps.step(0, {0: (instances[0], 1), 1: (instances[1], 1)}, fallback=True)
+        made = run(executor, step, {i: [x] for i, x in zip(instances, inputs, strict=True)})
+        for one, instance, fed in zip(models, instances, inputs, strict=True):
+            assert not wrong(one, fed, made[instance])
+        assert graphs is None or device.replays - before == graphs
+    executor.close()
+
+
+def test_a_plan_that_is_unloaded_while_graphs_are_built_ahead_leaves_none(model: Artifact) -> None:
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, alone=True))
+    bound = plan_of([model], [halves(model)], [[m] for m in members(2)])
+    for number in range(3):
+        load(executor, bound, [model], PlanKey(number))
+        executor.unload(PlanKey(number))
+    executor._thread.submit(lambda: None).result()
+    assert not executor._built and not executor._ahead and not executor._building
+    executor.close()
+
+
+def test_all_that_is_captured_to_be_measured_shares_one_pool(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool for each kernel would take 2 or 20 MiB, which only a wait of the whole device gives back."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, form_rounds=1))
+    device = device_of(executor)
+    pools: list[object] = []
+    real = device.capture
+
+    def noted(pool: object, streams: Any, body: Callable[[], None]) -> Any:
+        pools.append(pool)
+        return real(pool, streams, body)
+
+    monkeypatch.setattr(device, "capture", noted)
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    (built,) = executor._built.values()
+    measured = [pool for pool in pools if pool is not built.pool]
+    assert len(measured) > 20 and len(set(map(id, measured))) == 1
+    executor.close()
+
+
+def test_a_capture_that_fails_costs_its_own_measurement_and_no_other(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may break a capture; the pool that it was in takes no other, and the next try works."""
+    executor = simulated()
+    device = device_of(executor)
+    steps = StepMaker(KEY, streamed(executor, model))
+    program = steps.step(0, {0: (ONE, 1)}).program
+    real, calls = device.capture, itertools.count()
+
+    def failing(pool: object, streams: Any, body: Callable[[], None]) -> Any:
+        def broken() -> None:
+            body()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+        return real(pool, streams, broken if next(calls) == 5 else body)
+
+    monkeypatch.setattr(device, "capture", failing)
+    with pytest.raises(ExecutorError, match="previous error during capture"):
+        executor.prepare(program)
+    executor.prepare(program)
+    assert answer(executor, steps, model, 1)
