@@ -266,7 +266,7 @@ def _results(
         for tensor in makes:
             tensor.fill_(torch.nan)
         way.run_into(reads, makes)
-        made.extend(tensor.float() for tensor in makes)
+        made.extend(tensor.to(torch.float32, copy=True) for tensor in makes)  # the next one writes there
 
     instruments.run(run)
     return made
