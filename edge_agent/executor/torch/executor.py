@@ -52,14 +52,16 @@ class GraphCache(Generic[K]):
         """Bytes of all that is kept."""
         return self._total
 
-    def put(self, key: K, nbytes: int) -> list[K]:
-        """Keep one, as the last used; the keys to give up for it, longest unused first.
+    def put(self, key: K, nbytes: int, *, wanted: bool = True) -> list[K]:
+        """Keep one; the keys to give up for it, longest unused first.
 
-        The newcomer stays even if it is larger than the limit: it is wanted now.
+        One that is wanted now counts as the last used and stays even if it is larger than the limit. Another
+        is the first to go.
         """
         with self._lock:
             self.drop(key)
             self._sizes[key] = nbytes
+            self._sizes.move_to_end(key, last=wanted)
             self._total += nbytes
             given_up = []
             while self._total > self.limit_bytes and len(self._sizes) > 1:
@@ -169,11 +171,15 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             program = programs.popleft()
         try:
             with self._graphs_on.preparing():
-                self._prepare(program)
+                self._prepare(program, wanted=False)
         except ExecutorError as error:
             log.warning("combined block %d, mask %d: %s", program.combined, program.mask, error)
         except Exception:  # a library's: that member runs launch by launch, and the next one is built
             log.exception("combined block %d, mask %d, is not built", program.combined, program.mask)
+        built = self._built.get(program)
+        if built is not None and built.given_up:  # there is no room for what nobody has asked for
+            with self._ahead_lock:
+                self._ahead.pop(key, None)
         self._build_ahead(key)
 
     def _leave_off(self, key: PlanKey) -> None:
@@ -199,14 +205,14 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
         return self._thread.submit(alone).result()
 
-    def _prepare(self, key: ProgramKey) -> None:
+    def _prepare(self, key: ProgramKey, *, wanted: bool = True) -> None:
         plan = self._plans[key.plan]
         built = self._built.get(key)
         try:
-            if built is None or (built.graph is None and built.program.recipe.capturable):
+            if built is None or built.given_up:
                 built = self._builder.build(plan, key, self._pool(key))
                 self._rehearse(key.plan, built)
-                self._keep(key, built)
+                self._keep(key, built, wanted=wanted)
             traceable = built.graph is not None and self._graphs_on.events_in_graphs
             if built.trace_wanted and built.traced is None and traceable:
                 self._builder.trace(built, self._pool(key))
@@ -219,11 +225,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if plan not in self._used:
                 self._builder.rehearse(built)
 
-    def _keep(self, key: ProgramKey, built: BuiltProgram) -> None:
+    def _keep(self, key: ProgramKey, built: BuiltProgram, *, wanted: bool) -> None:
         self._built[key] = built
         if built.graph is None:
             return
-        for other in self._cache.put(key, built.nbytes):
+        for other in self._cache.put(key, built.nbytes, wanted=wanted):
             self._give_up(self._built[other])
             self._forget_empty_pool(self._place(other))
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)

@@ -498,7 +498,7 @@ def test_a_plan_is_unloaded_after_what_is_built_ahead_of_it_however_fast_that_be
             wait([future], timeout=0.2)
         return future
 
-    def built(program: ProgramKey) -> None:
+    def built(program: ProgramKey, *, wanted: bool = True) -> None:
         order.append("built")
         if len(order) == 1:
             raise ExecutorError("too large")
@@ -514,6 +514,26 @@ def test_a_plan_is_unloaded_after_what_is_built_ahead_of_it_however_fast_that_be
     order.append("unloaded")
     unloaded.set()
     assert order == ["built", "built", "built", "unloaded"]
+    executor.close()
+
+
+def test_what_is_built_ahead_takes_no_room_from_graphs_that_were_asked_for(model: Artifact) -> None:
+    """1. One graph fits, and serves. 2. Of another plan four are built ahead: the first finds no room."""
+    device = SimulatedGraphDevice(0)
+    effort = replace(QUICK, alone=True)
+    executor = TorchCudaExecutor(device, effort=effort, graph_bytes=1 << 20)
+    plan = plan_of([model], [halves(model)], [members(2)])
+    executor.builds_ahead = False
+    program = StepMaker(KEY, load(executor, plan, [model])).step(0, {0: (ONE, 1)}).program
+    executor.prepare(program)
+    executor.builds_ahead = True
+    steps = StepMaker(PlanKey(2), load(executor, plan, [model], PlanKey(2)))
+    _settled(executor)
+    assert executor._built[program].graph is not None
+    assert [built.graph for key, built in executor._built.items() if key.plan == 2] == [None]
+    wanted = steps.step(0, {1: (ONE, 1)}).program
+    executor.prepare(wanted)
+    assert executor._built[wanted].graph is not None and executor._built[program].graph is None
     executor.close()
 
 
