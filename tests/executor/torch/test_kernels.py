@@ -165,6 +165,27 @@ def test_a_kernel_that_gives_other_numbers_is_not_taken(precision: Precision) ->
     assert name == "off" and error == pytest.approx(0.1, rel=0.05)
 
 
+def test_a_kernel_that_writes_beside_its_slice_is_not_taken_and_leaves_no_trace(
+    lowering: ModelLowering,
+) -> None:
+    """Its own pixels are right; those of the next branch of the Concat are not its."""
+    unit, choices = lowering.at_batch(1).units[0], KernelChoices()
+    plain = unit.alternatives[0]
+    reads, makes = _tensors(unit, offset=16)
+    whole = makes[0]._base
+    assert whole is not None
+    before = whole.clone()
+
+    def beyond(args: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        whole[:, :16, 1:].fill_(7.0)
+        plain.run_into(args, outs)
+
+    unit = replace(unit, alternatives=(plain, Alternative("beyond", plain.run, beyond)))
+    choice = choices.measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    assert [name for name, _ in choice.wrong] == ["beyond"]
+    assert torch.equal(whole, before)
+
+
 def test_measuring_leaves_the_tensors_as_they_were(lowering: ModelLowering) -> None:
     """Other operators of the program may read indices that lie in the same memory."""
     unit = _with_two_ways(lowering)
