@@ -2,7 +2,7 @@
 
 torch has the fused kernels, too, but only into memory of its own, which costs a copy; and its plans for a
 convolution into given memory are kept without the strides of that memory, so that a slice may be written with
-the strides of a packed buffer (seen on a Hopper with torch 2.11: wrong pixels, then an illegal instruction).
+the strides of a packed buffer (seen on a Hopper with torch 2.11: wrong pixels, once an illegal instruction).
 Here a plan belongs to the shapes and strides of all its tensors. The package is `nvidia-cudnn-frontend`;
 where it is not installed these kernels are not offered.
 """
@@ -111,7 +111,10 @@ def _plans(signature: ConvolutionSignature) -> "_Plans":
 
 
 class _Plans:
-    """The plans for one signature, built when they are first asked for."""
+    """The plans for one signature, built when they are first asked for.
+
+    Not thread-safe: threads that build programs take turns (`GraphDevice.preparing`), and no other calls it.
+    """
 
     def __init__(self, signature: ConvolutionSignature) -> None:
         """
@@ -128,13 +131,21 @@ class _Plans:
             raise RuntimeError(str(error)) from error
 
     def execute(self, plan: int, tensors: Mapping[str, Tensor]) -> None:
+        """Run the plan of that number, among those that can be built, on the current stream.
+
+        Raises:
+            RuntimeError: there is none, or it refuses the tensors.
+        """
         place = self._place(plan)
-        size = self._graph.get_workspace_size_plan_at_index(place)
-        workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=tensors["target"].device)
-        stream: Any = torch.cuda.current_stream()
-        self._cudnn.set_stream(handle=self._handle, stream=stream.cuda_stream)
         pack = {self._tensors[name]: tensor for name, tensor in tensors.items()}
-        self._graph.execute_plan_at_index(pack, workspace, place, handle=self._handle)
+        stream: Any = torch.cuda.current_stream()
+        try:
+            size = self._graph.get_workspace_size_plan_at_index(place)
+            workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=tensors["target"].device)
+            self._cudnn.set_stream(handle=self._handle, stream=stream.cuda_stream)
+            self._graph.execute_plan_at_index(pack, workspace, place, handle=self._handle)
+        except (ValueError, TypeError, self._cudnn.cudnnGraphNotSupportedError) as error:
+            raise RuntimeError(str(error)) from error
 
     def _place(self, plan: int) -> int:
         """The place of the plan-th of those that can be built."""

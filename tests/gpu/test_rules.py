@@ -263,7 +263,7 @@ def test_p10_kernels_say_what_they_need_of_a_multiprocessor(device: CudaGraphDev
     device.settle()
     of = device.multiprocessor()
     for work in (lambda: torch.mm(left, left, out=made), lambda: made.add_(1.0)):
-        needs = device.block_needs(stream, work)
+        needs = device.block_needs(device.new_pool(), stream, work)
         assert needs and all(0.0 < one.shares(of).demand <= 1.0 for one in needs)
         assert all(one.registers > 0 and one.threads >= 32 for one in needs)
     assert not made.any(), "nothing ran"

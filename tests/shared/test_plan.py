@@ -19,6 +19,7 @@ from stageloom.shared.plan import (
     MAX_PLAN_BYTES,
     CombinedBlock,
     ExecutorOptions,
+    IssueOrder,
     Member,
     ModelPlan,
     Place,
@@ -191,6 +192,24 @@ def test_splits_beyond_their_bounds_are_refused(splits: Any) -> None:
 def test_splits_have_one_spelling(text: str) -> None:
     with pytest.raises(PlanError):
         parse_splits(text)
+
+
+def test_the_issue_order_is_on_the_wire_only_where_it_is_not_the_devices_own() -> None:
+    """So plans that say nothing of it keep their digest, and older devices read them."""
+    plan = full_plan()
+    row = msgpack.unpackb(plan.wire)[4]
+    assert len(row) == 3
+    scheduled = dataclasses.replace(
+        plan, executor=dataclasses.replace(plan.executor, issue=IssueOrder.SCHEDULE)
+    )
+    assert msgpack.unpackb(scheduled.wire)[4] == [*row, "schedule"]
+    assert decode_plan(scheduled.wire) == scheduled and scheduled.digest != plan.digest
+    assert " issue=schedule " in plan_text(scheduled) and "issue=" not in plan_text(plan)
+    for wrong in (["device"], ["backwards"], [1], ["schedule", "schedule"]):
+        lists = msgpack.unpackb(plan.wire)
+        lists[4] += wrong
+        with pytest.raises(PlanError):
+            decode_plan(canonical(lists))
 
 
 def test_a_plan_that_version_1_can_express_is_not_taken_in_the_form_of_version_2() -> None:

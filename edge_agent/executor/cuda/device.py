@@ -123,8 +123,11 @@ class GraphDevice(StreamDevice, Protocol):
     def replay(self, stream: Stream, graph: Graph) -> None:
         """Launch a graph on a stream, and return at once."""
 
-    def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
-        """Of every kernel that `work` would launch; nothing runs. Empty where the device cannot say."""
+    def block_needs(self, pool: Pool, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
+        """Of every kernel that `work` would launch; nothing runs. Empty where the device cannot say.
+
+        What the kernels need of memory comes from the pool, and goes back there.
+        """
 
     def multiprocessor(self) -> Multiprocessor:
         """What the blocks on one of its multiprocessors share."""

@@ -11,8 +11,9 @@ longest way to the end first. The paper orders operators whatever their streams;
 the streams, so that the order is chosen among the next launches of each item.
 """
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stageloom.edge_agent.executor.cuda.memory_plan import items_before
@@ -89,45 +90,57 @@ def issue_order(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> l
     that is where its end is recorded. O(launches * items that are open at once).
     """
     ways = _ways_to_the_end(items, natures)
+    memory_turn = False  # the compute-bound begin, as in Opara's released code
+
+    def rank(item: int, at: int) -> tuple[float, ...]:
+        nature = natures[item][at]
+        return (at, nature.memory_bound != memory_turn, nature.demand, -ways[item][at])
+
+    order: list[tuple[int, int]] = []
+    for item, at in _in_order(items, [len(own) for own in natures], rank):
+        if at < len(natures[item]):
+            memory_turn = not natures[item][at].memory_bound
+        order.append((item, at))
+    return order
+
+
+def scheduled_order(items: Sequence[Item], places: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """As `issue_order`, but as a schedule lists the launches, as far as its streams are all there.
+
+    `places` [num_items][num_launches of the item] are those in its list. Where streams were joined, items of
+    one stream follow each other whole: memory is shared on the strength of that.
+    """
+    return list(_in_order(items, [len(own) for own in places], lambda item, at: (places[item][at],)))
+
+
+def _in_order(
+    items: Sequence[Item], counts: Sequence[int], rank: Callable[[int, int], tuple[float, ...]]
+) -> Iterator[tuple[int, int]]:
+    """(item, launch within it) and, after an item's last launch, its end; always the open one of lowest rank.
+
+    `rank` is asked anew before each; among equals the earlier item goes first.
+    """
     ordering = assign(items)
     missing = list(ordering.waits)
     issued = [0] * len(items)
     opened = [item for item, count in enumerate(missing) if not count]
-    order: list[tuple[int, int]] = []
-    memory_turn = False  # the compute-bound begin, as in Opara's released code
+
+    def ranked(item: int) -> tuple[tuple[float, ...], int]:
+        ended = issued[item] == counts[item]  # nothing to launch: let its followers open
+        return ((-math.inf,) if ended else rank(item, issued[item])), item
+
     while opened:
-
-        def rank(item: int, turn: bool = memory_turn) -> tuple[int, bool, float, float, int]:
-            at = issued[item]
-            if at == len(natures[item]):  # nothing to launch: let its followers open
-                return (-1, False, 0.0, 0.0, item)
-            nature = natures[item][at]
-            return (at, nature.memory_bound != turn, nature.demand, -ways[item][at], item)
-
-        item = min(opened, key=rank)
-        if issued[item] < len(natures[item]):
-            memory_turn = not natures[item][issued[item]].memory_bound
-            order.append((item, issued[item]))
+        item = min(opened, key=ranked)
+        if issued[item] < counts[item]:
+            yield item, issued[item]
             issued[item] += 1
-        if issued[item] == len(natures[item]):
-            order.append((item, issued[item]))
+        if issued[item] == counts[item]:
+            yield item, issued[item]
             opened.remove(item)
             for follower in ordering.frees[item]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     opened.append(follower)
-    return order
-
-
-def scheduled_order(positions: Sequence[Sequence[float]], ends: Sequence[float]) -> list[tuple[int, int]]:
-    """As `issue_order`, but as a schedule lists the launches.
-
-    `positions` [num_items][num_launches of the item] are places in that list, `ends` [num_items] those behind
-    which an item has ended.
-    """
-    launches = [(place, item, at) for item, own in enumerate(positions) for at, place in enumerate(own)]
-    last = [(place, item, len(positions[item])) for item, place in enumerate(ends)]
-    return [(item, at) for _, item, at in sorted(launches + last)]
 
 
 def _ways_to_the_end(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> list[list[float]]:

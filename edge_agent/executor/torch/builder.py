@@ -66,6 +66,11 @@ class BuiltProgram:
     tracing: bool = False  # a replay of `traced` is in flight
     last: Event | None = None  # the end of its latest run
 
+    @property
+    def given_up(self) -> bool:
+        """Whether it could have a graph, and has none any more."""
+        return self.graph is None and self.program.recipe.capturable
+
     def end_trace(self) -> None:
         """The replay of `traced` has ended."""
         self.tracing = False
@@ -203,8 +208,9 @@ class ProgramBuilder:
     def _demand(self, launch: Callable[[], object]) -> float:
         """The largest share of a multiprocessor that a block of any of its kernels takes (Opara)."""
         try:
-            needs = self._device.block_needs(self._device.stream(PREPARING), launch)
+            needs = self._device.block_needs(self._spare_pool(), self._device.stream(PREPARING), launch)
         except RuntimeError as error:  # the driver's: the order is no reason to go without the program
+            self._spare = None
             log.warning("a kernel's demand stays unknown: %s", error)
             return 0.0
         of = self._device.multiprocessor()

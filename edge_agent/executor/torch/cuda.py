@@ -140,13 +140,13 @@ class CudaGraphDevice:
         _capture(graph, pool, streams[0], body)
         return graph
 
-    def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
+    def block_needs(self, pool: Pool, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
         """The work is captured and thrown away; torch hands out captured graphs since 2.8."""
         cuda = driver()
         if cuda is None or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
             return ()
         graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
-        _capture(graph, self.new_pool(), stream, lambda: self.launch(stream, work))
+        _capture(graph, pool, stream, lambda: self.launch(stream, work))
         return block_needs(cuda, graph.raw_cuda_graph())
 
     def multiprocessor(self) -> Multiprocessor:

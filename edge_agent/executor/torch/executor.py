@@ -16,7 +16,7 @@ from stageloom.edge_agent.executor.base import StepFeeds, bucket_of, one_line
 from stageloom.edge_agent.executor.cuda.device import PROFILING, GraphDevice, Pool, Stream, streams_from
 from stageloom.edge_agent.executor.cuda.executor import CudaExecutor, IssuedStep
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, BufferRole, issue_program
-from stageloom.edge_agent.executor.cuda.streams import streams_per_lane
+from stageloom.edge_agent.executor.cuda.streams import MAX_GROUP_STREAMS, streams_per_lane
 from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.executor.torch.kernels import Lap
@@ -39,10 +39,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class GraphCache(Generic[K]):
-    """Sizes by key, in order of use; it holds no graph itself."""
+    """Sizes by key, in order of use; it holds no graph itself. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self._lock = threading.RLock()  # one thread builds, others run
         self._sizes: OrderedDict[K, int] = OrderedDict()
         self._total = 0
 
@@ -51,27 +52,32 @@ class GraphCache(Generic[K]):
         """Bytes of all that is kept."""
         return self._total
 
-    def put(self, key: K, nbytes: int) -> list[K]:
-        """Keep one, as the last used; the keys to give up for it, longest unused first.
+    def put(self, key: K, nbytes: int, *, wanted: bool = True) -> list[K]:
+        """Keep one; the keys to give up for it, longest unused first.
 
-        The newcomer stays even if it is larger than the limit: it is wanted now.
+        One that is wanted now counts as the last used and stays even if it is larger than the limit. Another
+        is the first to go.
         """
-        self.drop(key)
-        self._sizes[key] = nbytes
-        self._total += nbytes
-        given_up = []
-        while self._total > self.limit_bytes and len(self._sizes) > 1:
-            oldest, size = self._sizes.popitem(last=False)
-            self._total -= size
-            given_up.append(oldest)
+        with self._lock:
+            self.drop(key)
+            self._sizes[key] = nbytes
+            self._sizes.move_to_end(key, last=wanted)
+            self._total += nbytes
+            given_up = []
+            while self._total > self.limit_bytes and len(self._sizes) > 1:
+                oldest, size = self._sizes.popitem(last=False)
+                self._total -= size
+                given_up.append(oldest)
         return given_up
 
     def touch(self, key: K) -> None:
-        if key in self._sizes:
-            self._sizes.move_to_end(key)
+        with self._lock:
+            if key in self._sizes:
+                self._sizes.move_to_end(key)
 
     def drop(self, key: K) -> None:
-        self._total -= self._sizes.pop(key, 0)
+        with self._lock:
+            self._total -= self._sizes.pop(key, 0)
 
 
 class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
@@ -106,6 +112,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._pools: dict[tuple[PlanKey, int], Pool] = {}
         self._ahead: dict[PlanKey, deque[ProgramKey]] = {}  # still to be built, that nobody has asked for
         self._building: dict[PlanKey, Future[None]] = {}  # the latest of those
+        self._ahead_lock = threading.Lock()  # around both: a build is known before it can begin
         self._used: set[PlanKey] = set()  # plans that have run a step
         self._first_use = threading.Lock()
         self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
@@ -139,37 +146,48 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             log.info("model %s is lowered for %s", model.plan.name, self._device)
         self._host.reserve(bound)
         if self.builds_ahead:
-            self._ahead[key] = deque(
+            programs = deque(
                 ProgramKey(key, combined, 1 << position, (bucket,))
                 for combined, position, bucket in self._plans[key].alone_places
             )
-            self._build_ahead(key)
+            with self._ahead_lock:
+                self._ahead[key] = programs
 
     def _build_ahead(self, key: PlanKey) -> None:
         """Build what runs single members one by one, behind whatever the engine asks for meanwhile.
 
         Until the program of a step is ready, its members run one after another. Issued kernel by kernel, that
-        takes several times as long as their graphs, and a plan with many masks does it often.
+        takes several times as long as their graphs, and a plan with many masks does it often. It begins with
+        the first such step that serves: plans that are only profiled or compared build nothing.
         """
-        if self._ahead.get(key):
-            self._building[key] = self._thread.submit(self._build_next, key)
+        with self._ahead_lock:
+            if self._ahead.get(key):
+                self._building[key] = self._thread.submit(self._build_next, key)
 
     def _build_next(self, key: PlanKey) -> None:
-        try:
-            program = self._ahead[key].popleft()
-        except (KeyError, IndexError):  # the plan is unloaded
-            return
+        with self._ahead_lock:
+            programs = self._ahead.get(key)
+            if not programs:  # the plan is unloaded
+                return
+            program = programs.popleft()
         try:
             with self._graphs_on.preparing():
-                self._prepare(program)
+                self._prepare(program, wanted=False)
         except ExecutorError as error:
             log.warning("combined block %d, mask %d: %s", program.combined, program.mask, error)
+        except Exception:  # a library's: that member runs launch by launch, and the next one is built
+            log.exception("combined block %d, mask %d, is not built", program.combined, program.mask)
+        built = self._built.get(program)
+        if built is not None and built.given_up:  # there is no room for what nobody has asked for
+            with self._ahead_lock:
+                self._ahead.pop(key, None)
         self._build_ahead(key)
 
     def _leave_off(self, key: PlanKey) -> None:
         """Build nothing more of a plan ahead, and wait for what is being built."""
-        self._ahead.pop(key, None)
-        building = self._building.pop(key, None)
+        with self._ahead_lock:
+            self._ahead.pop(key, None)
+            building = self._building.pop(key, None)
         if building is not None and not building.cancel():
             wait([building])
 
@@ -188,14 +206,14 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
         return self._thread.submit(alone).result()
 
-    def _prepare(self, key: ProgramKey) -> None:
+    def _prepare(self, key: ProgramKey, *, wanted: bool = True) -> None:
         plan = self._plans[key.plan]
         built = self._built.get(key)
         try:
-            if built is None or (built.graph is None and built.program.recipe.capturable):
+            if built is None or built.given_up:
                 built = self._builder.build(plan, key, self._pool(key))
                 self._rehearse(key.plan, built)
-                self._keep(key, built)
+                self._keep(key, built, wanted=wanted)
             traceable = built.graph is not None and self._graphs_on.events_in_graphs
             if built.trace_wanted and built.traced is None and traceable:
                 self._builder.trace(built, self._pool(key))
@@ -208,11 +226,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if plan not in self._used:
                 self._builder.rehearse(built)
 
-    def _keep(self, key: ProgramKey, built: BuiltProgram) -> None:
+    def _keep(self, key: ProgramKey, built: BuiltProgram, *, wanted: bool) -> None:
         self._built[key] = built
         if built.graph is None:
             return
-        for other in self._cache.put(key, built.nbytes):
+        for other in self._cache.put(key, built.nbytes, wanted=wanted):
             self._give_up(self._built[other])
             self._forget_empty_pool(self._place(other))
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
@@ -240,7 +258,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
     def _forget_empty_pool(self, place: tuple[PlanKey, int]) -> None:
         """torch captures into a pool that it knows only while one of the pool's graphs lives."""
         pool = self._pools.get(place)
-        if not any(built.graph is not None and built.pool == pool for built in self._built.values()):
+        if not any(built.graph is not None and built.pool == pool for built in list(self._built.values())):
             self._pools.pop(place, None)
 
     @property
@@ -255,8 +273,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         for program in [program for program in list(self._built) if program.plan == key]:
             self._cache.drop(program)
             self._give_up(self._built.pop(program))
-        for place in [place for place in self._pools if place[0] == key]:
-            del self._pools[place]
+        for place in [place for place in list(self._pools) if place[0] == key]:
+            self._pools.pop(place, None)
         self._used.discard(key)
         super().unload(key)
 
@@ -271,8 +289,10 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     def _streams(self, step: Step) -> Sequence[Stream]:
         plan = self._plans[step.program.plan]
-        serving = step.lane < plan.bound.plan.lanes
-        return streams_from(self._on, step.lane * plan.streams if serving else PROFILING, plan.streams)
+        if step.lane < plan.bound.plan.lanes:
+            return streams_from(self._on, step.lane * plan.streams, plan.streams)
+        beside = streams_from(self._on, PROFILING, min(plan.streams, MAX_GROUP_STREAMS))
+        return [beside[number % len(beside)] for number in range(plan.streams)]  # those behind prepare
 
     def _program(self, key: ProgramKey) -> BoundProgram:
         return self._built[key].program
@@ -313,7 +333,10 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
     def _run_alone(self, issued: IssuedStep, program: BoundProgram, streams: Sequence[Stream]) -> None:
         """One member by itself: by its graph where that is built, else launch by launch."""
         ((position, part),) = program.recipe.parts.items()
-        key = ProgramKey(issued.step.program.plan, program.recipe.combined, 1 << position, (part.batch,))
+        plan = issued.step.program.plan
+        key = ProgramKey(plan, program.recipe.combined, 1 << position, (part.batch,))
+        if plan not in self._building and issued.step.lane < self._plans[plan].bound.plan.lanes:
+            self._build_ahead(plan)
         built = self._built.get(key)
         if built is None or built.program is not program:
             issue_program(program, self._on, streams)
@@ -370,9 +393,9 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._on.launch(stream, partial(_copy, *self._slots_of(action, tensor, rows)))
 
     def _move(self, action: MoveInstance) -> None:
+        self._use(action.new[0])  # before the copy: a rehearsal would write over what it brings
         with torch.inference_mode():
             super()._move(action)
-        self._use(action.new[0])
 
     def _lap(self) -> Lap:
         def lap(launch: Callable[[], object], capturable: bool) -> float:

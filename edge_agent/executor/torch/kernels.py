@@ -235,11 +235,13 @@ def wrong_ones(
 ) -> dict[str, float]:
     """The alternatives that give something else than the first one, and how far off they are.
 
-    They run on random values and into buffers of NaN, so that what is not written is seen.
+    They run on random values and into buffers of NaN, so that what is not written is seen. One that writes
+    between the elements of a slice is infinitely far off. All of that holds afterwards what it held before.
     """
     held: list[tuple[Tensor, Tensor]] = []
     wrong: dict[str, float] = {}
-    instruments.run(lambda: held.extend((tensor, tensor.clone()) for tensor in (*reads, *makes)))
+    touched = [*reads, *map(_span, makes)]
+    instruments.run(lambda: held.extend((tensor, tensor.clone()) for tensor in touched))
     try:
         instruments.run(partial(_fill, reads))
         plain, *others = offered
@@ -260,16 +262,29 @@ def wrong_ones(
 def _results(
     way: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor], instruments: Instruments
 ) -> list[Tensor]:
+    """Copies of what it makes; infinite where it wrote anything else."""
     made: list[Tensor] = []
 
     def run() -> None:
+        spans = [_span(tensor).view(torch.uint8) for tensor in makes]
         for tensor in makes:
             tensor.fill_(torch.nan)
+        before = [span.clone() for span in spans]
         way.run_into(reads, makes)
-        made.extend(tensor.float() for tensor in makes)
+        copies = [tensor.to(torch.float32, copy=True) for tensor in makes]  # the next one writes there
+        for tensor in makes:
+            tensor.fill_(torch.nan)
+        alone = all(torch.equal(span, old) for span, old in zip(spans, before, strict=True))
+        made.extend(copies if alone else [torch.full_like(copy, torch.inf) for copy in copies])
 
     instruments.run(run)
     return made
+
+
+def _span(tensor: Tensor) -> Tensor:
+    """All memory from its first element to its last, in one row."""
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1 if tensor.numel() else 0,), (1,), tensor.storage_offset())
 
 
 def _fill(reads: Sequence[Tensor]) -> None:

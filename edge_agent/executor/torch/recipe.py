@@ -274,20 +274,17 @@ def _scheduled(
 ) -> tuple[tuple[int, int | None], ...]:
     """Arrivals come before all operators, what leaves after all of them."""
     numbers: list[list[int | None]] = [[] for _ in items]
-    positions: list[list[float]] = [[] for _ in items]
-    ends = [-1.0] * len(items)
-    ends[-1] = float(len(places))
+    listed: list[list[float]] = [[] for _ in items]
     for index, (call, unit) in enumerate(zip(calls, units, strict=True)):
-        place = ends[call.item]
+        place = float(len(places)) if call.item + 1 == len(items) else -1.0
         if unit is not None:
             position = call.makes[0].position
             place = float(max(places[position, op] for op in unit.ops))
-            ends[call.item] = max(ends[call.item], place)
         numbers[call.item].append(index)
-        positions[call.item].append(place)
+        listed[call.item].append(place)
     for own in numbers:
         own.append(None)
-    return tuple((item, numbers[item][at]) for item, at in scheduled_order(positions, ends))
+    return tuple((item, numbers[item][at]) for item, at in scheduled_order(items, listed))
 
 
 def _nature(

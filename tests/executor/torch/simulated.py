@@ -206,7 +206,8 @@ class SimulatedGraphDevice(SimulatedStreams):
             waiting = sum(isinstance(entry, Replay) for s in self._running for entry in s.queue)
             self.most_ahead = max(self.most_ahead, waiting)
 
-    def block_needs(self, stream: CapturableStream, work: Launch) -> Sequence[BlockNeeds]:
+    def block_needs(self, pool: object, stream: CapturableStream, work: Launch) -> Sequence[BlockNeeds]:
+        assert any(graph.pool is pool for graph in self._graphs), "a pool for each kernel"
         return self.needs(work)
 
     def multiprocessor(self) -> Multiprocessor:

@@ -3,23 +3,26 @@
 import itertools
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from stageloom.edge_agent.executor.cuda.device import PREPARING, PROFILING
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
-from stageloom.shared.plan import ExecutorOptions, Member
+from stageloom.shared.plan import MAX_LANES, ExecutorOptions, IssueOrder, Member
 from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
@@ -448,7 +451,8 @@ def _settled(executor: TorchCudaExecutor) -> None:
 
 
 def test_members_that_run_one_after_another_run_as_graphs_once_those_are_built(model: Artifact) -> None:
-    """1. A step falls back before anything is built. 2. The same step later replays a graph per member."""
+    """1. Steps beside those that serve build nothing. 2. One that serves falls back before anything is built.
+    3. The same step later replays a graph per member."""
     device = SimulatedGraphDevice(0)
     executor = TorchCudaExecutor(device, effort=replace(QUICK, alone=True))
     models = [model, artifact_of("squeezenet")]
@@ -456,17 +460,18 @@ def test_members_that_run_one_after_another_run_as_graphs_once_those_are_built(m
     schedules = [random_streams(graph_of(models, [(), ()], groups[0]), random.Random(1))]
     plan = plan_of(models, [(), ()], groups, schedules, barrier=Barrier.DATA)
     steps = StepMaker(KEY, load(executor, plan, models))
-    for number, graphs in ((1, None), (3, 2)):
-        if graphs is not None:
+    for number, graphs, lane in ((1, 0, MAX_LANES), (3, None, 0), (5, 2, 0)):
+        if graphs:
             _settled(executor)
         instances = [InstanceId(number), InstanceId(number + 1)]
         inputs = [random_inputs(one.graph, number) for one in models]
         before = device.replays
-        step = steps.step(0, {0: (instances[0], 1), 1: (instances[1], 1)}, fallback=True)
+        step = steps.step(0, {0: (instances[0], 1), 1: (instances[1], 1)}, fallback=True, lane=lane)
         made = run(executor, step, {i: [x] for i, x in zip(instances, inputs, strict=True)})
         for one, instance, fed in zip(models, instances, inputs, strict=True):
             assert not wrong(one, fed, made[instance])
         assert graphs is None or device.replays - before == graphs
+        assert bool(executor._building) == (number > 1)
     executor.close()
 
 
@@ -475,10 +480,123 @@ def test_a_plan_that_is_unloaded_while_graphs_are_built_ahead_leaves_none(model:
     bound = plan_of([model], [halves(model)], [[m] for m in members(2)])
     for number in range(3):
         load(executor, bound, [model], PlanKey(number))
+        executor._build_ahead(PlanKey(number))
         executor.unload(PlanKey(number))
     executor._thread.submit(lambda: None).result()
     assert not executor._built and not executor._ahead and not executor._building
     executor.close()
+
+
+def test_a_plan_is_unloaded_after_what_is_built_ahead_of_it_however_fast_that_began(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The first build ends before it is noted. 2. The next one waits. 3. The plan is unloaded."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, alone=True))
+    submit, second, unloaded = executor._thread.submit, threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def submitted(work: Callable[..., Any], *arguments: Any) -> Any:
+        future = submit(work, *arguments)
+        if threading.current_thread() is threading.main_thread():
+            wait([future], timeout=0.2)
+        return future
+
+    def built(program: ProgramKey, *, wanted: bool = True) -> None:
+        order.append("built")
+        if len(order) == 1:
+            raise ExecutorError("too large")
+        second.set()
+        unloaded.wait(0.2)  # in vain, as unloading waits for this
+        order.append("built")
+
+    monkeypatch.setattr(executor._thread, "submit", submitted)
+    monkeypatch.setattr(executor, "_prepare", built)
+    load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    executor._build_ahead(KEY)
+    assert second.wait(60)
+    executor.unload(KEY)
+    order.append("unloaded")
+    unloaded.set()
+    assert order == ["built", "built", "built", "unloaded"]
+    executor.close()
+
+
+def test_what_is_built_ahead_takes_no_room_from_graphs_that_were_asked_for(model: Artifact) -> None:
+    """1. One graph fits, and serves. 2. Of another plan four are built ahead: the first finds no room."""
+    device = SimulatedGraphDevice(0)
+    effort = replace(QUICK, alone=True)
+    executor = TorchCudaExecutor(device, effort=effort, graph_bytes=1 << 20)
+    plan = plan_of([model], [halves(model)], [members(2)])
+    executor.builds_ahead = False
+    program = StepMaker(KEY, load(executor, plan, [model])).step(0, {0: (ONE, 1)}).program
+    executor.prepare(program)
+    executor.builds_ahead = True
+    steps = StepMaker(PlanKey(2), load(executor, plan, [model], PlanKey(2)))
+    executor._build_ahead(PlanKey(2))
+    _settled(executor)
+    assert executor._built[program].graph is not None
+    assert [built.graph for key, built in executor._built.items() if key.plan == 2] == [None]
+    wanted = steps.step(0, {1: (ONE, 1)}).program
+    executor.prepare(wanted)
+    assert executor._built[wanted].graph is not None and executor._built[program].graph is None
+    executor.close()
+
+
+def test_an_error_of_a_library_ends_one_build_ahead_and_no_other(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=replace(QUICK, alone=True))
+    build, calls = ProgramBuilder.build, itertools.count()
+
+    def first_fails(self: ProgramBuilder, *arguments: Any) -> Any:
+        if not next(calls):
+            raise ValueError("a kind of error that torch never raises")
+        return build(self, *arguments)
+
+    monkeypatch.setattr(ProgramBuilder, "build", first_fails)
+    load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    executor._build_ahead(KEY)
+    _settled(executor)
+    assert len(executor._built) == 1 and "is not built" in caplog.text
+    executor.close()
+
+
+def test_an_instance_goes_over_to_a_plan_that_is_no_longer_rehearsed(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is replayed to try it would write over the slot that the instance has come to."""
+    old, new = PlanKey(1), PlanKey(2)
+    plan = plan_of([model], [halves(model)], [members(2)])
+    steps = StepMaker(old, load(executor, plan, [model], old))
+    load(executor, plan, [model], new)
+    run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [random_inputs(model.graph, 1)]})
+    copied = executor._copy_slot
+    in_use: list[bool] = []
+
+    def noted(*arguments: Any) -> None:
+        in_use.append(new in executor._used)
+        copied(*arguments)
+
+    monkeypatch.setattr(executor, "_copy_slot", noted)
+    executor.move(MoveInstance(ONE, (old, Member(0, 0, 1)), (new, Member(0, 0, 1)), ()))
+    assert in_use and all(in_use)
+
+
+def test_profiling_a_plan_on_many_streams_leaves_those_for_building_alone(
+    executor: TorchCudaExecutor,
+) -> None:
+    model = artifact_of("inception_v3")
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(3), 20)
+    options = ExecutorOptions(name="torch_cuda", issue=IssueOrder.SCHEDULE)
+    plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA)
+    steps = StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
+    step = steps.step(0, {0: (ONE, 1)}, lane=MAX_LANES)
+    device = device_of(executor)
+    beside = [device.every_stream().index(stream) for stream in executor._streams(step)]
+    assert set(beside) == set(range(PROFILING, PREPARING)) and len(beside) == 32
+    executor.tracing = True  # as while profiling: issued launch by launch until a traced graph is there
+    inputs = random_inputs(model.graph, 1)
+    assert not wrong(model, inputs, run(executor, step, {ONE: [inputs]})[ONE])
 
 
 def test_all_that_is_captured_to_be_measured_shares_one_pool(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.edge_agent.executor.cuda.streams import Nature, issue_order
+from stageloom.edge_agent.executor.cuda.streams import Nature, issue_order, scheduled_order
 from stageloom.shared.engine.steps import InstanceId
 from stageloom.shared.launch_list import Barrier, Item
 from stageloom.shared.plan import ExecutorOptions, IssueOrder
@@ -92,6 +92,33 @@ def test_an_item_ends_after_its_launches_and_before_any_that_waits_for_it(seed: 
         assert all(place[index, at] < place[index, count] for at in range(count))
         for before in item.waits:
             assert place[before, len(natures[before])] < place[index, 0]
+
+
+def test_items_of_streams_that_were_joined_follow_each_other_whole_whatever_the_schedule_lists() -> None:
+    """Memory is shared on the strength of that: the second may write where the first still reads.
+
+    The first two are on one stream; the third waits for the second, and is listed before the first ends.
+    """
+    items = [Item(0, (0, 1), 0, (), 0), Item(0, (2,), 0, (), 1), Item(0, (3,), 1, (1,), 2)]
+    order = scheduled_order(items, [[0.0, 3.0], [1.0], [2.0]])
+    assert order == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_on_fewer_streams_than_the_schedule_names_what_is_on_one_stream_keeps_its_order() -> None:
+    model = artifact_of("inception_v3")
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(3), 20)
+    options = ExecutorOptions(name="torch_cuda", issue=IssueOrder.SCHEDULE)
+    plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA, lanes=16)
+    executor = simulated()
+    steps = StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
+    step, inputs = steps.step(0, {0: (InstanceId(1), 1)}), random_inputs(model.graph, 1)
+    assert not wrong(model, inputs, run(executor, step, {InstanceId(1): [inputs]})[InstanceId(1)])
+    recipe = executor._built[step.program].program.recipe
+    assert recipe.streams == 2
+    for stream in range(recipe.streams):
+        own = [item for item, _ in recipe.script if recipe.items[item].stream == stream]
+        assert own == sorted(own)
+    executor.close()
 
 
 @pytest.mark.parametrize("streams", [4, 20])

@@ -143,6 +143,49 @@ def test_a_kernel_that_writes_a_slice_with_the_strides_of_a_packed_buffer_is_not
     assert "the kernel cached plans differs from the plain one" in caplog.text
 
 
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_kernel_that_gives_other_numbers_is_not_taken(precision: Precision) -> None:
+    """It writes everything, and something else: nothing but the comparison of values can see that."""
+    lowering = ModelLowering(
+        artifact_of("squeezenet"), device=torch.device("cpu"), precision=precision, channels_last=False
+    )
+    unit, choices = lowering.at_batch(1).units[0], KernelChoices()
+    plain = unit.alternatives[0]
+
+    def off(args: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        plain.run_into(args, outs)
+        outs[0].mul_(1.1)
+
+    unit = replace(unit, alternatives=(plain, Alternative("off", plain.run, off)))
+    reads = [torch.ones(spec.shape, dtype=spec.dtype) for spec in unit.input_specs]
+    makes = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in unit.output_specs]
+    choice = choices.measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    assert choices.way(lowering, 1, unit, reads, makes) is plain
+    ((name, error),) = choice.wrong
+    assert name == "off" and error == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_kernel_that_writes_beside_its_slice_is_not_taken_and_leaves_no_trace(
+    lowering: ModelLowering,
+) -> None:
+    """Its own pixels are right; those of the next branch of the Concat are not its."""
+    unit, choices = lowering.at_batch(1).units[0], KernelChoices()
+    plain = unit.alternatives[0]
+    reads, makes = _tensors(unit, offset=16)
+    whole = makes[0]._base
+    assert whole is not None
+    before = whole.clone()
+
+    def beyond(args: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        whole[:, :16, 1:].fill_(7.0)
+        plain.run_into(args, outs)
+
+    unit = replace(unit, alternatives=(plain, Alternative("beyond", plain.run, beyond)))
+    choice = choices.measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    assert [name for name, _ in choice.wrong] == ["beyond"]
+    assert torch.equal(whole, before)
+
+
 def test_measuring_leaves_the_tensors_as_they_were(lowering: ModelLowering) -> None:
     """Other operators of the program may read indices that lie in the same memory."""
     unit = _with_two_ways(lowering)
