@@ -83,6 +83,11 @@ class Knowledge:
         ]
         return [OperatorProfile(threads=own.demand, memory_intensive=own.memory_bound) for own in natures]
 
+    @property
+    def listed(self) -> IssueOrder:
+        """As schedules list their launches, where the executor can do that."""
+        return IssueOrder.SCHEDULE if self.executor == "torch_cuda" else IssueOrder.DEVICE
+
     def plan(
         self,
         subjects: Sequence[Subject],
@@ -168,9 +173,7 @@ def model_candidates(subject: Subject, known: Knowledge) -> list[Candidate]:
         "nimble": nimble(graph, costs, TOP_LIMITS, _BUDGET),
         "opara": opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles),
     }
-    rivals = {
-        name: known.plan([subject], schedule, issue=IssueOrder.SCHEDULE) for name, schedule in streams.items()
-    }
+    rivals = {name: known.plan([subject], schedule, issue=known.listed) for name, schedule in streams.items()}
     schedules: dict[str, Schedule] = {f"ours {name}": within(schedule) for name, schedule in streams.items()}
     schedules["ours ios greedy"] = by_blocks(subject, greedy, known.costs([subject]))
     for strategy, name in ((Strategy.PARALLEL, "parallel"), (Strategy.BOTH, "with merge")):
@@ -194,7 +197,7 @@ def mix_candidates(
         members = [*subjects] * replicas
         for streams in sorted({min(len(members), GROUP_STREAMS), len(members)}):
             schedule = on_own_streams(whole(members), streams)
-            issue = IssueOrder.DEVICE if streams <= GROUP_STREAMS else IssueOrder.SCHEDULE
+            issue = IssueOrder.DEVICE if streams <= GROUP_STREAMS else known.listed
             plan = known.plan(subjects, schedule, replicas=replicas, issue=issue)
             name = f"ours, {len(members)} members on {streams} streams"
             candidates.append(Candidate(MIX, name, plan, replicas))

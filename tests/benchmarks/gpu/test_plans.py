@@ -68,7 +68,7 @@ def test_every_policy_is_a_legal_plan(name: str) -> None:
 
 def test_mixed_plans_are_legal_and_keep_to_the_group_streams() -> None:
     subjects = [subject_of(name) for name in MODELS]
-    known = Knowledge("torch_cpu", "fp32")
+    known = Knowledge("torch_cuda", "fp32")
     chosen: dict[str, Schedule] = {}
     for subject in subjects:
         staged = [one for one in model_candidates(subject, known) if one.name.startswith("ours ios")]
