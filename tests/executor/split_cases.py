@@ -76,8 +76,8 @@ def joined_of(parts: ModelParts, split: Split, inputs: Values, open_any: Opener 
     made: Values = {}
     for second in (False, True):
         key = SessionKey(parts.artifact.digest, ops, 1, 1, half=(dim, split.boundary, second))
-        reads = parts.half(ops, 1, (dim, split.boundary, second)).reads
-        session = HalfSession(open_any(key, parts), reads, outputs)
+        opened = open_any(key, parts)
+        session = HalfSession(opened, parts.half(ops, 1, (dim, split.boundary, second)).reads, outputs)
         values = dict(inputs)
         session.run(values)
         made |= {row[2 if second else 1]: values[row[0]] for row in rows}

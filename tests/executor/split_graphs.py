@@ -118,7 +118,8 @@ def _pool(net: RandomNet, x: str) -> str | None:
     kernel = [net.rng.randint(2, 4), net.rng.randint(1, 3)]
     if any(n < k for n, k in zip(net.shapes[x][2:], kernel, strict=True)):
         return None
-    more: dict[str, object] = {"pads": [net.rng.randint(0, k - 1) for k in (*kernel, *kernel)]}
+    pads = [net.rng.randint(0, k - 1) for k in (*kernel, *kernel)]
+    more: dict[str, object] = {"pads": pads}
     if net.rng.random() < 0.2:
         more = {"auto_pad": net.rng.choice(("SAME_UPPER", "SAME_LOWER"))}
     elif net.rng.random() < 0.5:
@@ -129,7 +130,19 @@ def _pool(net: RandomNet, x: str) -> str | None:
     strides = [net.rng.randint(1, 3), net.rng.choice((1, 1, 2))]
     if "auto_pad" in more and any(s > k for s, k in zip(strides, kernel, strict=True)):
         return None  # onnxruntime would pad by less than nothing
+    if "ceil_mode" in more and _starts_in_padding(net.shapes[x][2:], kernel, strides, pads):
+        return None
     return net.add(kind, [x], kernel_shape=kernel, strides=strides, **more)
+
+
+def _starts_in_padding(
+    extents: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> bool:
+    """Whether a last window lies in padding alone: onnx infers an output for it, onnxruntime makes none."""
+    return any(
+        -(-(n + before + behind - size) // stride) * stride >= n + before
+        for n, size, stride, before, behind in zip(extents, kernel, strides, pads[:2], pads[2:], strict=True)
+    )
 
 
 def _activation(net: RandomNet, x: str) -> str | None:

@@ -46,7 +46,11 @@ NOT_CHOSEN = {
         "lane_resources": "one each",
         "placement": "of use where there are resources; a test of its own",
     },
-    ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
+    ModelPlan: {
+        "name": "the store's name of it",
+        "artifact": "follows from the name",
+        "splits": "found by the search, with the schedules that run them",
+    },
     QueuePlan: {},
     ExecutorOptions: {},
 }
