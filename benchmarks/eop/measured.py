@@ -126,6 +126,10 @@ def measure_models(
                 left -= 1
                 try:
                     judged.append(judged_model(subject, machine, join, budget_s))
+                except ArithmeticError as error:
+                    progress(str(error))
+                    where = f"{subject.label} on {machine.label}"
+                    lines.append(line(where, "outputs are the whole model's", "within 1e-4", 1.0, False))
                 except StageloomError as error:
                     rows.append(
                         _left_out(subject.name, subject.batch, f"{machine.label}: {str(error)[:160]}")
@@ -284,7 +288,7 @@ def measure_boundaries(
             }
             windows = take_turns(rig.step_window_s, {str(end): key for end, key in keys.items()}, rounds)
             lines.append(boundary_line(where, state, {int(end): taken for end, taken in windows.items()}))
-        except StageloomError as error:
+        except (StageloomError, ArithmeticError) as error:
             progress(f"left out: {error}")
         finally:
             rig.close()
