@@ -1,6 +1,6 @@
 """What is asked of split models that run, and whether runs meet it: windows of rival plans that take turns.
 
-A runner runs a model once under a choice of splits and says the seconds; `take_turns` is all that calls it,
+A runner runs a model once under a plan and says the seconds; `take_turns` is all that calls it,
 whatever the executor. *A/A* is the same plan as a rival of itself: a difference within its spread is none.
 """
 
@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stageloom.shared.search.eop import key_operators
-from stageloom.shared.search.split_problem import AxisTimes, Halves, SplitChoice, SplitProblem
+from stageloom.shared.search.split_problem import AxisTimes, Halves, SplitProblem
 
-Runner = Callable[[SplitChoice], float]
-"""Seconds of one run of a model."""
+PlanT = TypeVar("PlanT")
+"""What a runner runs: a choice of splits, or a plan that is loaded."""
 
 Windows = Mapping[str, Sequence[float]]
 """Seconds by plan, one per round."""
@@ -26,13 +26,15 @@ BOUNDARY_SLACK: Final = 0.05
 DRAWS: Final = 1000
 
 
-def take_turns(run: Runner, plans: Mapping[str, SplitChoice], rounds: int, seed: int = 0) -> Windows:
-    """Every plan once a round, in an order drawn anew; `eop` is its own rival as `AGAIN`."""
+def take_turns(
+    run: Callable[[PlanT], float], plans: Mapping[str, PlanT], rounds: int, seed: int = 0
+) -> dict[str, list[float]]:
+    """Every plan once a round, in an order drawn anew; `eop` is its own rival as `AGAIN`. Seconds by plan."""
     order = {**plans, **({AGAIN: plans["eop"]} if "eop" in plans else {})}
     random = Random(seed)
     taken: dict[str, list[float]] = {name: [] for name in order}
-    for choice in order.values():
-        run(choice)  # what is compiled or packed at first is not counted
+    for plan in order.values():
+        run(plan)  # what is compiled or packed at first is not counted
     for _ in range(rounds):
         for name in random.sample(list(order), len(order)):
             taken[name].append(run(order[name]))
@@ -63,8 +65,7 @@ def bound_s(problem: SplitProblem) -> float:
     bound = 0.0
     for op, operator in enumerate(problem.operators):
         fast_s, slow_s = operator.whole_s
-        joint = op in keys and operator.axes
-        bound += fast_s * slow_s / (fast_s + slow_s) if joint else operator.least_whole_s
+        bound += fast_s * slow_s / (fast_s + slow_s) if op in keys else operator.least_whole_s
     return bound
 
 

@@ -1,8 +1,8 @@
 """What parts of operators take here, by extent, and how well patterns of a dozen extents tell the others.
 
 Every operator runs alone, on one thread of one core, as a part would: weights sliced to it, at its extent of
-the axis. Extents take turns, and the shortest time counts: whatever disturbs a measurement adds to it. Nearly
-half of those that are measured are not fitted.
+the axis. Extents are those at which boundaries may be. They take turns, and the shortest time counts:
+whatever disturbs a measurement adds to it. Nearly half of those that are measured are not fitted.
 """
 
 import os
@@ -19,6 +19,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.runner import progress
+from stageloom.shared.operator_parts import SplitAxis
+from stageloom.shared.partition import Axis
+from stageloom.shared.search.measured_splits import granule_of
 from stageloom.shared.search.patterns import (
     PatternKind,
     extents_to_measure,
@@ -211,8 +214,9 @@ def measure_part_times(executors: Sequence[str], repeats: int) -> list[dict[str,
     for executor in executors:
         for case in cases():
             progress(f"parts of {case.kind} on {executor}, along {case.axis}")
-            fitted = extents_to_measure(case.extent)
-            others = [one for one in range(1, case.extent) if one not in fitted]
+            granule = granule_of(SplitAxis(Axis(case.axis), 1, case.extent))
+            fitted = extents_to_measure(case.extent, granule)
+            others = [one for one in range(granule, case.extent, granule) if one not in fitted]
             held = Random(0).sample(others, min(HELD_OUT, len(others)))
             times_s = measured_s(case, [*fitted, *held], OPENERS[executor], repeats)
             known = {one: times_s[one] for one in fitted}

@@ -24,6 +24,7 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.operator_parts import SplitAxis
 from stageloom.shared.partition import Axis
+from stageloom.shared.search.measured_splits import granule_of
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +53,10 @@ class PartTime(NamedTuple):
 
 
 def sampled_extents(axis: SplitAxis, points: int) -> tuple[int, ...]:
-    """Up to `points` multiples of the quantum, evenly from the first to the whole extent, ascending."""
-    quanta = axis.extent // axis.quantum
-    chosen = {max(1, round(number * quanta / points)) * axis.quantum for number in range(1, points + 1)}
+    """Up to `points` extents where boundaries may be, evenly from the first to the whole one, ascending."""
+    granule = granule_of(axis)
+    most = axis.extent // granule
+    chosen = {max(1, round(number * most / points)) * granule for number in range(1, points + 1)}
     return tuple(sorted(chosen | {axis.extent}))
 
 

@@ -1,0 +1,320 @@
+"""Models that really run split over two resources, judged: each at its batches, on both pairs.
+
+A model's operators and their parts are timed, the ways to split it are searched, and what they propose runs.
+`eop` proposes several plans, of fewer and fewer splits, with and without chains beside each other, and the
+whole batch split, which is one run from the first operator to the last; windows of a trial choose among them
+and either resource alone, as a device's trial does. Everything is judged on fresh windows. `auto` is what
+the trial would choose of all, one session of two threads (`intra_op=2`) included, which is no fair rival on
+the paced pair: its second core is slow by agreement.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.eop.lines import (
+    Windows,
+    aa_spread,
+    around,
+    bound_s,
+    boundary_line,
+    line,
+    model_lines,
+    ratio_of,
+    rival_lines,
+    take_turns,
+)
+from benchmarks.eop.models import BATCHES, NAMES, YOLO, Subject, layers, load, made, operator_alone
+from benchmarks.eop.rig import (
+    CHAIN,
+    JoinCost,
+    Limits,
+    Machine,
+    Rig,
+    measured_joins,
+    profiled,
+    whole,
+)
+from benchmarks.real_models.fetching import NoRegistryError
+from benchmarks.runner import progress
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.importer.splittable import SplitReader
+from stageloom.shared.partition import Split
+from stageloom.shared.search.eop import (
+    apart_cost_s,
+    at_best_home,
+    eop,
+    eop_at_most,
+    key_operators,
+    splitter,
+)
+from stageloom.shared.search.measured_splits import alike, batch_splits
+from stageloom.shared.search.split_problem import Halves, SplitChoice, SplitProblem
+
+WIDE: Final = "intra_op=2"
+RIVALS: Final = ("eop_paper", "equal", "fixed")
+KEY_OPERATORS: Final = 40
+TRIAL_ROUNDS: Final = 9
+GAIN: Final = 0.97
+"""As `auto` has it of executors: who is to take another's place must be 3 % faster."""
+
+LEAST_S: Final = 10.0
+"""Of one model on one pair, however late it is."""
+
+LONG_S: Final = 0.02
+"""Of models that take longer, parts are timed less often."""
+
+ROUNDS: Final = (7, 41)
+"""At least and at most; as many as there is time for."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One model on one pair: its rows and lines, and what was learnt of it."""
+
+    subject: Subject
+    problem: SplitProblem
+    windows: Windows
+    row: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+
+def measure_models(
+    minutes: float, quick: bool, cache: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows, and those of them that are lines; `minutes` is what all of it may take."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        progress("two cores are needed")
+        return [], []
+    both = cores[0], cores[1]
+    machines = [Machine(("onnx", "paced"), both)]
+    if find_spec("openvino") is not None:
+        machines.append(Machine(("onnx", "openvino"), both))
+    wanted = [("squeezenet", 16), ("lstm", 1)] if quick else _all()
+    ends_s = time.monotonic() + 60.0 * minutes * 0.85
+    left = len(machines) * len(wanted)
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="stageloom-eop-") as folder:
+        subjects = []
+        for name, batch in wanted:
+            try:
+                subjects.append(load(name, batch, Path(folder), cache))
+            except NoRegistryError:  # noqa: PERF203
+                rows.append(_left_out(name, batch, "no registry"))
+        chain = made("layers", 1, layers(CHAIN), Path(folder))
+        for machine in machines:
+            join = measured_joins(machine, chain)
+            rows.append(
+                {"part": "joins", "pair": machine.label, "handover_us": 1e6 * join.handover_s}
+                | {"copy_gb_per_s": join.bytes_per_s / 1e9}
+            )
+            judged = []
+            for subject in subjects:
+                progress(f"{subject.label} on {machine.label}")
+                budget_s = max((ends_s - time.monotonic()) / left, LEAST_S)
+                left -= 1
+                try:
+                    judged.append(judged_model(subject, machine, join, budget_s))
+                except ArithmeticError as error:
+                    progress(str(error))
+                    where = f"{subject.label} on {machine.label}"
+                    lines.append(line(where, "outputs are the whole model's", "within 1e-4", 1.0, False))
+                except StageloomError as error:
+                    rows.append(
+                        _left_out(subject.name, subject.batch, f"{machine.label}: {str(error)[:160]}")
+                    )
+            for one in judged:
+                rows.append(one.row)
+                lines += one.lines
+            found = rival_lines({one.subject.label: one.windows for one in judged}) if judged else []
+            lines += [one | {"model": f"all on {machine.label}"} for one in found]
+            if machine.paced:
+                count = 4 if quick else KEY_OPERATORS
+                operators = measure_boundaries(judged, machine, Path(folder), count, 7 if quick else 15)
+                lines += operators
+    return rows, lines
+
+
+def _left_out(name: str, batch: int, why: str) -> dict[str, Any]:
+    progress(f"{name} x{batch} is left out: {why}")
+    return {"part": "left out", "model": name, "batch": batch, "why": why}
+
+
+def _all() -> list[tuple[str, int]]:
+    return [(name, batch) for name in NAMES for batch in BATCHES if batch == 1 or name != YOLO]
+
+
+# One model
+
+
+def judged_model(subject: Subject, machine: Machine, join: JoinCost, budget_s: float) -> Judged:
+    """Profile, search, trial, and fresh windows.
+
+    Raises:
+        StageloomError: a resource does not run the model.
+        ArithmeticError: a plan does not compute what the model does.
+    """
+    ends_s = time.monotonic() + budget_s
+    rig = Rig(subject, machine)
+    try:
+        singles_s = _singles_s(rig)
+        if singles_s[1] < singles_s[0]:
+            rig.close()
+            machine = machine.swapped
+            rig = Rig(subject, machine)
+            singles_s = _singles_s(rig)
+        limits = Limits(min(20.0, budget_s / 4), repeats=5 if singles_s[0] < LONG_S else 3)
+        problem = profiled(subject, machine, limits).problem(subject, singles_s, join)
+        graph, reader = subject.artifact.graph, SplitReader(subject.artifact)
+        batches = batch_splits(graph, reader, singles_s, join.handover_s)
+        return _judged(rig, machine, problem, proposals(problem, batches), ends_s)
+    finally:
+        rig.close()
+
+
+def _singles_s(rig: Rig) -> tuple[float, float]:
+    count = len(rig.subject.artifact.graph.operators)
+    keys = [rig.choice(whole(count, resource)) for resource in (0, 1)]
+    fast, slow = (min(rig.window_s(key) for _ in range(3)) for key in keys)
+    return fast, slow
+
+
+def proposals(problem: SplitProblem, batches: Sequence[SplitChoice]) -> dict[str, SplitChoice]:
+    """What `eop` finds, with fewer and fewer splits, and without chains beside each other; and batches."""
+    found = {f"batch at {one.splits[0].boundary}": one for one in batches}
+    for words, one in (("", problem), (", in turn", replace(problem, stages=()))):
+        choice = at_best_home(eop, one)
+        found[f"splits{words}"] = choice
+        most = len(choice.splits) // 2
+        while most:
+            found[f"splits{words}, {most}"] = at_best_home(lambda p, most=most: eop_at_most(p, most), one)  # type: ignore[misc]
+            most //= 4
+    distinct: dict[object, str] = {}
+    for name, choice in found.items():
+        distinct.setdefault((choice.states, choice.splits, choice.beside, choice.home), name)
+    return {name: found[name] for name in distinct.values()}
+
+
+def _judged(
+    rig: Rig, machine: Machine, problem: SplitProblem, offered: Mapping[str, SplitChoice], ends_s: float
+) -> Judged:
+    count = len(problem.operators)
+    fast, slow = whole(count, 0), whole(count, 1)
+    proposed = {"fast": fast, "slow": slow}
+    proposed |= {name: one for name, one in offered.items() if one.states not in (fast.states, slow.states)}
+    keys = {name: rig.choice(choice) for name, choice in proposed.items()}
+    wide = {}
+    for name in dict.fromkeys(machine.names):
+        if name != "paced":
+            wide[f"{WIDE} of {name}"] = rig.wide(name)
+    trial = take_turns(rig.window_s, keys | wide, TRIAL_ROUNDS)
+    chosen = min(keys, key=lambda name: median(trial[name]))
+    auto = min(wide, key=lambda name: median(trial[name]))
+    if machine.paced or median(trial[auto]) > GAIN * median(trial[chosen]):
+        auto = chosen
+    plans = {"fast": keys["fast"], "slow": keys["slow"], "eop": keys[chosen]}
+    choices = {name: splitter(name).choose(problem) for name in RIVALS}
+    plans |= {name: rig.choice(choice) for name, choice in choices.items()}
+    plans |= wide
+    windows = take_turns(rig.window_s, plans, _rounds(rig, plans, ends_s))
+    at_s = {name: median(seconds) for name, seconds in windows.items()}
+    best_wide = min(wide, key=lambda name: at_s[name])
+    spread = aa_spread(windows)
+    wins = ratio_of(windows, best_wide, "eop") < 1 - spread
+    choice = proposed[chosen]
+    subject = rig.subject
+    row: dict[str, Any] = {"part": "models", "pair": machine.label, "model": subject.name}
+    row |= {"batch": subject.batch, "operators": count, "key": len(key_operators(problem.operators))}
+    row |= {"chosen": chosen, "splits": len(choice.splits), "beside": len(choice.beside)}
+    alone_s = sum(one.whole_s[choice.home.resource] for one in problem.operators)
+    row |= {"predicted_ms": 1e3 * (choice.seconds or alone_s)}
+    row |= {f"{name}_ms": 1e3 * at_s[name] for name in ("fast", "slow", "eop", *RIVALS)}
+    row |= {"bound_ms": 1e3 * bound_s(problem), "intra_op_2_ms": 1e3 * at_s[best_wide]}
+    row |= {"intra_op_2_wins": wins, "auto": auto, "rounds": len(windows["eop"]), "aa": spread}
+    row |= {f"{name}_splits": len(one.splits) for name, one in choices.items()}
+    lines = [
+        one | {"model": f"{subject.label} on {machine.label}"}
+        for one in model_lines(subject.label, windows, problem)
+    ]
+    if not machine.paced:
+        is_wide = auto.startswith(WIDE)
+        where = f"{subject.label} on {machine.label}"
+        over = at_s[auto if is_wide else "eop"] / min(at_s["eop"], at_s[best_wide])
+        asked = "auto over the better of eop and intra_op=2"
+        lines.append(line(where, asked, "<= 1 beyond A/A", over, over <= 1 + spread))
+    return Judged(subject, problem, windows, row, lines)
+
+
+def _rounds(rig: Rig, plans: Mapping[str, PlanKey], ends_s: float) -> int:
+    """As many as there is time for, by one round."""
+    began_s = time.monotonic()
+    for key in plans.values():
+        rig.window_s(key)
+    round_s = time.monotonic() - began_s
+    least, most = ROUNDS
+    return max(least, min(most, int((ends_s - time.monotonic()) / round_s)))
+
+
+# Boundaries of single operators
+
+
+def measure_boundaries(
+    judged: Sequence[Judged], machine: Machine, folder: Path, count: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Key operators drawn by a seed over all models, each a model of its own: a line of each."""
+    drawn = drawn_operators(judged, count)
+    lines = []
+    for number, (one, op, state) in enumerate(drawn):
+        where = f"{one.subject.label}, operator {op}, {state.axis.value}{state.boundary}"
+        progress(f"boundaries of {where}")
+        alone = operator_alone(one.subject, op, folder / f"operator{number}")
+        rig = Rig(alone, machine)
+        try:
+            axis = next(axis for axis in one.problem.operators[op].axes if axis.axis is state.axis)
+            rig.choice(whole(1, 0))
+            keys = {
+                end: rig.choice(split_alone(Halves(state.axis, end))) for end in around(axis, state.boundary)
+            }
+            windows = take_turns(rig.step_window_s, {str(end): key for end, key in keys.items()}, rounds)
+            lines.append(boundary_line(where, state, {int(end): taken for end, taken in windows.items()}))
+        except (StageloomError, ArithmeticError) as error:
+            progress(f"left out: {error}")
+        finally:
+            rig.close()
+    return lines
+
+
+def drawn_operators(judged: Sequence[Judged], count: int) -> list[tuple[Judged, int, Halves]]:
+    """Key operators of all models in turn, drawn by a seed; of operators that are alike one."""
+    random = Random(0)
+    offered = []
+    for one in judged:
+        graph = one.subject.artifact.graph
+        first = alike(graph, SplitReader(one.subject.artifact))
+        own = sorted({first[op] for op in key_operators(one.problem.operators)})
+        states = [(one, op, state) for op in own if (state := least_halves(one.problem, op)) is not None]
+        offered.append(random.sample(states, len(states)))
+    in_turn = [one for row in zip_longest(*offered) for one in row if one is not None]
+    return in_turn[:count]
+
+
+def least_halves(problem: SplitProblem, op: int) -> Halves | None:
+    """The split of an operator that is predicted to take least, whether it pays or not."""
+    states = [Halves(axis.axis, end) for axis in problem.operators[op].axes for end in axis.boundaries]
+    return min(states, key=lambda state: apart_cost_s(problem, op, state), default=None)
+
+
+def split_alone(state: Halves) -> SplitChoice:
+    """A model of one operator, which is split."""
+    return SplitChoice(states=(state,), splits=(Split(0, 0, state.axis, state.boundary),), seconds=0.0)
