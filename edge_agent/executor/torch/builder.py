@@ -24,7 +24,12 @@ from stageloom.edge_agent.executor.cuda.device import (
 )
 from stageloom.edge_agent.executor.cuda.layout import CallKind
 from stageloom.edge_agent.executor.cuda.recipe import Marks, issue_program
-from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
+from stageloom.edge_agent.executor.torch.kernels import (
+    USUAL_FLOP_PER_BYTE,
+    Instruments,
+    KernelChoices,
+    KernelSite,
+)
 from stageloom.edge_agent.executor.torch.memory import ScratchBuffers, TorchProgram, position_of
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe
@@ -171,15 +176,15 @@ class ProgramBuilder:
         for index, (call, unit) in enumerate(zip(recipe.calls, recipe.kernels, strict=True)):
             if unit is None or call.kind is not CallKind.KERNEL:
                 continue
-            wanted = (*self._model(plan, recipe, index), unit, *program.arguments(index))
-            if self._choices.choice(*wanted) is None:
-                todo.append(wanted)
+            site = KernelSite(*self._model(plan, recipe, index), unit, *program.arguments(index))
+            if self._choices.choice(site) is None:
+                todo.append(site)
         if not todo:
             return
         self._warm(program)
         instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision), self._once)
-        for wanted in todo:
-            self._choices.measure(*wanted, instruments)
+        for site in todo:
+            self._choices.measure(site, instruments)
 
     def _once(self, launch: Callable[[], object]) -> None:
         stream = self._device.stream(PREPARING)

@@ -78,9 +78,25 @@ AGREEMENT = {Precision.FP32: 1e-4, Precision.TF32: 5e-3, Precision.FP16: 1e-2}
 _SEED = 20261127
 
 
-def layouts_of(reads: Sequence[Tensor], makes: Sequence[Tensor]) -> _Layouts:
-    """What a kernel's time depends on, but for the values."""
-    return tuple((tuple(t.shape), t.stride(), t.dtype, t.data_ptr() % _ALIGNMENT) for t in (*reads, *makes))
+@dataclass(frozen=True, eq=False, slots=True)
+class KernelSite:
+    """A unit of a model at a batch, on the tensors that it reads and makes in a program."""
+
+    lowering: ModelLowering
+    batch: int
+    unit: Unit
+    reads: Sequence[Tensor]
+    makes: Sequence[Tensor]
+
+    @property
+    def layouts(self) -> _Layouts:
+        """What a kernel's time depends on, but for the values."""
+        tensors = (*self.reads, *self.makes)
+        return tuple((tuple(t.shape), t.stride(), t.dtype, t.data_ptr() % _ALIGNMENT) for t in tensors)
+
+    def call(self, way: Alternative) -> Callable[[], object]:
+        """What runs the unit by that kernel."""
+        return partial(way.run_into, self.reads, self.makes)
 
 
 @dataclass
@@ -99,17 +115,10 @@ class KernelChoices:
         self._known: dict[_Model, _Known] = {}
         self._alike: dict[Hashable, Choice] = {}  # by signature: other operators' that compute the same
 
-    def way(
-        self,
-        lowering: ModelLowering,
-        batch: int,
-        unit: Unit,
-        reads: Sequence[Tensor],
-        makes: Sequence[Tensor],
-    ) -> Alternative:
+    def way(self, site: KernelSite) -> Alternative:
         """The kernel for a unit on these tensors; the plain one before any was chosen."""
-        known = self.choice(lowering, batch, unit, reads, makes)
-        return unit.alternatives[0] if known is None else unit.way(known.name)
+        known = self.choice(site)
+        return site.unit.alternatives[0] if known is None else site.unit.way(known.name)
 
     def several(
         self, lowering: ModelLowering, batch: int, ops: Sequence[OpId], *, merge: bool
@@ -135,28 +144,13 @@ class KernelChoices:
         with self._lock:
             return [choice for known in self._known.values() for choice in known.choices.values()]
 
-    def choice(
-        self,
-        lowering: ModelLowering,
-        batch: int,
-        unit: Unit,
-        reads: Sequence[Tensor],
-        makes: Sequence[Tensor],
-    ) -> Choice | None:
+    def choice(self, site: KernelSite) -> Choice | None:
         """What was chosen for a unit on tensors of this layout, None before it was measured."""
         with self._lock:
-            known = self._known.get(_key(lowering, batch))
-            return None if known is None else known.choices.get((unit.ops, layouts_of(reads, makes)))
+            known = self._known.get(_key(site.lowering, site.batch))
+            return None if known is None else known.choices.get((site.unit.ops, site.layouts))
 
-    def measure(
-        self,
-        lowering: ModelLowering,
-        batch: int,
-        unit: Unit,
-        reads: Sequence[Tensor],
-        makes: Sequence[Tensor],
-        instruments: Instruments,
-    ) -> Choice:
+    def measure(self, site: KernelSite, instruments: Instruments) -> Choice:
         """Time every alternative of a unit on these tensors, keep the fastest that is right and ask what it
         demands; a second call is free, and so is one for another operator that computes the same.
 
@@ -165,20 +159,20 @@ class KernelChoices:
         Raises:
             RuntimeError: the plain kernel cannot run; another that cannot is left out.
         """
-        known = self.choice(lowering, batch, unit, reads, makes)
+        known = self.choice(site)
         if known is not None:
             return known
-        layouts = layouts_of(reads, makes)
-        alike = None if unit.signature is None else (lowering.precision, unit.signature, layouts)
+        unit, layouts = site.unit, site.layouts
+        alike = None if unit.signature is None else (site.lowering.precision, unit.signature, layouts)
         with self._lock:
             choice = self._alike.get(alike) if alike is not None else None
         if choice is None:
-            choice = _measured(lowering, batch, unit, reads, makes, instruments)
+            choice = _measured(site, instruments)
             log.info(
                 "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s wrong=%s memory_bound=%s "
                 "demand=%.2f",
-                lowering.artifact.digest[:12],
-                batch,
+                site.lowering.artifact.digest[:12],
+                site.batch,
                 list(unit.ops),
                 choice.name,
                 {way: round(took_s * 1e6, 1) for way, took_s in choice.seconds},
@@ -189,35 +183,29 @@ class KernelChoices:
         with self._lock:
             if alike is not None:
                 self._alike[alike] = choice
-            found = self._known.setdefault(_key(lowering, batch), _Known())
+            found = self._known.setdefault(_key(site.lowering, site.batch), _Known())
             found.choices[unit.ops, layouts] = choice
             found.natures[unit.ops[0]] = choice.nature
         return choice
 
 
-def _measured(
-    lowering: ModelLowering,
-    batch: int,
-    unit: Unit,
-    reads: Sequence[Tensor],
-    makes: Sequence[Tensor],
-    instruments: Instruments,
-) -> Choice:
-    offered = [way for way in unit.alternatives if way.fits(reads, makes)]
+def _measured(site: KernelSite, instruments: Instruments) -> Choice:
+    unit = site.unit
+    offered = [way for way in unit.alternatives if way.fits(site.reads, site.makes)]
     wrong: dict[str, float] = {}
     if len(offered) > 1:
-        wrong = wrong_ones(offered, reads, makes, AGREEMENT[lowering.precision], instruments)
+        tolerance = AGREEMENT[site.lowering.precision]
+        wrong = wrong_ones(offered, site.reads, site.makes, tolerance, instruments)
     seconds = tuple(
         (way.name, taken_s)
         for way in offered
-        if way.name not in wrong
-        and (taken_s := _median_s(way, unit, reads, makes, instruments.timer)) is not None
+        if way.name not in wrong and (taken_s := _median_s(way, site, instruments.timer)) is not None
     )
     name, fastest_s = min(seconds, key=lambda pair: pair[1])
     nature = Nature(
         seconds=fastest_s,
-        memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
-        demand=instruments.demand(_bound(unit.way(name), reads, makes)),
+        memory_bound=is_memory_bound(site.lowering, site.batch, unit, instruments.flop_per_byte),
+        demand=instruments.demand(site.call(unit.way(name))),
     )
     for way, error in wrong.items():
         log.warning(
@@ -318,23 +306,16 @@ def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_by
     return flop < flop_per_byte * moved
 
 
-def _median_s(
-    alternative: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
-) -> float | None:
+def _median_s(way: Alternative, site: KernelSite, timer: Timer) -> float | None:
     """What an alternative takes; None where it cannot run. The first is the plain one, which must."""
+    unit = site.unit
     try:
-        return median(timer(_bound(alternative, reads, makes)))
+        return median(timer(site.call(way)))
     except RuntimeError as error:  # a library has no kernel for this shape, type or layout
-        if alternative is unit.alternatives[0]:
+        if way is unit.alternatives[0]:
             raise
-        log.info("operators %s have no kernel %s: %s", list(unit.ops), alternative.name, error)
+        log.info("operators %s have no kernel %s: %s", list(unit.ops), way.name, error)
         return None
-
-
-def _bound(
-    alternative: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]
-) -> Callable[[], object]:
-    return lambda: alternative.run_into(reads, makes)
 
 
 def _key(lowering: ModelLowering, batch: int) -> _Model:

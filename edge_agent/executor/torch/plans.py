@@ -24,7 +24,7 @@ from stageloom.edge_agent.executor.base import (
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
 from stageloom.edge_agent.executor.onnx.split_model import split_artifact
-from stageloom.edge_agent.executor.torch.kernels import KernelChoices, Lap, time_units
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices, KernelSite, Lap, time_units
 from stageloom.edge_agent.executor.torch.memory import (
     BufferSource,
     PlanBuffers,
@@ -141,7 +141,8 @@ class LoadedPlan:
 
         def way(position: int, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Alternative:
             part = recipe.parts[position]
-            return self._choices.way(self._lowerings[part.member.model], part.batch, unit, reads, makes)
+            lowering = self._lowerings[part.member.model]
+            return self._choices.way(KernelSite(lowering, part.batch, unit, reads, makes))
 
         return bind_recipe(recipe, self.buffers if memory is None else memory, way)
 

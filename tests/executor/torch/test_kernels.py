@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from stageloom.edge_agent.executor.cuda.streams import Nature
-from stageloom.edge_agent.executor.torch.kernels import Instruments, KernelChoices, is_memory_bound
+from stageloom.edge_agent.executor.torch.kernels import (
+    Instruments,
+    KernelChoices,
+    KernelSite,
+    is_memory_bound,
+)
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
@@ -64,7 +69,7 @@ def test_the_alternative_with_the_lowest_median_is_chosen(
 ) -> None:
     unit, choices = _with_two_ways(lowering), KernelChoices()
     with caplog.at_level(logging.INFO):
-        choice = choices.measure(lowering, 1, unit, *_tensors(unit), Instruments(Clock(*medians)))
+        choice = choices.measure(KernelSite(lowering, 1, unit, *_tensors(unit)), Instruments(Clock(*medians)))
     assert choice.name == (wanted or unit.alternatives[0].name)
     assert f"chosen={choice.name}" in caplog.text and "'other'" in caplog.text
 
@@ -84,32 +89,34 @@ def test_an_alternative_that_cannot_run_is_left_out_but_the_plain_one_must(lower
     unit = lowering.at_batch(1).units[0]
     plain, other = Alternative("plain", runs, runs), Alternative("other", refuses, refuses)  # type: ignore[arg-type]
     some, tensors = replace(unit, alternatives=(plain, other)), _tensors(unit)
-    choice = KernelChoices().measure(lowering, 1, some, *tensors, Instruments(timer))
+    choice = KernelChoices().measure(KernelSite(lowering, 1, some, *tensors), Instruments(timer))
     assert choice.seconds == (("plain", 1.0),)
     none = replace(unit, alternatives=(other, plain))
     with pytest.raises(RuntimeError, match="unable to find an engine"):
-        KernelChoices().measure(lowering, 1, none, *tensors, Instruments(timer))
+        KernelChoices().measure(KernelSite(lowering, 1, none, *tensors), Instruments(timer))
 
 
 def test_a_choice_is_made_once_and_used_from_then_on(lowering: ModelLowering) -> None:
     unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0)
     tensors = _tensors(unit)
-    first = choices.measure(lowering, 1, unit, *tensors, Instruments(clock))
-    assert choices.measure(lowering, 1, unit, *tensors, Instruments(clock)) == first
+    first = choices.measure(KernelSite(lowering, 1, unit, *tensors), Instruments(clock))
+    assert choices.measure(KernelSite(lowering, 1, unit, *tensors), Instruments(clock)) == first
     assert clock.asked == 2
-    assert choices.way(lowering, 1, unit, *tensors).name == "other"
-    assert choices.choice(lowering, 2, unit, *tensors) is None, "another batch is another shape"
+    assert choices.way(KernelSite(lowering, 1, unit, *tensors)).name == "other"
+    assert choices.choice(KernelSite(lowering, 2, unit, *tensors)) is None, "another batch is another shape"
 
 
 def test_a_choice_holds_for_the_layout_that_it_was_measured_with(lowering: ModelLowering) -> None:
     """Fast into a packed buffer says nothing of a slice of a Concat's."""
     unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0, 2.0, 3.0)
     packed, sliced = _tensors(unit), _tensors(unit, offset=16)
-    choices.measure(lowering, 1, unit, *packed, Instruments(clock))
-    assert choices.way(lowering, 1, unit, *sliced) is unit.alternatives[0], "not measured yet: the plain one"
-    choices.measure(lowering, 1, unit, *sliced, Instruments(clock))
-    assert choices.way(lowering, 1, unit, *packed).name == "other"
-    assert choices.way(lowering, 1, unit, *sliced) is unit.alternatives[0]
+    choices.measure(KernelSite(lowering, 1, unit, *packed), Instruments(clock))
+    assert choices.way(KernelSite(lowering, 1, unit, *sliced)) is unit.alternatives[0], (
+        "not measured yet: the plain one"
+    )
+    choices.measure(KernelSite(lowering, 1, unit, *sliced), Instruments(clock))
+    assert choices.way(KernelSite(lowering, 1, unit, *packed)).name == "other"
+    assert choices.way(KernelSite(lowering, 1, unit, *sliced)) is unit.alternatives[0]
 
 
 class CachedPlans:
@@ -135,10 +142,10 @@ def test_a_kernel_that_writes_a_slice_with_the_strides_of_a_packed_buffer_is_not
     cached = Alternative("cached plans", plain.run, CachedPlans(plain).run_into)
     unit, choices = replace(unit, alternatives=(plain, cached)), KernelChoices()
     packed, sliced = _tensors(unit), _tensors(unit, offset=16)
-    choices.measure(lowering, 1, unit, *packed, Instruments(Clock(3.0, 2.0)))
-    assert choices.way(lowering, 1, unit, *packed) is cached
-    choice = choices.measure(lowering, 1, unit, *sliced, Instruments(Clock(3.0, 2.0)))
-    assert choices.way(lowering, 1, unit, *sliced) is plain
+    choices.measure(KernelSite(lowering, 1, unit, *packed), Instruments(Clock(3.0, 2.0)))
+    assert choices.way(KernelSite(lowering, 1, unit, *packed)) is cached
+    choice = choices.measure(KernelSite(lowering, 1, unit, *sliced), Instruments(Clock(3.0, 2.0)))
+    assert choices.way(KernelSite(lowering, 1, unit, *sliced)) is plain
     assert [name for name, _ in choice.wrong] == ["cached plans"]
     assert "the kernel cached plans differs from the plain one" in caplog.text
 
@@ -159,8 +166,8 @@ def test_a_kernel_that_gives_other_numbers_is_not_taken(precision: Precision) ->
     unit = replace(unit, alternatives=(plain, Alternative("off", plain.run, off)))
     reads = [torch.ones(spec.shape, dtype=spec.dtype) for spec in unit.input_specs]
     makes = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in unit.output_specs]
-    choice = choices.measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
-    assert choices.way(lowering, 1, unit, reads, makes) is plain
+    choice = choices.measure(KernelSite(lowering, 1, unit, reads, makes), Instruments(Clock(3.0, 2.0)))
+    assert choices.way(KernelSite(lowering, 1, unit, reads, makes)) is plain
     ((name, error),) = choice.wrong
     assert name == "off" and error == pytest.approx(0.1, rel=0.05)
 
@@ -181,7 +188,7 @@ def test_a_kernel_that_writes_beside_its_slice_is_not_taken_and_leaves_no_trace(
         plain.run_into(args, outs)
 
     unit = replace(unit, alternatives=(plain, Alternative("beyond", plain.run, beyond)))
-    choice = choices.measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    choice = choices.measure(KernelSite(lowering, 1, unit, reads, makes), Instruments(Clock(3.0, 2.0)))
     assert [name for name, _ in choice.wrong] == ["beyond"]
     assert torch.equal(whole, before)
 
@@ -191,16 +198,16 @@ def test_measuring_leaves_the_tensors_as_they_were(lowering: ModelLowering) -> N
     unit = _with_two_ways(lowering)
     reads, makes = _tensors(unit)
     before = [tensor.clone() for tensor in (*reads, *makes)]
-    KernelChoices().measure(lowering, 1, unit, reads, makes, Instruments(Clock(3.0, 2.0)))
+    KernelChoices().measure(KernelSite(lowering, 1, unit, reads, makes), Instruments(Clock(3.0, 2.0)))
     assert all(torch.equal(a, b) for a, b in zip((*reads, *makes), before, strict=True))
 
 
 def test_operators_that_compute_the_same_are_measured_once(lowering: ModelLowering) -> None:
     unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0)
     first = replace(unit, signature="a convolution")
-    choices.measure(lowering, 1, first, *_tensors(unit), Instruments(clock))
+    choices.measure(KernelSite(lowering, 1, first, *_tensors(unit)), Instruments(clock))
     second = replace(first, ops=(OpId(7),))
-    choices.measure(lowering, 1, second, *_tensors(unit), Instruments(clock))
+    choices.measure(KernelSite(lowering, 1, second, *_tensors(unit)), Instruments(clock))
     assert clock.asked == 2 and set(choices.natures(lowering, 1)) == {0, 7}
 
 
@@ -239,7 +246,7 @@ def test_the_chosen_kernels_demand_is_asked_for_and_kept(lowering: ModelLowering
         asked.append(launch)
         return 0.75
 
-    choices.measure(lowering, 1, unit, *_tensors(unit), Instruments(Clock(3.0, 2.0), demand, 1e9))
+    choices.measure(KernelSite(lowering, 1, unit, *_tensors(unit)), Instruments(Clock(3.0, 2.0), demand, 1e9))
     (nature,) = choices.natures(lowering, 1).values()
     assert nature == Nature(seconds=2.0, memory_bound=True, demand=0.75)
     assert len(asked) == 1, "of the fastest alternative alone"
