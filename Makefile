@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
+# Nothing that these import is torch's or the planner's.
+EDGE_TESTS := tests/agent tests/lifecycle tests/worker tests/executor
+
 # Of the plugins that others bring; loading all of them at every start takes longer than many a test file.
 PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin
 
@@ -44,8 +47,8 @@ $(VENV)-edge/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
-	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/lifecycle tests/worker tests/executor || \
-		$(VENV)-edge/bin/python -m pytest $(ALONE) -m 'not full and not gpu'
+	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' $(EDGE_TESTS) || \
+		$(VENV)-edge/bin/python -m pytest $(ALONE) -m 'not full and not gpu' $(EDGE_TESTS)
 
 test-docs: setup docs ## The site, the tutorial command by command, the examples
 	$(BIN)/python -m pytest -m full tests/docs

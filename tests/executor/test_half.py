@@ -17,8 +17,8 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.small_models import transformer
 from tests.executor.test_merge import siblings_of
-from tests.lowering.models import transformer
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 

@@ -25,7 +25,6 @@ from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSessio
 from stageloom.edge_agent.executor.onnx.program import JoinRun, SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.threads import assign
-from stageloom.edge_agent.executor.torch.plans import TorchPlans
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared import partition_rules
 from stageloom.shared.artifact import Artifact, open_artifact
@@ -258,25 +257,6 @@ def test_a_model_is_split_on_torch_too(name: str, seed: int) -> None:
         assert outcome.agrees, outcome.worst
     finally:
         executor.close()
-
-
-def test_on_torch_the_join_of_channels_copies_nothing() -> None:
-    artifact = artifact_of("squeezenet")
-    ops = [op for op, one in enumerate(artifact.graph.operators) if one.kind == "Conv"]
-    splits = tuple(Split(op, op, Axis.CHANNELS, 2) for op in ops)
-    executor = installed("torch_cpu")
-    assert isinstance(executor, TorchPlans)
-    try:
-        plan = split_plan(artifact, splits, executors=("torch_cpu", "torch_cpu"))
-        bound = bound_split(artifact, plan)
-        executor.load(PlanKey(1), bound, {artifact.digest: artifact})
-        slices = executor._plans[PlanKey(1)].recipe(0, {0: 1}).layout.slices
-    finally:
-        executor.close()
-    placed = {value.tensor for value in slices}
-    joins = [origin for origin in bound.models[0].origins if origin.role is SplitRole.JOIN]
-    halves = {half for origin in joins for _, *both in origin.halves for half in both}
-    assert len(halves) == 2 * len(ops) and halves <= placed
 
 
 def test_an_executor_that_does_not_split_says_so() -> None:

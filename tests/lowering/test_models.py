@@ -14,17 +14,8 @@ from benchmarks.zoo import ZOO
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.artifact import Artifact
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.lowering.models import (
-    Builder,
-    Execute,
-    by_run,
-    by_run_into,
-    imported,
-    lowered,
-    recurrent,
-    run_model,
-    transformer,
-)
+from tests.executor.small_models import Builder, imported, recurrent, transformer
+from tests.lowering.running import Execute, by_run, by_run_into, lowered, run_model
 
 EVERY_DAY = ("googlenet", "resnet50", "inception_v3")
 SMALL: dict[str, Callable[[], Artifact]] = {

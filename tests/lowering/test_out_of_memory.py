@@ -11,7 +11,7 @@ from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.out_of_memory import is_out_of_memory
 from stageloom.edge_agent.lowering.program import Unit
 from tests.executor.models import artifact_of
-from tests.lowering.models import lowered
+from tests.lowering.running import lowered
 
 ON_A_JETSON = (
     'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":995, '

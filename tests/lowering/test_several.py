@@ -20,7 +20,8 @@ from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.merge import merge_key
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.lowering.models import Builder, lowered
+from tests.executor.small_models import Builder
+from tests.lowering.running import lowered
 
 
 class Bench:

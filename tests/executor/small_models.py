@@ -1,24 +1,16 @@
-"""Small models of kinds that the zoo lacks, imported once per run of the tests, and how units are run."""
+"""Small models of kinds that the zoo lacks, imported once per run of the tests. Nothing here needs torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor
 
-from stageloom.edge_agent.lowering.batch import LoweredModel
-from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact, open_artifact
-from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from tests.scratch import scratch
-
-CPU = torch.device("cpu")
 
 
 class Builder:
@@ -145,58 +137,3 @@ def recurrent(kind: str, direction: str = "bidirectional") -> Artifact:
     last = name.replace(".0", ".1")
     answer = b.node("ReduceSum", last, b.constant(np.array([0])), keepdims=0)
     return b.artifact({"sequence": (steps, 1, width)}, {answer: (1, hidden), name: (steps, ways, 1, hidden)})
-
-
-def lowered(
-    artifact: Artifact,
-    *,
-    batch: int = 1,
-    channels_last: bool = True,
-    precision: Precision = Precision.FP32,
-    device: torch.device = CPU,
-) -> tuple[ModelLowering, LoweredModel]:
-    """A model lowered for the CPU, or another device."""
-    lowering = ModelLowering(artifact, device=device, precision=precision, channels_last=channels_last)
-    return lowering, lowering.at_batch(batch)
-
-
-Execute = Callable[["LoweredModel", int, list[Tensor]], Sequence[Tensor]]
-
-
-def by_run(model: LoweredModel, op: int, args: list[Tensor]) -> Sequence[Tensor]:
-    """Outputs where torch puts them."""
-    return model.units[op].run(args)
-
-
-def by_run_into(model: LoweredModel, op: int, args: list[Tensor]) -> Sequence[Tensor]:
-    """Outputs in buffers of ours, which hold rubbish before."""
-    unit = model.units[op]
-    outs = [model.allocate(t) for t in unit.outputs]
-    for out in outs:
-        out.fill_(torch.nan if out.is_floating_point() else 1)
-    unit.run_into(args, outs)
-    return outs
-
-
-def run_model(
-    artifact: Artifact,
-    model: LoweredModel,
-    inputs: Mapping[str, np.ndarray],
-    execute: Execute = by_run,
-) -> dict[str, np.ndarray]:
-    """Every tensor of the graph by name, units run one after another; arguments must stay as they were."""
-    values: dict[TensorId, Tensor] = {}
-    with torch.inference_mode():
-        for tensor in artifact.graph.inputs:
-            values[tensor] = model.allocate(tensor)
-            values[tensor].copy_(torch.from_numpy(inputs[artifact.graph.tensors[tensor].name]))
-        for op, unit in enumerate(model.units):
-            args = [values[t] for t in unit.inputs]
-            before = [a.clone() for a in args]
-            made = execute(model, op, args)
-            assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True)), unit.ops
-            for tensor, value in zip(unit.outputs, made, strict=True):
-                assert tuple(value.shape) == model.specs[tensor].shape
-                assert value.dtype == model.specs[tensor].dtype
-                values[tensor] = value
-    return {artifact.graph.tensors[t].name: v.float().cpu().numpy() for t, v in values.items()}
