@@ -1,6 +1,6 @@
 """Small models of kinds that the zoo lacks, imported once per run of the tests. Nothing here needs torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
