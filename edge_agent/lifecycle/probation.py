@@ -33,8 +33,8 @@ _KEEP_S: Final = 30.0
 class WaitingLog:
     """How long tasks have waited in the last half minute: what a guard compares before and after a change.
 
-    Latencies are of completed tasks, by when they arrived; ages are those of the oldest queued task whenever
-    the engine process told. Instants are seconds on one monotonic clock and do not go back.
+    Latencies are of completed tasks, by when they arrived; ages are those of the oldest task that waits,
+    whenever the engine process told. Instants are seconds on one monotonic clock and do not go back.
     """
 
     def __init__(self) -> None:

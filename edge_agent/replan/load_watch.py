@@ -55,8 +55,7 @@ class LoadWatch:
         Without `alarms` only what tasks wait is remembered. `disturbed`: by what the agent itself measures.
         """
         parts = self._parts
-        oldest_age_s = max((one.oldest_age_s for one in seen.queues), default=0.0)
-        parts.waiting.seen(seen.at_s, oldest_age_s, {one.name: one.arrived for one in seen.queues})
+        parts.waiting.seen(seen.at_s, seen.oldest_age_s, {one.name: one.arrived for one in seen.queues})
         if seen.key is None or not alarms:
             return
         self.tell_mode()

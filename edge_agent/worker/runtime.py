@@ -19,6 +19,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from stageloom.edge_agent.executor.base import CopyRunner, Rows, StepResult, StepRunner, one_line
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
 from stageloom.edge_agent.worker.bells import Bell, CommandBell, LockBell
@@ -292,7 +294,8 @@ class EngineRuntime:
     def sample(self) -> QueueSnapshot:
         """The queues at this instant."""
         with self._lock:
-            return self._core.sample(self._clock())
+            now = self._clock()
+            return structs.replace(self._core.sample(now), oldest_age_s=self._core.oldest_age_s(now))
 
     # Windows
 
@@ -304,7 +307,7 @@ class EngineRuntime:
             self._tasks.window = WindowCounter.begin(self._core, self._active, busy_s, now, to_s)
 
     def sample_window(self) -> float:
-        """Sample the queues for the window that has begun; the oldest queued task's age in it, seconds."""
+        """Sample the queues for the window that has begun; the greatest age of a waiting task, seconds."""
         with self._lock:
             window = self._tasks.window
             if window is None:

@@ -274,9 +274,13 @@ class EngineCore:
         return any(launcher.queue for launcher in self._registry.launchers.values())
 
     def oldest_age_s(self, now: float) -> float:
-        """Age of the oldest queued task of all models, 0 where none waits."""
-        arrived = (launcher.queue.oldest_arrived_s for launcher in self._registry.launchers.values())
-        return max((now - at for at in arrived if at is not None), default=0.0)
+        """Age of the oldest task that waits, 0 where none does: no step has begun with it in all its models.
+
+        Those in a queue and those in an instance alike. A plan whose models launch as soon as an instance is
+        free has empty queues, while its tasks wait in instances as long as another plan's do in queues.
+        """
+        tasks = self._registry.tasks.values()
+        return next((now - task.arrived_s for task in tasks if not task.begun), 0.0)
 
     def queues(self) -> list[tuple[str, int, int]]:
         """Per model its name, the tasks that wait, and those that were launched so far."""

@@ -43,7 +43,7 @@ class Waiting:
 
     tasks: int  # that p99 was taken over
     p99_s: float  # latency from arrival to answer, of tasks that arrived in these seconds
-    oldest_age_s: float  # the greatest that any queue's oldest task had
+    oldest_age_s: float  # the greatest that a task had which waited, in a queue or an instance
 
 
 class GuardVerdict(str, Enum):

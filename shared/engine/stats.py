@@ -91,6 +91,7 @@ class QueueSnapshot(Struct, frozen=True, array_like=True, tag=13):
     key: PlanKey | None  # of the active plan
     tightest_s: float | None  # of any model's
     queues: tuple[ModelQueue, ...]
+    oldest_age_s: float = 0.0  # of the oldest task that waits, for a guard, which a twin has none of
 
 
 def counts(ended: Mapping[Outcome, int]) -> Counts:

@@ -99,6 +99,11 @@ class Task:
         self.plan: PlanKey | None = None  # whose step ended it, where one did
         self.trouble = ""  # of a shared task: why it did not complete in some model
 
+    @property
+    def begun(self) -> bool:
+        """In each of its models a step was issued with it."""
+        return len(self.instances) == len(self.models) and all(one.started for one in self.instances)
+
 
 class ProgramKey(Struct, frozen=True, gc=False, cache_hash=True):
     """What an executor prepares: one combined block under one mask, each active member at a batch bucket."""

@@ -135,7 +135,7 @@ class TrialSetup:
     candidate_bytes: int
     memory_bytes: int  # what both may take together
     arrivals_per_s: tuple[float, ...] = ()  # per model; empty where it is not known [num_models]
-    oldest_age_s: float = 0.0  # of any queue when the trial begins
+    oldest_age_s: float = 0.0  # of the oldest waiting task when the trial begins
 
     def __post_init__(self) -> None:
         if not self.models or not len(self.models) == len(self.service_s) == len(self.instance_s):
@@ -327,7 +327,7 @@ class TrialCore:
         return self._end(Verdict.ABANDONED, reason, now)
 
     def tick(self, now: float, oldest_age_s: float = 0.0) -> list[TrialAction]:
-        """Time passed; `oldest_age_s` is that of the oldest queued task of all models."""
+        """Time passed; `oldest_age_s` is that of the oldest waiting task of all models."""
         if self._phase in (_Phase.NEW, _Phase.OVER):
             return []
         if harm := self._harm(oldest_age_s):

@@ -154,7 +154,7 @@ class WindowFigures:
     busy_s: float  # of them, with at least one step in flight on the device
     saturated: bool  # tasks were waiting all the time, so the plan set the throughput and not the arrivals
     p99_s: float  # latency from arrival to answer; 0 only where nothing completed
-    oldest_age_s: float  # the greatest that any queue's oldest task had
+    oldest_age_s: float  # the greatest that a task had which waited, in a queue or an instance
     judged: tuple[int, ...]  # tasks whose latency counts, per model [num_models]
     log_latency: tuple[float, ...]  # their natural logarithms of seconds, summed [num_models]
     due: int = 0  # of the tasks that arrived, those that have ended

@@ -49,3 +49,23 @@ def test_a_model_that_the_plan_lacks_is_not_shown() -> None:
     driver.load(1, chains(1))
     driver.activate(1)
     assert [queue.name for queue in driver.core.sample(driver.now).queues] == ["a"]
+
+
+def test_a_task_waits_as_long_in_an_instance_as_in_a_queue() -> None:
+    seen = []
+    for replicas in (1, 4):
+        driver = Driver(chains(1, lanes=1, run_ahead=1, fields={"replicas": replicas}))
+        for at_s in (0.0, 0.25, 0.5):
+            driver.at(at_s)
+            driver.submit("a")
+        driver.at(1.0)
+        (queue,) = driver.core.sample(driver.now).queues
+        seen.append((queue.queued, driver.core.oldest_age_s(driver.now)))
+    assert seen == [(1, 0.75), (0, 0.75)], "the first of the three runs"
+
+
+def test_no_task_waits_where_all_have_begun() -> None:
+    driver = Driver(chains(1, lanes=1))
+    driver.submit("a")
+    driver.at(1.0)
+    assert driver.core.oldest_age_s(driver.now) == 0.0

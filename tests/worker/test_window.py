@@ -65,6 +65,7 @@ def test_window_in_which_tasks_wait_all_the_time_is_saturated(
     futures = [shell.submit(model.graph.name, inputs) for _ in range(8)]
     shell._driver.begin_window(math.inf)
     assert shell._driver.sample_window() > 0
+    assert shell._driver.sample().oldest_age_s > 0, "what a guard compares"
     seen = shell._driver.end_window(1)
     assert seen is not None
     assert seen.saturated
