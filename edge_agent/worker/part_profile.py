@@ -122,7 +122,9 @@ def handover_plan(
     if not splits:
         return None
     choice = SplitChoice(states=tuple(states), splits=tuple(sorted(splits)), seconds=halves_s)
-    plan = split_plan("model", artifact.digest, artifact.graph, choice, ResourcePair((options, options), cores))
+    plan = split_plan(
+        "model", artifact.digest, artifact.graph, choice, ResourcePair((options, options), cores)
+    )
     return HandoverPlan(plan, halves_s, len(splits))
 
 

@@ -368,7 +368,7 @@ class Profiler:
             timed = timed_parts(
                 executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
             )
-            handover_s, reason = self._handover(request, artifact, as_samples(timed)) if timed else (None, "")
+            handover_s, reason = self._handover(request, artifact, as_samples(timed))
             times = told(timed)
             for first in range(0, max(1, len(times)), _PARTS_PER_REPORT):
                 part = times[first : first + _PARTS_PER_REPORT]
@@ -391,6 +391,8 @@ class Profiler:
     ) -> tuple[float | None, str]:
         """Seconds of a hand-over to a resource of the same executor; or None, and why."""
         asked = request.timing
+        if not parts:
+            return None, "no part was timed: no operator may be split, or the time was too short"
         cores = core_pair(asked.intra_op_threads)
         if cores is None:
             return None, f"two resources need {2 * asked.intra_op_threads} cores"
