@@ -296,6 +296,8 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
     _note_answer(request, result, there, why, now_us(session))
     if why or not result.timings:
         return why
+    if any(plan.models[member.model].splits for member in plan.combined[result.combined_block].members):
+        return ""  # its stages are of other operators than the artifacts', which share what is kept
     key = calibration_of(session, device, there).costs_key
     members, batch = combined_block_key(session, plan, result.combined_block)
     schedule = plan.combined[result.combined_block].schedule
