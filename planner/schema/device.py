@@ -143,8 +143,8 @@ class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     `models` empty: all of the store. On `executor` with `intra_op_threads`; None: on what runs a model there,
     else on what the agent is set to. With `plan` its stages are measured as it is, no models named; with
     `unsure_only` the combined blocks with stages that neither a measurement nor the model of the device's
-    class is sure of. `splits`: and parts of the operators that a plan may split over two resources. The job waits
-    for the answers for `wait_s` at most.
+    class is sure of. `splits`: and parts of the operators that a plan may split over two resources. The job
+    waits for the answers for `wait_s` at most.
     """
 
     device: DeviceName

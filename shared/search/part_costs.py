@@ -12,8 +12,8 @@ from stageloom.shared.search.patterns import Pattern, fitted_pattern
 class PartCosts:
     """Measured parts, and what a split costs beside them, on resources that share memory.
 
-    `samples_s`: seconds by extent, per operator and axis, the whole extent included. `border`: what an operator
-    takes longer where a session begins with it, as a share of its own seconds.
+    `samples_s`: seconds by extent, per operator and axis, the whole extent included. `border`: what an
+    operator takes longer where a session begins with it, as a share of its own seconds.
     """
 
     samples_s: Mapping[tuple[int, Axis], Mapping[int, float]]

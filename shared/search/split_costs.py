@@ -38,9 +38,7 @@ def split_costs(costs: CostTable, bound: BoundPlan) -> CostTable:
         executor: replace(table, measured_s={**table.measured_s, **found}, measured_at=measured_at)
         for executor, table in costs.beside.items()
     }
-    return replace(
-        costs, measured_s={**costs.measured_s, **found}, measured_at=measured_at, beside=tables
-    )
+    return replace(costs, measured_s={**costs.measured_s, **found}, measured_at=measured_at, beside=tables)
 
 
 class _SplitModel:
