@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
+from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace as replace_struct
 
 from stageloom.planner.costs.measured import device_costs, plan_costs
 from stageloom.planner.plan_search import model_choices
@@ -44,6 +47,10 @@ MOST_SPLITS: Final = 24
 """Splits of a model that `eop` keeps: a plan has a size on the wire, and the first ones gain nearly all."""
 
 EOP: Final = "eop"
+
+GAIN: Final = 0.97
+"""Of what one resource takes: with splits it must be predicted to be less, since a split that pays by a
+little on paper does not on a device (`docs/schedulers/eop.md`)."""
 
 _OURS: Final = (
     *("scheduler", "plan", "models", "device", "executor", "intra_op_threads", "precision"),
@@ -189,6 +196,33 @@ def proposals(measured: Measured) -> list[SplitCandidate]:
 
 def _candidate(measured: Measured, name: str, choice: SplitChoice) -> SplitCandidate:
     return SplitCandidate(name, measured.plan(choice), choice.seconds, len(choice.splits), len(choice.beside))
+
+
+class Entrants(NamedTuple):
+    """Plans with splits that take part in a tournament, and the costs of parts by which it judges them."""
+
+    candidates: tuple[SplitCandidate, ...] = ()
+    parts: Mapping[Digest, PartCosts] = MappingProxyType({})
+
+
+def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Entrants:
+    """What `eop` proposes on the first executor of a request for one model, where all is known and splits
+    are predicted to take clearly less than the faster resource alone; else nothing."""
+    asked = replace_struct(request, scheduler=EOP, budget_s=None, rates=())
+    try:
+        check_request(asked)
+        (choice,) = model_choices(store, asked.models)
+        machine = store.read(machine_of, device)
+        if machine is None or find_spec("onnx") is None:
+            return Entrants()
+        options = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
+        pair = ResourcePair((options, options), _cores(asked, machine, device))
+        measured = measured_on(store, device, choice, pair)
+    except InputError:  # what keeps `eop` from a plan keeps it from taking part, and no more
+        return Entrants()
+    most_s = GAIN * measured.session_s[0]
+    found = tuple(one for one in proposals(measured) if one.splits and one.seconds < most_s)
+    return Entrants(found, {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])})
 
 
 # What is known
@@ -349,7 +383,7 @@ def with_part_costs(
     tables = {}
     for options in plan.executors:
         known = {
-            choice.artifact: _part_costs(store, choice, times)
+            choice.artifact: _part_costs(choice, _nodes(store, choice.artifact), times)
             for choice in split
             if (times := _known(store, device, choice, options)) is not None
         }
@@ -358,8 +392,7 @@ def with_part_costs(
     return replace(first, beside=tables)
 
 
-def _part_costs(store: ReadStore, choice: ModelChoice, times: SplitMeasurements) -> PartCosts:
-    nodes = _nodes(store, choice.artifact)
+def _part_costs(choice: ModelChoice, nodes: OperatorNodes, times: SplitMeasurements) -> PartCosts:
     axes = [nodes.axes(op) for op in range(len(choice.graph.operators))]
     ratio = times.session_s / sum(times.alone_s)
     return PartCosts(

@@ -197,7 +197,10 @@ def profile_rows(times: OperatorTimes, environment: str) -> list[RowData]:
 
 def part_rows(parts: PartsTimed, artifact: Digest, environment: str) -> list[RowData]:
     """Parts of operators, in rows; the first one has what it takes to hand over and to copy."""
-    timings = [PartTiming(op, Axis(axis), *rest) for op, axis, *rest in parts.times]
+    timings = [
+        PartTiming(op, Axis(axis), extent, median_us, spread_us, runs)
+        for op, axis, extent, median_us, spread_us, runs in parts.times
+    ]
     chunks = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
     return [
         PartTimes(

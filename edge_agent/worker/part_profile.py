@@ -113,7 +113,8 @@ def handover_plan(
     """
     found = sorted(_middles(parts), key=lambda one: one[1])
     states: list[SplitState] = [Whole(0)] * len(artifact.graph.operators)
-    halves_s, splits = 0.0, []
+    halves_s = 0.0
+    splits: list[Split] = []
     for split, seconds in found:
         if states[split.first] == Whole(0) and len(splits) < HANDOVERS:
             states[split.first] = Halves(split.axis, split.boundary)

@@ -102,7 +102,9 @@ class _SplitModel:
         if following is not None and following.role is SplitRole.WHOLE:
             key = self._model.plan.artifact, following.ops[0]
             border_s = parts.border * self._table(op + 1).measured_s.get(key, 0.0)
-        return parts.handover_s + copied / parts.copy_bytes_per_s + border_s
+        # A stage of several groups costs its barrier already, which a hand-over was measured with.
+        handover_s = max(parts.handover_s - self._costs.rates.barrier_s, 0.0)
+        return handover_s + copied / parts.copy_bytes_per_s + border_s
 
     def _axis(self, origin: SplitOrigin) -> Axis | None:
         """Of a half."""

@@ -34,7 +34,7 @@ from stageloom.planner.schema.explanation import (
     PlanExplanation,
 )
 from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
-from stageloom.planner.split_search import check_request, splits_operators
+from stageloom.planner.split_search import Entrants, check_request, entrants, splits_operators
 from stageloom.planner.split_search import make as make_split
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
@@ -166,7 +166,11 @@ def _check(request: schema.PlanCreateRequest) -> None:
 def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
     from stageloom.planner.tournament.stored import create  # the twin and numpy, which few planners need
 
-    return create(api.store, api.live.pool, api.clock, request, job)
+    splits = Entrants()
+    if request.device is not None:
+        found = api.apart(entrants, request, request.device)
+        splits = found.result() if isinstance(found, Future) else found
+    return create(api.store, api.live.pool, api.clock, request, job, splits)
 
 
 def _auto(api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job) -> schema.PlanReply:
