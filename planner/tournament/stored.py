@@ -74,7 +74,8 @@ def create(
 ) -> schema.PlanReply:
     """Run a tournament; keep its plan, and a row per plan that was evaluated.
 
-    Plans with `splits` are the last to be evaluated, and never the one that is there at once.
+    Plans with `splits` are never the one that is there at once; nothing is left to search for them, so they
+    are evaluated next.
 
     Raises:
         InputError: as `search_job` and `stored_scenario`; a field is set that candidates decide.
@@ -92,10 +93,12 @@ def create(
         rules=basis.rules,
         searches=True,
     )
-    candidates += tuple(
+    first_one, *others = candidates
+    ready = [
         PlanCandidate(policy=EOP, partition=one.name, job=replace(basis, scheduler=EOP), ready=one.plan)
         for one in splits.candidates
-    )
+    ]
+    candidates = (first_one, *ready, *others)
     first = search(candidates[0].job)
     graphs = {model.artifact: model.graph for model in basis.models}
     stored = stored_scenario(store, request.device, bind(first, graphs), graphs, request.rates)

@@ -1,5 +1,6 @@
 """`plan create --scheduler eop`: from what a device measured of parts to a plan, and its explanation."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,36 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
+from stageloom.planner.api.jobs import Job
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.explain.plan import explain
 from stageloom.planner.plan_request import request_of
-from stageloom.planner.schema.plan import CoreSet, FurtherExecutor, ModelOptions, PlanCreateRequest
-from stageloom.planner.split_search import MOST_SPLITS, check_request, make, splits_operators
+from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
+from stageloom.planner.schema.plan import (
+    ArrivalRate,
+    CoreSet,
+    FurtherExecutor,
+    ModelOptions,
+    PlanCreateRequest,
+)
+from stageloom.planner.split_search import (
+    MOST_SPLITS,
+    Entrants,
+    check_request,
+    entrants,
+    make,
+    splits_operators,
+)
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
+from stageloom.planner.tournament.stored import create
+from stageloom.planner.twin.stored import stored_times
+from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
+from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.messages.telemetry import (
@@ -37,6 +57,7 @@ from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
+from tests.learning.pools import InlinePool
 from tests.store.helpers import NANO, enrol, row
 
 CLASS = "cpu-2-core"
@@ -234,6 +255,54 @@ def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) ->
 def test_what_a_split_plan_cannot_heed_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         check_request(replace(ONE, **changes))
+
+
+def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_they_clearly_pay(
+    rig: Rig,
+) -> None:
+    """The twin judges them by what was measured, and they are never the plan that is there at once."""
+    asked = replace(ONE, scheduler=None, budget_s=2.0, rates=(ArrivalRate(model="dense", per_s=20.0),))
+    assert entrants(rig.store, asked, NANO) == Entrants()
+    rig.measures("onnx", 1000.0, handover_us=3000.0)
+    assert entrants(rig.store, asked, NANO).candidates == (), "no split pays with such hand-overs"
+    rig.measures("onnx", 1000.0)
+    found = entrants(rig.store, asked, NANO)
+    assert "batch split at 8" in [one.name for one in found.candidates]
+    assert entrants(rig.store, replace(asked, executor="openvino"), NANO) == Entrants()
+    reply = create(rig.store, InlinePool(), SystemClock(), asked, _job(), found)
+    assert reply.contest is not None
+    judged = {one.name: one for one in reply.contest.judged}
+    assert next(iter(judged)) == "sequential, whole"
+    split, whole = judged["eop, batch split at 8"], judged["sequential, whole"]
+    assert split.p99_s < whole.p99_s
+    assert reply.contest.winner.startswith("eop, ") and reply.plan.scheduler == "eop"
+
+
+def _job() -> Job:
+    info = JobInfo(
+        job="1",
+        operation="plan.create",
+        state=JobState.RUNNING,
+        who="",
+        began_at_us=0,
+        progress=JobProgress(),
+    )
+    return Job(info, SystemClock())
+
+
+def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    asked = replace(ONE, scheduler=None, budget_s=2.0)
+    known = entrants(rig.store, asked, NANO)
+    (batch,) = [one for one in known.candidates if one.name == "batch split at 8"]
+    bound = bind(batch.plan, {rig.artifact.digest: rig.artifact.graph})
+    times, _ = stored_times(rig.store, NANO, bound)
+    with_parts = StepTimes(times.device, dataclasses.replace(times.costs, parts=known.parts))
+    overhead_s = times.device.step_s + times.device.item_s
+    took_s = with_parts.of_plan(bound).step(0, 1, (1,)).seconds
+    assert took_s == pytest.approx(2.1e-3 + HANDOVER_US / 1e6 + overhead_s, rel=0.02)
+    linear_s = times.of_plan(bound).step(0, 1, (1,)).seconds
+    assert linear_s < took_s, "without parts a half is half of the whole, and a join costs its bytes"
 
 
 def test_the_wire_form_keeps_the_splits(rig: Rig) -> None:
