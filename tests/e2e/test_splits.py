@@ -19,6 +19,7 @@ pytestmark = [
 ALPHA = ("--model", "alpha")
 
 
+@pytest.mark.promise("split-plans-from-device")
 def test_a_device_measures_parts_and_serves_plans_that_split_operators(
     device: Device, files: dict[str, Path]
 ) -> None:

@@ -164,6 +164,7 @@ def test_the_pair_of_executors_that_is_predicted_to_be_fastest_is_taken_unless_o
     assert [one.cores for one in placed.resources] == [(1,), (0,)]
 
 
+@pytest.mark.promise("split-plans-from-device")
 @pytest.mark.parametrize("name", sorted(splitters()))
 def test_each_splitter_finds_from_the_store_what_it_finds_from_the_same_times_directly(
     rig: Rig, name: str
