@@ -82,7 +82,7 @@ class SplitPlan(NamedTuple):
     prediction: CostPrediction
 
 
-class Measured(NamedTuple):
+class MeasuredModel(NamedTuple):
     """A model on a device, with what is known of two resources, the faster one first."""
 
     choice: ModelChoice
@@ -178,7 +178,7 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Spli
     return SplitPlan(best.plan, _sentence(measured, best), predict(best.plan, graphs, costs, ()))
 
 
-def proposals(measured: Measured) -> list[SplitCandidate]:
+def proposals(measured: MeasuredModel) -> list[SplitCandidate]:
     """What `eop` proposes: operators' splits, the batch split, and the faster resource alone."""
     problem = measured.problem()
     operators = at_best_home(lambda one: eop_at_most(one, MOST_SPLITS), problem)
@@ -194,7 +194,7 @@ def proposals(measured: Measured) -> list[SplitCandidate]:
     ]
 
 
-def _candidate(measured: Measured, name: str, choice: SplitChoice) -> SplitCandidate:
+def _candidate(measured: MeasuredModel, name: str, choice: SplitChoice) -> SplitCandidate:
     return SplitCandidate(name, measured.plan(choice), choice.seconds, len(choice.splits), len(choice.beside))
 
 
@@ -228,7 +228,7 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
 # What is known
 
 
-def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair) -> Measured:
+def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair) -> MeasuredModel:
     """What a device measured of a model on two resources; the faster one becomes the first.
 
     Raises:
@@ -239,7 +239,7 @@ def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: R
     if times[1].session_s < times[0].session_s:
         times.reverse()
         pair = ResourcePair(pair.executors[::-1], pair.cores[::-1])
-    return Measured(choice, _nodes(store, choice.artifact), pair, (times[0], times[1]))
+    return MeasuredModel(choice, _nodes(store, choice.artifact), pair, (times[0], times[1]))
 
 
 def _nodes(store: ReadStore, artifact: Digest) -> OperatorNodes:
@@ -344,7 +344,7 @@ def _cores(
     return machine.cores[:threads], machine.cores[threads : 2 * threads]
 
 
-def _sentence(measured: Measured, best: SplitCandidate) -> str:
+def _sentence(measured: MeasuredModel, best: SplitCandidate) -> str:
     """What was chosen, and what the search predicts with and without splits."""
     names = [
         f"{options.name} on {'cores' if len(cores) > 1 else 'core'} {', '.join(map(str, cores))}"

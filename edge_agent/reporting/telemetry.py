@@ -15,7 +15,7 @@ from stageloom.shared.messages.telemetry import (
     Event,
     GroupSpan,
     OperatorTiming,
-    PartTimes,
+    PartProfileResult,
     PartTiming,
     ProfileResult,
     QueueSample,
@@ -203,7 +203,7 @@ def part_rows(parts: PartsTimed, artifact: Digest, environment: str) -> list[Row
     ]
     chunks = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
     return [
-        PartTimes(
+        PartProfileResult(
             parts.request,
             artifact,
             bounded(environment, 128),

@@ -347,7 +347,7 @@ class PartsTimed(_Message, frozen=True, tag=26):
     """Parts of operators of the artifact that a `Profile` is about: (operator, axis, extent, median and
     spread in microseconds, runs). Comes before the last `OperatorTimes`.
 
-    `handover_us` and `copy_bytes_per_s`: see `stageloom.shared.messages.telemetry.PartTimes`.
+    `handover_us` and `copy_bytes_per_s`: see `stageloom.shared.messages.telemetry.PartProfileResult`.
     """
 
     request: int

@@ -20,7 +20,7 @@ from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     Ledger,
     MachineFacts,
-    PartTimes,
+    PartProfileResult,
     PlanActivated,
     ProfileResult,
     RowData,
@@ -118,7 +118,7 @@ class ArtifactFile:
 _SINGLE_TAGS: Final = frozenset(
     kind.__struct_config__.tag
     for kind in (
-        *(ExecutorTime, MachineFacts, PartTimes, PlanActivated, ProfileResult),
+        *(ExecutorTime, MachineFacts, PartProfileResult, PlanActivated, ProfileResult),
         *(StageProfileResult, StateChange, TrialEnded),
     )
 )

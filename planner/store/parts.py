@@ -17,7 +17,7 @@ from stageloom.planner.store.rows import insert_rows, known_device
 from stageloom.planner.store.tables import ArtifactRow, HandoverCostRow, PartCostRow, ProfileRow
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import MAX_PARTS
-from stageloom.shared.messages.telemetry import PartTimes
+from stageloom.shared.messages.telemetry import PartProfileResult
 from stageloom.shared.partition import Axis
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.measured_splits import PartSample
@@ -44,7 +44,7 @@ class Handover:
     copy_bytes_per_s: float
 
 
-def store_part_times(session: Session, device: DeviceId, told: PartTimes) -> str:
+def store_part_times(session: Session, device: DeviceId, told: PartProfileResult) -> str:
     """Keep parts that a device was asked to measure; returns why not, empty where they are kept."""
     request = session.get(ProfileRow, told.request)
     why = answers_request(session, device, request, told.request, told.environment)
@@ -84,7 +84,7 @@ def store_part_times(session: Session, device: DeviceId, told: PartTimes) -> str
     return ""
 
 
-def _refusal(session: Session, request: ProfileRow, told: PartTimes, there: str, under: str) -> str:
+def _refusal(session: Session, request: ProfileRow, told: PartProfileResult, there: str, under: str) -> str:
     """Why parts that are to be kept of a class under an executor cannot be an answer to an open request."""
     if not request.parts or not request.executor:
         return f"request {request.request} asked for no parts"

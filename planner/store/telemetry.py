@@ -31,7 +31,7 @@ from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     MachineFacts,
-    PartTimes,
+    PartProfileResult,
     PlanActivated,
     ProfileResult,
     Row,
@@ -103,7 +103,7 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
         elif isinstance(row.data, ExecutorTime):
             why = store_executor_time(session, device, row.data)
             refused |= {device: why} if why else {}
-        elif isinstance(row.data, PartTimes):
+        elif isinstance(row.data, PartProfileResult):
             why = store_part_times(session, device, row.data)
             refused |= {device: why} if why else {}
         elif isinstance(row.data, MachineFacts):

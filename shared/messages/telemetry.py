@@ -295,7 +295,7 @@ class PartTiming(Struct, frozen=True, array_like=True):
     runs: SmallCount
 
 
-class PartTimes(Struct, frozen=True, tag=16, array_like=True):
+class PartProfileResult(Struct, frozen=True, tag=16, array_like=True):
     """Parts of operators that a `ProfileRequest` asked for; rows of them come before its last answer.
 
     Of operators that are alike only the first was measured. `handover_us`: of calling another resource of
@@ -328,7 +328,7 @@ RowData = (
     | PlanActivated
     | MachineFacts
     | ExecutorTime
-    | PartTimes
+    | PartProfileResult
 )
 
 
@@ -471,7 +471,7 @@ class RowKind(str, Enum):
     PLAN_ACTIVATED = "plan_activated"
     MACHINE_FACTS = "machine_facts"
     EXECUTOR_TIME = "executor_time"
-    PART_TIMES = "part_times"
+    PART_PROFILE_RESULT = "part_profile_result"
     UNREADABLE = "unreadable"
 
 
@@ -491,5 +491,5 @@ KIND_OF: Final[dict[type, RowKind]] = {
     PlanActivated: RowKind.PLAN_ACTIVATED,
     MachineFacts: RowKind.MACHINE_FACTS,
     ExecutorTime: RowKind.EXECUTOR_TIME,
-    PartTimes: RowKind.PART_TIMES,
+    PartProfileResult: RowKind.PART_PROFILE_RESULT,
 }

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from stageloom.shared.partition import Axis
-from stageloom.shared.search.patterns import Pattern, fitted_pattern
+from stageloom.shared.search.patterns import fitted_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +29,5 @@ class PartCosts:
         if not samples:
             return part
         whole = max(samples)
-        pattern = _pattern(tuple(sorted(samples.items())))
+        pattern = fitted_pattern(samples)
         return pattern(max(1, round(part * whole))) / pattern(whole)
-
-
-@lru_cache(maxsize=4096)
-def _pattern(samples: tuple[tuple[int, float], ...]) -> Pattern:
-    return fitted_pattern(dict(samples))

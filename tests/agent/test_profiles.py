@@ -19,7 +19,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
-    PartTimes,
+    PartProfileResult,
     ProfileResult,
     RowData,
     StageProfileResult,
@@ -113,7 +113,7 @@ def test_parts_are_measured_where_asked_for_and_told_in_rows_that_fit_before_the
     times = tuple((op, "c", 1 << 20, 1e6 + op / 3, 0.123456789, 5) for op in range(999_936, 1_000_000))
     it.desk.parts_timed(PartsTimed(3, (*times, (4, "h", 7, 2.5, 0.5, 5)), 131.5, 4.5e9, "cut off"))
     it.desk.parts_timed(PartsTimed(7, times))  # nobody asked
-    rows = [row for row in it.rows if isinstance(row, PartTimes)]
+    rows = [row for row in it.rows if isinstance(row, PartProfileResult)]
     assert rows == it.rows, "the operators' times answer"
     assert [len(row.timings) for row in rows] == [64, 1]
     assert [(row.handover_us, row.copy_bytes_per_s) for row in rows] == [(131.5, 4.5e9), (None, None)]

@@ -74,7 +74,7 @@ ROWS: tuple[Any, ...] = (
         1,
     ),
     telemetry.ExecutorTime(ARTIFACT, "openvino", 1, 1, "cpu-2/1.31.1", 4_812.5, 9),
-    telemetry.PartTimes(
+    telemetry.PartProfileResult(
         3,
         ARTIFACT,
         "cpu-2/1.31.1",

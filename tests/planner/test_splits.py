@@ -47,7 +47,7 @@ from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     MachineFacts,
     OperatorTiming,
-    PartTimes,
+    PartProfileResult,
     PartTiming,
     ProfileResult,
     RowData,
@@ -108,7 +108,7 @@ class Rig:
         (number,), _ = self.store.write(request_profile, NANO, ["dense"], executor=options, parts=9)
         self.tells(
             ExecutorTime(digest, executor, 1, 1, CLASS, LAYERS * layer_us, 9),
-            PartTimes(number, digest, CLASS, tuple(self.parts(layer_us)), handover_us, COPY),
+            PartProfileResult(number, digest, CLASS, tuple(self.parts(layer_us)), handover_us, COPY),
             ProfileResult(
                 number,
                 digest,

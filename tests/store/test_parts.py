@@ -12,7 +12,7 @@ from stageloom.planner.store.profiles import answer_reasons, open_requests, requ
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.telemetry import PartTimes, PartTiming, ProfileResult
+from stageloom.shared.messages.telemetry import PartProfileResult, PartTiming, ProfileResult
 from stageloom.shared.partition import Axis
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.measured_splits import PartSample
@@ -35,8 +35,8 @@ class Asked:
             request_profile, NANO, ["relu"], executor=OPENVINO, parts=9
         )
 
-    def told(self, **changes: Any) -> PartTimes:
-        told = PartTimes(self.number, self.digest, CLASS, TIMINGS, 131.5, 4.5e9)
+    def told(self, **changes: Any) -> PartProfileResult:
+        told = PartProfileResult(self.number, self.digest, CLASS, TIMINGS, 131.5, 4.5e9)
         return msgspec.structs.replace(told, **changes)
 
     def kept(self, executor: ExecutorOptions = OPENVINO) -> tuple[PartSample, ...]:
