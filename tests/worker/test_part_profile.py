@@ -12,7 +12,6 @@ from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
-from stageloom.edge_agent.worker import part_profile
 from stageloom.edge_agent.worker.messages import OperatorTimes, PartsTimed, Profile, Report, WholeTime
 from stageloom.edge_agent.worker.part_profile import (
     HANDOVERS,
@@ -101,7 +100,7 @@ def test_an_executor_that_times_no_parts_says_so_and_its_operators_are_told(arti
 def test_on_one_core_parts_are_told_and_why_there_is_no_hand_over(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_profile.os, "sched_getaffinity", lambda process: {0})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     assert core_pair(1) is None
     _, parts, _ = reports_of(artifact)
     assert isinstance(parts, PartsTimed) and parts.times and parts.handover_us is None
