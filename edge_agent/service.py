@@ -342,6 +342,8 @@ class Agent:
                 self._lifecycle.collect()
             case engine.WholeTime():
                 self._profiles.whole_time(report)
+            case engine.PartsTimed():
+                self._profiles.parts_timed(report)
             case engine.OperatorTimes():
                 self._profiles.operator_times(report)
             case engine.StageTimes():

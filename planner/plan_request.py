@@ -18,6 +18,7 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
+from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.job import run_search
 from stageloom.shared.search.registry import added_schedulers, schedulers
 
@@ -38,6 +39,13 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         raise InputError(
             "blocks of this plan have several executors, as they are placed, which a plan file cannot say",
             remedy="push the plan itself",
+        )
+    if info.scheduler in splitters():
+        return _split_request(info, plan)
+    if any(model.splits for model in plan.models):
+        raise InputError(
+            f"this plan splits operators and is of {info.scheduler}, which a plan file cannot say",
+            remedy="push the plan itself, or make one with --scheduler eop",
         )
     request = PlanCreateRequest(
         models=tuple(_options(plan, at, store.graph(one.artifact)) for at, one in enumerate(plan.models)),
@@ -68,6 +76,37 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         barrier=plan.barrier,
     )
     return replace(request, scheduler=_scheduler(store, info, request))
+
+
+def _split_request(info: PlanInfo, plan: Plan) -> PlanCreateRequest:
+    """The request for a plan of a splitter, which decides all but the model's rules and the resources."""
+    (model,) = plan.models
+    return PlanCreateRequest(
+        models=(
+            ModelOptions(
+                model=model.name,
+                launch_interval_s=model.launch_interval_us / 1e6,
+                work_conserving=model.work_conserving,
+                weight=model.weight,
+                queue=model.queue.rule,
+                queue_max_tasks=model.queue.max_tasks,
+                queue_max_bytes=model.queue.max_bytes,
+            ),
+        ),
+        scheduler=info.scheduler,
+        executor=plan.executor.name,
+        intra_op_threads=plan.executor.intra_op_threads,
+        precision=cast(PrecisionName, plan.executor.precision),
+        further_executors=tuple(
+            FurtherExecutor(
+                name=one.name,
+                intra_op_threads=one.intra_op_threads,
+                precision=cast(PrecisionName, one.precision),
+            )
+            for one in plan.further_executors
+        ),
+        resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),
+    )
 
 
 def _scheduler(store: ReadStore, info: PlanInfo, request: PlanCreateRequest) -> str:

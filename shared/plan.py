@@ -203,13 +203,25 @@ class Plan:
         """All that its combined blocks name, by number."""
         return (self.executor, *self.further_executors)
 
+    def resource_of(self, lane: int) -> int | None:
+        """The resource of a lane; None without resources.
+
+        Steps that are no lane's, such as those of a measurement, have a number behind all lanes: they run
+        where the first lane does.
+        """
+        if not self.lane_resources:
+            return None
+        return self.lane_resources[lane if lane < len(self.lane_resources) else 0]
+
     def cores_of(self, lane: int) -> tuple[int, ...]:
         """The cores that a lane may run on; empty where the system chooses."""
-        return self.resources[self.lane_resources[lane]].cores if self.lane_resources else ()
+        resource = self.resource_of(lane)
+        return () if resource is None else self.resources[resource].cores
 
     def memory_of(self, lane: int) -> int:
         """The memory node of a lane's resource."""
-        return self.resources[self.lane_resources[lane]].memory if self.lane_resources else 0
+        resource = self.resource_of(lane)
+        return 0 if resource is None else self.resources[resource].memory
 
     @property
     def places(self) -> bool:

@@ -25,19 +25,18 @@ from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
 from stageloom.edge_agent.executor.onnx.split_timing import PartTimingRequest
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import WorkerConfig
+from stageloom.edge_agent.worker.part_profile import copy_rate
 from stageloom.shared.engine.steps import PlanKey, Step
 from stageloom.shared.importer.splittable import SplitReader
-from stageloom.shared.operator_parts import SplitAxis
-from stageloom.shared.partition import Axis
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Resource
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.eop import equal
 from stageloom.shared.search.measured_splits import (
-    PartSamples,
-    ResourceTimes,
-    SharedMemoryJoins,
+    PartSample,
+    SplitMeasurements,
     alike,
-    measured_problem,
+    operators_to_time,
+    split_problem,
 )
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from stageloom.shared.search.split_problem import SplitChoice, SplitProblem, Whole
@@ -204,25 +203,25 @@ class Limits:
 
 @dataclass(frozen=True)
 class Profile:
-    """What operators of a model take on both resources, and what it takes that they are split."""
+    """What operators of a model and their parts take on both resources."""
 
-    axes: tuple[tuple[SplitAxis, ...], ...]
     reader: SplitReader
     alone_s: tuple[tuple[float, ...], tuple[float, ...]]
-    parts: tuple[PartSamples, PartSamples]
+    parts: tuple[tuple[PartSample, ...], tuple[PartSample, ...]]
 
     def problem(self, subject: Subject, session_s: Sequence[float], join: "JoinCost") -> SplitProblem:
         """`session_s`: what the whole model takes on each resource in one session."""
-        fast, slow = (ResourceTimes.of(self.alone_s[r], self.parts[r], session_s[r]) for r in (0, 1))
-        joins = SharedMemoryJoins(
-            graph=subject.artifact.graph,
-            nodes=self.reader,
-            axes=self.axes,
-            handover_s=join.handover_s,
-            copy_bytes_per_s=join.bytes_per_s,
-            border_s=(fast.border_s, slow.border_s),
+        fast, slow = (
+            SplitMeasurements(
+                alone_s=self.alone_s[r],
+                parts=self.parts[r],
+                session_s=session_s[r],
+                handover_s=join.handover_s,
+                copy_bytes_per_s=join.bytes_per_s,
+            )
+            for r in (0, 1)
         )
-        return measured_problem(subject.artifact.graph, self.axes, (fast, slow), joins)
+        return split_problem(subject.artifact.graph, self.reader, (fast, slow))
 
 
 def profiled(subject: Subject, machine: Machine, limits: Limits) -> Profile:
@@ -241,11 +240,10 @@ def profiled(subject: Subject, machine: Machine, limits: Limits) -> Profile:
         # A paced part waits as it should: fewer of its times say the same.
         few = name == "paced" and limits.points > 6
         own_s = [max(one.median_us, 1.0) / 1e6 for one in own]
-        distinct = sorted({op for op in first if axes[op]}, key=lambda op: -own_s[op])
         timed = executor.time_parts(
             subject.artifact,
             PartTimingRequest(
-                ops=tuple(distinct),
+                ops=tuple(operators_to_time(axes, first, own_s)),
                 points=6 if few else limits.points,
                 repeats=3 if few else limits.repeats,
                 limit_s=limits.seconds,
@@ -254,24 +252,9 @@ def profiled(subject: Subject, machine: Machine, limits: Limits) -> Profile:
             lambda: True,
         )
         executor.close()
-        found: dict[tuple[int, Axis], dict[int, float]] = {}
-        for one in timed:
-            found.setdefault((one.op, one.axis), {})[one.extent] = one.time.median_us / 1e6
-        complete = {
-            key: by_extent
-            for key, by_extent in found.items()
-            if any(a.axis is key[1] and a.extent in by_extent for a in axes[key[0]])
-        }
         alone.append(tuple(own_s))
-        parts.append(
-            {
-                (op, axis.axis): complete[first[op], axis.axis]
-                for op, offered in enumerate(axes)
-                for axis in offered
-                if (first[op], axis.axis) in complete
-            }
-        )
-    return Profile(axes, reader, (alone[0], alone[1]), (parts[0], parts[1]))
+        parts.append(tuple(PartSample(*one[:3], one.time.median_us / 1e6) for one in timed))
+    return Profile(reader, (alone[0], alone[1]), (parts[0], parts[1]))
 
 
 @dataclass(frozen=True)
@@ -302,14 +285,3 @@ def measured_joins(machine: Machine, subject: Subject) -> JoinCost:
         operator.seconds(state) for operator, state in zip(problem.operators, choice.states, strict=True)
     )
     return JoinCost(max((taken_s - parts_s) / max(len(choice.splits), 1), 1e-6), copy_rate())
-
-
-def copy_rate(nbytes: int = 1 << 20, repeats: int = 25) -> float:
-    """Bytes per second of putting two arrays together."""
-    halves = [np.ones((2, nbytes // 16), np.float32) for _ in range(2)]
-    taken = []
-    for _ in range(repeats):
-        began_s = time.perf_counter()
-        np.concatenate(halves, axis=1)
-        taken.append(time.perf_counter() - began_s)
-    return nbytes / median(taken)

@@ -201,7 +201,8 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
             self._pool.run(program.threading, body)
             return
         plan = self._plans[step.program.plan].bound.plan
-        own = plan.lane_resources[step.lane] if plan.lane_resources else OWN_RESOURCE
+        resource = plan.resource_of(step.lane)
+        own = OWN_RESOURCE if resource is None else resource
         cores = {number: resource.cores for number, resource in enumerate(plan.resources)}
         self._pool.run(program.threading, body, own, cores)
 

@@ -13,12 +13,13 @@ from msgspec import UNSET
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.replan.drift import DriftWatch
-from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
+from stageloom.edge_agent.reporting.telemetry import part_rows, profile_rows, stage_rows
 from stageloom.edge_agent.way_measuring import OWN_REQUESTS
 from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import (
     Command,
     OperatorTimes,
+    PartsTimed,
     Profile,
     ProfileStages,
     StageTimes,
@@ -122,6 +123,12 @@ class ProfileQueue:
             )
             self._record([row])
 
+    def parts_timed(self, parts: PartsTimed) -> None:
+        """Parts of the operators of a request, whose operators' times end it."""
+        request = self._open.get(parts.request)
+        if isinstance(request, ProfileRequest):
+            self._record(part_rows(parts, Digest(request.artifact.digest), self._environment()))
+
     def operator_times(self, times: OperatorTimes) -> None:
         """The engine's answer, or part of it."""
         if times.request in self._open:
@@ -181,6 +188,7 @@ class ProfileQueue:
                     limit_s=request.budget_s,
                     wall_s=self._wall_s,
                 ),
+                parts=0 if request.parts is UNSET else request.parts,
             ),
             (),
         )

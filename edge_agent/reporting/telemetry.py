@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from stageloom.edge_agent.ingest.ledger import Interval
-from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, StepTraced
+from stageloom.edge_agent.worker.messages import OperatorTimes, PartsTimed, StageTimes, Stats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
     PLAN_CHARS,
     Event,
     GroupSpan,
     OperatorTiming,
+    PartProfileResult,
+    PartTiming,
     ProfileResult,
     QueueSample,
     RowData,
@@ -24,6 +26,7 @@ from stageloom.shared.messages.telemetry import (
     StepTrace,
     TaskCounters,
 )
+from stageloom.shared.partition import Axis
 from stageloom.shared.text import bounded
 
 _log = logging.getLogger(__name__)
@@ -189,6 +192,27 @@ def profile_rows(times: OperatorTimes, environment: str) -> list[RowData]:
             bounded(times.reason),
         )
         for index, part in enumerate(parts)
+    ]
+
+
+def part_rows(parts: PartsTimed, artifact: Digest, environment: str) -> list[RowData]:
+    """Parts of operators, in rows; the first one has what it takes to hand over and to copy."""
+    timings = [
+        PartTiming(op, Axis(axis), extent, median_us, spread_us, runs)
+        for op, axis, extent, median_us, spread_us, runs in parts.times
+    ]
+    chunks = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
+    return [
+        PartProfileResult(
+            parts.request,
+            artifact,
+            bounded(environment, 128),
+            tuple(chunk),
+            None if at else parts.handover_us,
+            None if at else parts.copy_bytes_per_s,
+            bounded(parts.reason),
+        )
+        for at, chunk in enumerate(chunks)
     ]
 
 

@@ -119,13 +119,17 @@ class CancelTask(_Message, frozen=True, tag=7):
 
 
 class Profile(_Message, frozen=True, tag=8):
-    """Time an artifact as a whole, and every operator of it, while the queues are empty."""
+    """Time an artifact as a whole, and every operator of it, while the queues are empty.
+
+    `parts`: and of operators that may be split the parts of so many extents per axis; 0: none.
+    """
 
     request: int
     artifact: str
     path: str
     executor: str = "onnx"
     timing: TimingRequest = TimingRequest()
+    parts: int = 0
 
 
 class ProfileStages(_Message, frozen=True, tag=12):
@@ -339,6 +343,20 @@ class WholeTime(_Message, frozen=True, tag=24):
     reason: str = ""
 
 
+class PartsTimed(_Message, frozen=True, tag=26):
+    """Parts of operators of the artifact that a `Profile` is about: (operator, axis, extent, median and
+    spread in microseconds, runs). Comes before the last `OperatorTimes`.
+
+    `handover_us` and `copy_bytes_per_s`: see `stageloom.shared.messages.telemetry.PartProfileResult`.
+    """
+
+    request: int
+    times: tuple[tuple[int, str, int, float, float, int], ...]
+    handover_us: float | None = None
+    copy_bytes_per_s: float | None = None
+    reason: str = ""
+
+
 class StepTraced(_Message, frozen=True, tag=9):
     """One step's groups on their streams."""
 
@@ -455,6 +473,7 @@ Report: TypeAlias = (
     | Stats
     | OperatorTimes
     | WholeTime
+    | PartsTimed
     | StepTraced
     | Drained
     | Exited

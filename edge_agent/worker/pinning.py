@@ -1,6 +1,8 @@
 """Keeps a lane's thread on the cores of its resource."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.plan import Plan
@@ -32,3 +34,14 @@ class LanePin:
         if cores != self._cores:
             os.sched_setaffinity(0, cores or self._everywhere)
             self._cores = cores
+
+
+@contextmanager
+def pinned(cores: tuple[int, ...]) -> Iterator[None]:
+    """The calling thread on these cores; on all that the process has where none are named."""
+    pin = LanePin()
+    pin.keep_to(cores)
+    try:
+        yield
+    finally:
+        pin.keep_to(())

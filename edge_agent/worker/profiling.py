@@ -22,11 +22,30 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner, one_line
+import msgspec
+
+from stageloom.edge_agent.executor.base import (
+    Executor,
+    OperatorTime,
+    StepResult,
+    StepRunner,
+    TimingRequest,
+    one_line,
+)
 from stageloom.edge_agent.executor.executors import Executors, make_executor
 from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import Report
+from stageloom.edge_agent.worker.part_profile import (
+    as_samples,
+    copy_rate,
+    core_pair,
+    handover_plan,
+    handover_s,
+    timed_parts,
+    told,
+)
+from stageloom.edge_agent.worker.pinning import pinned
 from stageloom.edge_agent.worker.resources import ArtifactTable, budget
 from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.artifact import Artifact
@@ -40,6 +59,7 @@ from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, ExecutorOptions, Member, decode_plan
 from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.measured_splits import PartSample
 from stageloom.shared.stage_times import stage_spans
 
 if TYPE_CHECKING:
@@ -252,6 +272,13 @@ _WHOLE_RUNS: Final = 9
 _WHOLE_SHARE: Final = 0.25
 """Of a request's time, what running the whole model may take."""
 
+_OPERATORS_SHARE: Final = 0.3
+_PARTS_SHARE: Final = 0.4
+_HANDOVER_SHARE: Final = 0.2
+"""Of the time of a request for parts."""
+
+_PARTS_PER_REPORT: Final = 1024  # of at most 40 bytes each
+
 _TOO_BUSY = "some were not timed: the time limit came first, or the device was too busy"
 
 
@@ -307,7 +334,10 @@ class Profiler:
                 self._report(whole)
             executor = make_executor(request.executor)
             try:
-                timed = executor.time_operators(artifact, request.timing, self._idle)
+                timing = _share(request.timing, _OPERATORS_SHARE) if request.parts else request.timing
+                timed = executor.time_operators(artifact, timing, self._idle)
+                if request.parts:
+                    self._time_parts(request, artifact, executor, timed)
             finally:
                 executor.close()
             if not all(one.runs for one in timed):
@@ -323,6 +353,67 @@ class Profiler:
                     request.request, digest, request.timing.batch, part, reason, first, len(times)
                 )
             )
+
+    def _time_parts(
+        self,
+        request: messages.Profile,
+        artifact: Artifact,
+        executor: Executor,
+        alone: Sequence[OperatorTime],
+    ) -> None:
+        """Report parts of operators, and what it takes to hand over and to copy."""
+        asked = request.timing
+        reports: list[messages.PartsTimed] = []
+        try:
+            timed = timed_parts(
+                executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
+            )
+            handover_s, reason = self._handover(request, artifact, as_samples(timed))
+            times = told(timed)
+            for first in range(0, max(1, len(times)), _PARTS_PER_REPORT):
+                part = times[first : first + _PARTS_PER_REPORT]
+                reports.append(
+                    messages.PartsTimed(
+                        request.request,
+                        part,
+                        None if first or handover_s is None else handover_s * 1e6,
+                        None if first else copy_rate(),
+                        reason,
+                    )
+                )
+        except Exception as error:  # there are no parts, and the operators are told
+            reports = [messages.PartsTimed(request.request, (), reason=_one_line(error))]
+        for report in reports:
+            self._report(report)
+
+    def _handover(
+        self, request: messages.Profile, artifact: Artifact, parts: Sequence[PartSample]
+    ) -> tuple[float | None, str]:
+        """Seconds of a hand-over to a resource of the same executor; or None, and why."""
+        asked = request.timing
+        if not parts:
+            return None, "no part was timed: no operator may be split, or the time was too short"
+        cores = core_pair(asked.intra_op_threads)
+        if cores is None:
+            return None, f"two resources need {2 * asked.intra_op_threads} cores"
+        options = ExecutorOptions(name=request.executor, intra_op_threads=asked.intra_op_threads)
+        try:
+            wanted = handover_plan(artifact, parts, options, cores)
+            if wanted is None:
+                return None, "no operator has two halves"
+            bound = bind(wanted.plan, {artifact.digest: artifact.graph})
+            own_s = _HANDOVER_SHARE * asked.limit_s
+            moments = IdleTime(self._idle, own_s=own_s, wall_s=asked.wall_s)
+            with self._executor(bound) as (executor, serving), pinned(cores[0]):
+                (found,) = profile_stages(
+                    bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
+                )
+        except Exception as error:  # parts are told without it
+            return None, f"hand-overs are not measured: {_one_line(error)}"
+        schedule = wanted.plan.combined[0].schedule
+        assert isinstance(schedule, StageSchedule), "split plans have stages"
+        seconds = handover_s(schedule, found, wanted)
+        return seconds, "" if seconds is not None else f"hand-overs are not measured: {_TOO_BUSY}"
 
     def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | None:
         """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
@@ -422,6 +513,11 @@ def stage_reports(
 
 def _stage(stage: int, time: OperatorTime, stages: int) -> tuple[int, float, float, int, int]:
     return stage, time.median_us, time.spread_us, time.runs, stages
+
+
+def _share(timing: TimingRequest, share: float) -> TimingRequest:
+    """With a part of the time."""
+    return msgspec.structs.replace(timing, limit_s=share * timing.limit_s)
 
 
 def _one_line(error: Exception) -> str:

@@ -318,9 +318,22 @@ def profile(
         int | None, typer.Option("--threads", metavar="N", help="Of --executor, inside one operator.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
+    splits: Annotated[
+        bool,
+        typer.Option(
+            "--splits",
+            help="Also parts of the operators that a plan may split over two resources: what "
+            "`plan create --scheduler eop` needs.",
+        ),
+    ] = False,
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="What the device may spend, such as 20s or 2m.")
-    ] = "20s",
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            help="What the device may spend, such as 20s or 2m. Default: 20s; with --splits 60s.",
+        ),
+    ] = None,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the results.")
     ] = "2m",
@@ -331,12 +344,13 @@ def profile(
     \b
     stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --executor openvino      # for plans with several executors
+    stageloom device profile shop-7 --model resnet50 --splits  # for plans with operators split over cores
     stageloom device profile shop-7 --plan inception
     """
-    if plan is not None and (models or batch != 1 or executor or threads):
+    if plan is not None and (models or batch != 1 or executor or threads or splits):
         raise InputError(
             "--plan measures the stages of one plan as it is",
-            remedy="leave out --model, --batch, --executor, --threads",
+            remedy="leave out --model, --batch, --executor, --threads, --splits",
         )
     request = schema.DeviceProfileRequest(
         device=DeviceId(device),
@@ -345,7 +359,8 @@ def profile(
         batch=batch,
         executor=executor,
         intra_op_threads=threads,
-        budget_s=parse_duration(budget, "--budget"),
+        budget_s=parse_duration(budget or ("60s" if splits else "20s"), "--budget"),
+        splits=splits,
         wait_s=parse_duration(timeout, "--timeout") if wait else 0.0,
     )
     reply = run_job(routes.DEVICE_PROFILE, checked(request))
@@ -360,7 +375,7 @@ def _tell_measured(device: str, reply: schema.DeviceProfileReply) -> None:
     if reply.measured:
         columns = [
             *("model", "batch", "executor", "intra_op_threads", "whole_us"),
-            *("operators", "measured", "total_us", "reason"),
+            *("operators", "measured", "total_us", "parts", "reason"),
         ]
         rows = [tuple(getattr(row, name) for name in columns) for row in reply.measured]
         emit_table(columns, rows, empty="nothing was measured")

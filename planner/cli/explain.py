@@ -133,11 +133,26 @@ def _lines(said: PlanExplanation, now_s: float) -> Iterator[str]:
     else:
         yield "costs are estimates: no device was named, and none was asked to run it"
     yield f"predicted {said.predicted_ms:.3f} ms for one task of each model"
+    yield from _splits(said)
     for sentence in sentences(said):
         yield f"why: {sentence}"
     for block in said.blocks:
         yield ""
         yield from _block(block, now_s)
+
+
+def _splits(said: PlanExplanation) -> Iterator[str]:
+    """A line per split, and what the plan takes without them."""
+    if said.unsplit_ms is not None:
+        yield f"without splits {said.unsplit_ms:.3f} ms"
+    for one in said.splits:
+        ops = str(one.first) if one.first == one.last else f"{one.first}-{one.last}"
+        first, second = (f"{taken / 1e3:.3f}" for taken in one.halves_us)
+        known = "parts measured" if one.measured else "parts not measured, taken to be linear"
+        yield (
+            f"split {one.model}:{ops} on {one.axis} at {one.boundary} of {one.extent}: {first} beside "
+            f"{second} ms, whole {one.whole_us / 1e3:.3f} ms ({known})"
+        )
 
 
 def sentences(said: PlanExplanation) -> Iterator[str]:

@@ -32,6 +32,7 @@ from stageloom.planner.schema.plan import (
 )
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.search.rivals import policies
 
@@ -77,7 +78,8 @@ SchedulerName = Annotated[
     typer.Option(
         "--scheduler",
         metavar="NAME",
-        help=f"auto, or one of {', '.join(schedulers())}; `scheduler list` explains them. Default: auto "
+        help=f"auto, or one of {', '.join((*schedulers(), *splitters()))}; `scheduler list` explains them. "
+        "Default: auto "
         "where a DEVICE and no rules are given, else sequential, or the policy's.",
     ),
 ]
@@ -134,6 +136,7 @@ def create(
     stageloom plan create shop-7 --model resnet50 --model squeezenet:replicas=2 --scheduler ios
     stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
     stageloom plan create shop-7 --model detector --model alarm --budget 30s --push
+    stageloom plan create shop-7 --model detector --scheduler eop --push
     stageloom plan show inception --toml > plan.toml && stageloom plan create --from plan.toml --name again
 
     \b
@@ -141,6 +144,13 @@ def create(
     (`stageloom device profile DEVICE --executor NAME`), and the task of the earliest deadline first; one
     without a deadline counts as due after 1 s.
     It says what it knew and what was not measured. Any rule of your own turns it off.
+
+    \b
+    eop splits operators of one model over two resources of a DEVICE that measured parts of them
+    (`stageloom device profile DEVICE --splits`): its first two cores, on the executors that are predicted to
+    be fastest, or what --executor or a plan file with two [[resources]] names. eop_paper, separate, equal and
+    fixed are what it is compared with. It says what is predicted with and without splits; where none pays,
+    the plan has none. With --budget and without --scheduler such plans are among those that compete.
 
     \b
     The keys of --model NAME:KEY=VALUE,... :

@@ -60,9 +60,14 @@ def combined_block_digest(
 
 
 def found_schedules(plan: Plan, graphs: Mapping[Digest, Graph]) -> dict[tuple[Digest, int], str]:
-    """The stage strings of a plan by (combined block, largest batch of its members)."""
+    """The stage strings of a plan by (combined block, largest batch of its members).
+
+    Schedules of models that are split are of other operators than their artifacts', and are left out.
+    """
     found: dict[tuple[Digest, int], str] = {}
     for block in plan.combined:
+        if any(plan.models[member.model].splits for member in block.members):
+            continue
         key = combined_block_digest(block, plan.models, graphs)
         batch = max(plan.models[member.model].batch for member in block.members)
         if (key, batch) not in found:

@@ -20,6 +20,7 @@ from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     Ledger,
     MachineFacts,
+    PartProfileResult,
     PlanActivated,
     ProfileResult,
     RowData,
@@ -117,7 +118,7 @@ class ArtifactFile:
 _SINGLE_TAGS: Final = frozenset(
     kind.__struct_config__.tag
     for kind in (
-        *(ExecutorTime, MachineFacts, PlanActivated, ProfileResult),
+        *(ExecutorTime, MachineFacts, PartProfileResult, PlanActivated, ProfileResult),
         *(StageProfileResult, StateChange, TrialEnded),
     )
 )

@@ -6,6 +6,7 @@ from typing import Any, Final
 from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import explain_block
+from stageloom.planner.explain.splits import explain_splits, unsplit_s
 from stageloom.planner.replan.predict import predict, serves
 from stageloom.planner.schema.explanation import (
     CostsCalibration,
@@ -15,6 +16,7 @@ from stageloom.planner.schema.explanation import (
     RelatedPlan,
 )
 from stageloom.planner.schema.replan import TrialInfo
+from stageloom.planner.split_search import with_part_costs
 from stageloom.planner.store.costs import calibration_of, measured_operators, measured_stages, schedules_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.generations import device_of_plan, generation_history
@@ -55,6 +57,10 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     held = None if device is None else store.read(calibration_of, device.device)
     key = "" if held is None else held.costs_key
     table = _costs(store, plan, held)
+    if device is not None:
+        table = with_part_costs(store, device.device, table, plan, graphs)
+    busy_s = predict(plan, graphs, table, ()).busy
+    unsplit = unsplit_s(bound, table, busy_s)
     steps = {} if device is None else _steps(store, device.device)
     blocks = tuple(
         explain_block(bound, index, table, **_known(store, bound, index, key, steps))
@@ -85,11 +91,13 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
             for executor, artifact, op, batch in operators
         ),
         stages_measured=sum(len(table.under(executor).stages) for executor in plan.executors),
-        predicted_ms=1e3 * predict(plan, graphs, table, ()).busy,
+        predicted_ms=1e3 * busy_s,
         decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
         active=None if device is None else device.report.active,
         blocks=blocks,
         others=tuple(_others(store, info.digest, looked_at, held, steps)),
+        splits=tuple(explain_splits(bound, table)),
+        unsplit_ms=None if unsplit is None else 1e3 * unsplit,
     )
 
 

@@ -143,7 +143,8 @@ class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     `models` empty: all of the store. On `executor` with `intra_op_threads`; None: on what runs a model there,
     else on what the agent is set to. With `plan` its stages are measured as it is, no models named; with
     `unsure_only` the combined blocks with stages that neither a measurement nor the model of the device's
-    class is sure of. The job waits for the answers for `wait_s` at most.
+    class is sure of. `splits`: and parts of the operators that a plan may split over two resources. The job
+    waits for the answers for `wait_s` at most.
     """
 
     device: DeviceName
@@ -154,6 +155,7 @@ class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] | None = None
     budget_s: Budget = 20.0
     unsure_only: bool = False
+    splits: bool = False
     wait_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 120.0
 
 
@@ -161,6 +163,7 @@ class ModelMeasured(Reply, frozen=True, kw_only=True):
     """What a device measured of one model: how many operators, and their summed time in microseconds.
 
     `executor` is empty where the device does not tell. `whole_us`: one run of the whole; None: not known.
+    `parts`: times of parts of operators that are kept; None: none were asked for.
     """
 
     model: Name
@@ -172,6 +175,7 @@ class ModelMeasured(Reply, frozen=True, kw_only=True):
     measured: SmallCount
     total_us: Real
     reason: Line = ""
+    parts: SmallCount | None = None
 
 
 class DeviceProfileReply(Reply, frozen=True, kw_only=True):

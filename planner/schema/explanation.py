@@ -201,11 +201,32 @@ class CostsCalibration(Reply, frozen=True, kw_only=True):
     at_us: MicroSeconds
 
 
+class SplitExplanation(Reply, frozen=True, kw_only=True):
+    """Operators `first` to `last` of a model, split over two resources: [0, boundary) of `extent` on the
+    first one.
+
+    `halves_us`: each half alone; `whole_us`: the operators whole, on the plan's first executor. `measured`:
+    parts were, on each executor; else halves are taken to be linear in their extent.
+    """
+
+    model: Name
+    first: SmallCount
+    last: SmallCount
+    names: Prose
+    axis: ShortText
+    boundary: SmallCount
+    extent: SmallCount
+    halves_us: tuple[Real, Real]
+    whole_us: Real
+    measured: bool
+
+
 class PlanExplanation(Reply, frozen=True, kw_only=True):
     """A plan explained. `device`, `device_class` and `calibration` say whose costs these are; empty where
     there are estimates alone.
 
-    `predicted_ms`: busy device milliseconds for one task of each model.
+    `predicted_ms`: busy device milliseconds for one task of each model. `splits`: of operators over two
+    resources; `unsplit_ms`: the same without them, None where there are none.
     """
 
     plan: Name
@@ -226,3 +247,5 @@ class PlanExplanation(Reply, frozen=True, kw_only=True):
     active: DigestText | None  # what the device runs now
     blocks: Annotated[tuple[BlockExplanation, ...], Meta(max_length=1 << 12)]
     others: Annotated[tuple[RelatedPlan, ...], Meta(max_length=1 << 10)]
+    splits: Annotated[tuple[SplitExplanation, ...], Meta(max_length=1 << 12)] = ()
+    unsplit_ms: Real | None = None

@@ -184,8 +184,9 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     so long and answers with the best so far. With `budget_s` and neither `scheduler` nor `policy`, policies
     and searches compete for it on the device's twin, under `rates` or the arrivals that it counted; they
     decide scheduler, policy, combination, lanes, waiting, cuts and batches. `measure_s`: between rounds of
-    searching the device measures the stages that are unsure, so many seconds a plan. The rest are rules of
-    the plan; see `stageloom.shared.search.assignment` for those of executors and resources.
+    searching the device measures the stages that are unsure, so many seconds a plan. A `scheduler` of
+    `stageloom.shared.search.eop` splits operators of one model over two resources of the device. The rest are
+    rules of the plan; see `stageloom.shared.search.assignment` for those of executors and resources.
     """
 
     plan: Name | None = None

@@ -112,6 +112,7 @@ _PROFILES_ASKED: Final = (
         ProfileRow.budget_s,
         ProfileRow.executor,
         ProfileRow.intra_op_threads,
+        ProfileRow.parts,
     )
     .join(ArtifactRow, ArtifactRow.digest == ProfileRow.artifact)
     .where(ProfileRow.device.in_(_NAMES), ProfileRow.answered_at_us.is_(None))
@@ -504,6 +505,7 @@ class _Extras:
             budget_s,
             executor,
             threads,
+            parts,
         ) in connection.execute(_PROFILES_ASKED, names):
             before = self.profiles.get(device, ())
             if len(before) < _PROFILES:
@@ -514,6 +516,7 @@ class _Extras:
                     budget_s,
                     executor or UNSET,
                     threads or UNSET,
+                    parts or UNSET,
                 )
                 self.profiles[device] = (*before, asked)
         self.stage_profiles: dict[str, StageProfileRequest] = {}

@@ -29,7 +29,13 @@ from stageloom.planner.store.tables import (
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Desired
-from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
+from stageloom.shared.messages.telemetry import (
+    OperatorTiming,
+    PartTiming,
+    ProfileResult,
+    StageProfileResult,
+    StageTiming,
+)
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, joint_stage
 from stageloom.shared.search.costs import Members
@@ -66,7 +72,16 @@ def _foreign(session: Session, device: DeviceId, request: Request, environment: 
     return f"it measured in {environment!r}, and is {own!r}"
 
 
-def _implausible(timings: Iterable[OperatorTiming | StageTiming]) -> str:
+def answers_request(
+    session: Session, device: DeviceId, request: Request | None, number: int, environment: str
+) -> str:
+    """Why measurements are no answer to a request: it is not open, or they are of another environment; empty
+    where they are."""
+    why = _not_open(request, device, number)
+    return why if request is None or why else _foreign(session, device, request, environment)
+
+
+def implausible(timings: Iterable[OperatorTiming | PartTiming | StageTiming]) -> str:
     """Why these cannot be times; empty where they can. NaN and infinity have not passed the decoder."""
     for timing in timings:
         if not LEAST_US <= timing.median_us <= MOST_US:
@@ -108,12 +123,13 @@ def request_profile(
     batch: int = 1,
     budget_s: float = 20.0,
     executor: ExecutorOptions | None = None,
+    parts: int = 0,
 ) -> tuple[list[int], Desired]:
     """Ask a device to measure some models; returns the requests' numbers, and what is desired now.
 
     On `executor`; None: on what runs a model there by the plan that is desired, else on what the agent is
-    set to. The budget is shared evenly. A request is part of desired state and so takes a generation,
-    decided by "profile".
+    set to. `parts`: and parts of operators, of so many extents per axis. The budget is shared evenly. A
+    request is part of desired state and so takes a generation, decided by "profile".
 
     Raises:
         InputError: there is no such device or model, the device is revoked, or it cannot use the executor.
@@ -121,6 +137,11 @@ def request_profile(
     own = known_device(session, device).device_class
     first = next_request(session)
     machine = machine_of(session, device)
+    if parts and machine is None:
+        raise InputError(
+            f"the agent of {device} is too old to measure parts of operators",
+            remedy="start an agent of this version there",
+        )
     if executor is not None:
         if machine is None:
             raise InputError(
@@ -148,6 +169,7 @@ def request_profile(
             reason="",
             executor=asked(info.digest)[0],
             intra_op_threads=asked(info.digest)[1],
+            parts=parts,
         )
         for at, info in enumerate(named_models(session, names))
     ]
@@ -213,7 +235,7 @@ def _refusal(session: Session, device: DeviceId, request: ProfileRow, result: Pr
     operators = artifact.operators if artifact is not None else 0
     if any(timing.operator >= operators for timing in result.timings):
         return f"the artifact of request {request.request} has {operators} operators"
-    return _foreign(session, device, request, result.environment) or _implausible(result.timings)
+    return _foreign(session, device, request, result.environment) or implausible(result.timings)
 
 
 def next_request(session: Session) -> int:
@@ -274,6 +296,8 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
     _note_answer(request, result, there, why, now_us(session))
     if why or not result.timings:
         return why
+    if any(plan.models[member.model].splits for member in plan.combined[result.combined_block].members):
+        return ""  # its stages are of other operators than the artifacts', which share what is kept
     key = calibration_of(session, device, there).costs_key
     members, batch = combined_block_key(session, plan, result.combined_block)
     schedule = plan.combined[result.combined_block].schedule
@@ -308,7 +332,7 @@ def _stage_refusal(plan: Plan, result: StageProfileResult) -> str:
         return f"combined block {result.combined_block} of the plan has {stages} stages"
     if not 0.0 <= result.step_us <= MOST_US:
         return f"a step of {result.step_us:g} us is outside 0 to {MOST_US:g}"
-    return _implausible(result.timings)
+    return implausible(result.timings)
 
 
 def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tuple[Members, int]:

@@ -226,6 +226,39 @@ class ProfileRow(Table):
     reason: Mapped[str]
     executor: Mapped[str] = mapped_column(String(128))  # empty, 0: those that the agent is set to
     intra_op_threads: Mapped[int]
+    parts: Mapped[int]  # extents per axis of parts of operators that were asked for, too; 0: none
+
+
+class PartCostRow(Table):
+    """A part of an operator that may be split, measured, shared by all devices of a class.
+
+    Of operators of a model that are alike only the first one has rows.
+    """
+
+    __tablename__ = "part_costs"
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    executor: Mapped[str] = mapped_column(String(128), primary_key=True)
+    artifact: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    operator: Mapped[int] = mapped_column(primary_key=True)
+    axis: Mapped[str] = mapped_column(String(8), primary_key=True)
+    extent: Mapped[int] = mapped_column(primary_key=True)
+    median_us: Mapped[float]
+    spread_us: Mapped[float]
+    runs: Mapped[int]
+    measured_on: Mapped[str] = mapped_column(_NAME)
+    measured_at_us: Mapped[int]
+
+
+class HandoverCostRow(Table):
+    """What devices of a class take to hand over between two resources of an executor, and to join halves."""
+
+    __tablename__ = "handover_costs"
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    executor: Mapped[str] = mapped_column(String(128), primary_key=True)
+    handover_us: Mapped[float]
+    copy_bytes_per_s: Mapped[float]
+    measured_on: Mapped[str] = mapped_column(_NAME)
+    measured_at_us: Mapped[int]
 
 
 class OperatorCostRow(Table):

@@ -14,6 +14,7 @@ from stageloom.planner.store.devices import note_heard
 from stageloom.planner.store.events import MEASUREMENT_REFUSED, count_unreadable, note_refusal
 from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.machines import store_executor_time, store_machine
+from stageloom.planner.store.parts import store_part_times
 from stageloom.planner.store.profiles import store_profile, store_stage_profile
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
@@ -30,6 +31,7 @@ from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     MachineFacts,
+    PartProfileResult,
     PlanActivated,
     ProfileResult,
     Row,
@@ -100,6 +102,9 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
             refused |= {device: why} if why else {}
         elif isinstance(row.data, ExecutorTime):
             why = store_executor_time(session, device, row.data)
+            refused |= {device: why} if why else {}
+        elif isinstance(row.data, PartProfileResult):
+            why = store_part_times(session, device, row.data)
             refused |= {device: why} if why else {}
         elif isinstance(row.data, MachineFacts):
             store_machine(session, device, row.data)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Limits
@@ -42,6 +42,8 @@ class PlanCandidate:
     policy: str
     partition: str
     job: SearchJob
+    ready: Plan | None = None
+    """The plan where it was found before, so that it is evaluated alone."""
 
     @property
     def name(self) -> str:

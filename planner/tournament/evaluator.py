@@ -100,15 +100,16 @@ class Scenario:
 
 
 def evaluate_candidate(
-    job: SearchJob, scenario: Scenario, settings: EvaluationSettings
+    job: SearchJob | Plan, scenario: Scenario, settings: EvaluationSettings
 ) -> tuple[Plan, Score, float]:
-    """A candidate's plan, its score, and how many seconds the search for it took.
+    """A candidate's plan, its score, and how many seconds the search for it took: none for a plan that is
+    there.
 
     Raises:
         SettingError, PlanError: as `run_search` and `Scenario.evaluate`.
     """
     began_s = time.monotonic()
-    plan = run_search(job, time.monotonic)
+    plan = run_search(job, time.monotonic) if isinstance(job, SearchJob) else job
     search_s = time.monotonic() - began_s
     return plan, scenario.evaluate(plan, settings), search_s
 

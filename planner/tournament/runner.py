@@ -122,7 +122,8 @@ class TournamentRun:
         for candidate in actions.drop:
             self._futures.pop(candidate).cancel()
         for candidate in actions.start:
-            job = self._candidates[candidate].job
+            wanted = self._candidates[candidate]
+            job = wanted.job if wanted.ready is None else wanted.ready
             future = self._pool.submit(evaluate_candidate, job, self._scenario, CHOICE)
             self._futures[candidate] = future
             future.add_done_callback(partial(self._ended, candidate))

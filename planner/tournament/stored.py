@@ -4,6 +4,7 @@ The twin's times and the arrivals come from the store where it has them; the rep
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import fsum
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from stageloom.planner.plan_search import record, scheduler_key, search_job
 from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.split_search import EOP, Entrants
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import newest_telemetry
@@ -63,9 +65,17 @@ class StoredScenario(NamedTuple):
 
 
 def create(
-    store: Store, pool: SearchPool, clock: Clock, request: schema.PlanCreateRequest, job: Job
+    store: Store,
+    pool: SearchPool,
+    clock: Clock,
+    request: schema.PlanCreateRequest,
+    job: Job,
+    splits: Entrants,
 ) -> schema.PlanReply:
     """Run a tournament; keep its plan, and a row per plan that was evaluated.
+
+    Plans with `splits` are never the one that is there at once; nothing is left to search for them, so they
+    are evaluated next.
 
     Raises:
         InputError: as `search_job` and `stored_scenario`; a field is set that candidates decide.
@@ -83,9 +93,17 @@ def create(
         rules=basis.rules,
         searches=True,
     )
+    first_one, *others = candidates
+    ready = [
+        PlanCandidate(policy=EOP, partition=one.name, job=replace(basis, scheduler=EOP), ready=one.plan)
+        for one in splits.candidates
+    ]
+    candidates = (first_one, *ready, *others)
     first = search(candidates[0].job)
     graphs = {model.artifact: model.graph for model in basis.models}
     stored = stored_scenario(store, request.device, bind(first, graphs), graphs, request.rates)
+    if splits.candidates:
+        stored = _knowing(stored, splits)
     run = TournamentRun(
         candidates, first, stored.scenario, pool, clock, budget_s=budget_s, watch=partial(_tell, job)
     )
@@ -100,6 +118,13 @@ def create(
     rows = _considered(candidates, result, graphs, basis.costs)
     record(store, request.device, scheduler_key(searched), plan, graphs, rows)
     return schema.PlanReply(plan=info, search_s=search_s, contest=_info(candidates, stored, result))
+
+
+def _knowing(stored: StoredScenario, splits: Entrants) -> StoredScenario:
+    """The scenario with what parts of operators cost."""
+    times = stored.scenario.times
+    known = StepTimes(times.device, replace(times.costs, parts=splits.parts))
+    return stored._replace(scenario=replace(stored.scenario, times=known))
 
 
 def _tell(job: Job, progress: TournamentProgress) -> None:

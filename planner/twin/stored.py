@@ -169,7 +169,7 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
 def _usable(store: ReadStore, plan: Plan | None, like: BoundPlan) -> BoundPlan | None:
     if plan is None or plan.lanes != 1 or plan.executor != like.plan.executor:
         return None
-    if any(model.batch != 1 for model in plan.models):
+    if any(model.batch != 1 or model.splits for model in plan.models):
         return None
     try:
         graphs: dict[Digest, Graph] = {model.artifact: store.graph(model.artifact) for model in plan.models}

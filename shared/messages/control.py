@@ -92,10 +92,16 @@ class PolicyNeed(Struct, frozen=True):
     size_bytes: Annotated[int, Meta(ge=1, le=MAX_POLICY_BYTES)]
 
 
+MAX_PARTS: Final = 32
+"""Extents of one axis of an operator that a request may ask for."""
+
+
 class ProfileRequest(Struct, frozen=True):
     """Measure an artifact at one batch size: its operators, and the whole; `budget_s` bounds the time spent.
 
-    On the executor and the number of threads that are named, else on those that the agent is set to.
+    On the executor and the number of threads that are named, else on those that the agent is set to. `parts`:
+    of operators that may be split over two resources, parts of so many extents per axis, too; agents that do
+    not know the field measure none.
     """
 
     request: Count
@@ -104,6 +110,7 @@ class ProfileRequest(Struct, frozen=True):
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 20.0
     executor: Name | UnsetType = UNSET
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] | UnsetType = UNSET
+    parts: Annotated[int, Meta(ge=2, le=MAX_PARTS)] | UnsetType = UNSET
 
 
 MAX_PROFILED: Final = 256

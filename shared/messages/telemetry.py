@@ -34,6 +34,7 @@ from stageloom.shared.messages.base import (
 )
 from stageloom.shared.messages.control import DeviceState, Origin
 from stageloom.shared.messages.outputs import OutputsVerdict
+from stageloom.shared.partition import Axis
 
 MAX_ROW_BYTES: Final = 4 << 10
 MAX_BATCH_ROWS: Final = 512
@@ -283,6 +284,34 @@ class ExecutorTime(Struct, frozen=True, tag=15, array_like=True):
     reason: Line = ""
 
 
+class PartTiming(Struct, frozen=True, array_like=True):
+    """The part [0, extent) of an operator's output along an axis, measured alone; see `OperatorTiming`."""
+
+    operator: SmallCount
+    axis: Axis
+    extent: Annotated[int, Meta(ge=1, le=1 << 24)]
+    median_us: Real
+    spread_us: Real
+    runs: SmallCount
+
+
+class PartProfileResult(Struct, frozen=True, tag=16, array_like=True):
+    """Parts of operators that a `ProfileRequest` asked for; rows of them come before its last answer.
+
+    Of operators that are alike only the first was measured. `handover_us`: of calling another resource of
+    the same executor and waiting for it, within a step; `copy_bytes_per_s`: of putting two halves together.
+    None: not measured. `reason`: why parts are missing.
+    """
+
+    request: Count
+    artifact: DigestText
+    environment: ShortText
+    timings: Annotated[tuple[PartTiming, ...], Meta(max_length=64)]
+    handover_us: Real | None = None
+    copy_bytes_per_s: Real | None = None
+    reason: Line = ""
+
+
 RowData = (
     TaskCounters
     | LatencyHistogram
@@ -299,6 +328,7 @@ RowData = (
     | PlanActivated
     | MachineFacts
     | ExecutorTime
+    | PartProfileResult
 )
 
 
@@ -441,6 +471,7 @@ class RowKind(str, Enum):
     PLAN_ACTIVATED = "plan_activated"
     MACHINE_FACTS = "machine_facts"
     EXECUTOR_TIME = "executor_time"
+    PART_PROFILE_RESULT = "part_profile_result"
     UNREADABLE = "unreadable"
 
 
@@ -460,4 +491,5 @@ KIND_OF: Final[dict[type, RowKind]] = {
     PlanActivated: RowKind.PLAN_ACTIVATED,
     MachineFacts: RowKind.MACHINE_FACTS,
     ExecutorTime: RowKind.EXECUTOR_TIME,
+    PartProfileResult: RowKind.PART_PROFILE_RESULT,
 }

@@ -28,6 +28,7 @@ from stageloom.shared.schedule import Group
 from stageloom.shared.search import analytic
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.interference import Interference, Sample, fit
+from stageloom.shared.search.part_costs import PartCosts
 from stageloom.shared.search.stage_costs import StageCosts as StageCosts
 from stageloom.shared.search.stage_costs import Traits
 
@@ -117,6 +118,9 @@ class CostTable:
 
     interference: Interference | None = None
     optimism: float = 0.0  # see `StageCosts.optimism`
+    parts: Mapping[Digest, PartCosts] = field(default_factory=dict)
+    """By artifact what parts of its operators cost, where that was measured."""
+
     beside: Mapping[ExecutorOptions, "CostTable"] = field(default_factory=dict)
     """What the same device takes on the other executors of a plan."""
 

@@ -5,11 +5,11 @@ way run in one session, which is shorter: no layout is undone between them. So a
 what one session over the model took; what they take longer alone is a *border*, paid where a session begins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, lcm, prod
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from stageloom.shared.errors import Unsplittable
 from stageloom.shared.graph import Graph
@@ -35,6 +35,15 @@ one, is slower than at the next one."""
 
 PartSamples: TypeAlias = Mapping[tuple[int, Axis], Mapping[int, float]]
 """Seconds by extent, per operator and axis."""
+
+
+class PartSample(NamedTuple):
+    """What the part [0, extent) of an operator's output took along an axis."""
+
+    op: int
+    axis: Axis
+    extent: int
+    seconds: float
 
 
 class OperatorNodes(Protocol):
@@ -128,6 +137,71 @@ def _signature(graph: Graph, nodes: OperatorNodes, op: int) -> object:
         )
         for node in run.nodes
     )
+
+
+def operators_to_time(
+    axes: Sequence[Sequence[SplitAxis]], first: Sequence[int], alone_s: Sequence[float]
+) -> list[int]:
+    """Of operators that may be split the first of each that are alike, those that take longest first.
+
+    `first` is what `alike` returns; `alone_s` are the operators' times, 0 for what is not known. [num_ops]
+    """
+    return sorted({op for op in first if axes[op]}, key=lambda op: (-alone_s[op], op))
+
+
+def part_samples(
+    axes: Sequence[Sequence[SplitAxis]], first: Sequence[int], timed: Iterable[PartSample]
+) -> PartSamples:
+    """Samples of every operator from those of the first ones that are alike.
+
+    An axis counts that was timed up to the whole: a profile may have ended in the middle of one.
+    """
+    found: dict[tuple[int, Axis], dict[int, float]] = {}
+    for one in timed:
+        found.setdefault((one.op, one.axis), {})[one.extent] = one.seconds
+    return {
+        (op, axis.axis): {extent: taken for extent, taken in samples.items() if extent <= axis.extent}
+        for op, offered in enumerate(axes)
+        for axis in offered
+        if axis.extent in (samples := found.get((first[op], axis.axis), {}))
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMeasurements:
+    """What was measured of a model on one resource."""
+
+    alone_s: Sequence[float]  # each operator as a session of its own [num_ops]
+    parts: Sequence[PartSample]  # of the first operators of those that are alike
+    session_s: float  # one session over the whole model
+    handover_s: float  # of calling another resource and waiting for it
+    copy_bytes_per_s: float  # of putting two halves together
+
+
+def split_problem(
+    graph: Graph, nodes: OperatorNodes, measured: tuple[SplitMeasurements, SplitMeasurements]
+) -> SplitProblem:
+    """The problem of splitting a model over two resources that share memory, from what was measured of both.
+
+    A hand-over takes what it takes on the resource on which it takes longer, and so does a copy.
+
+    Raises:
+        InputError: a sample is no time of a part.
+    """
+    axes = tuple(nodes.axes(op) for op in range(len(graph.operators)))
+    first = alike(graph, nodes)
+    fast, slow = (
+        ResourceTimes.of(one.alone_s, part_samples(axes, first, one.parts), one.session_s) for one in measured
+    )
+    joins = SharedMemoryJoins(
+        graph=graph,
+        nodes=nodes,
+        axes=axes,
+        handover_s=max(one.handover_s for one in measured),
+        copy_bytes_per_s=min(one.copy_bytes_per_s for one in measured),
+        border_s=(fast.border_s, slow.border_s),
+    )
+    return measured_problem(graph, axes, (fast, slow), joins)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from statistics import fmean, median, stdev
 from typing import Final
 
@@ -63,12 +64,17 @@ Samples = Sequence[tuple[int, float]]
 def fitted_pattern(measured_s: Mapping[int, float]) -> Pattern:
     """The pattern that predicts a sample best from all others; from one sample, the constant.
 
-    `measured_s`: seconds by extent. O(samples^2 + samples * quanta).
+    `measured_s`: seconds by extent. O(samples^2 + samples * quanta); what was fitted once is kept, since
+    operators that are alike have the same samples.
 
     Raises:
         InputError: no sample, or one that is no time of a part.
     """
-    samples = _checked(measured_s)
+    return _fitted(tuple(_checked(measured_s)))
+
+
+@lru_cache(maxsize=4096)
+def _fitted(samples: tuple[tuple[int, float], ...]) -> Pattern:
     best = errors = None
     for kind in PatternKind:
         own = left_out_errors(samples, kind)

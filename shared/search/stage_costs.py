@@ -149,7 +149,15 @@ class StageCosts:
         """
         if stage.merge:
             return self.merged_s[tuple(sorted(stage.operators))]
+        if len(stage.groups) > 1 and len(set(stage.resources)) == len(stage.groups):
+            return self._apart_s(stage)
         return self.stage_s(stage.groups)
+
+    def _apart_s(self, stage: Stage) -> float:
+        """Seconds of groups on a resource each: none is in another's way."""
+        known = self.measured_s.get(stage.groups)
+        longest_s = max(sum(self.operators_s[op] for op in group) for group in stage.groups)
+        return longest_s + self.barrier_s if known is None else known
 
     def is_measured(self, stage: Stage) -> bool:
         """Return whether the stage was measured as a whole."""

@@ -9,6 +9,7 @@ from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.worker.messages import (
     Command,
     OperatorTimes,
+    PartsTimed,
     Profile,
     ProfileStages,
     StageTimes,
@@ -18,6 +19,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
+    PartProfileResult,
     ProfileResult,
     RowData,
     StageProfileResult,
@@ -100,6 +102,24 @@ def test_a_request_is_measured_on_the_executor_that_it_names_and_the_whole_model
         ExecutorTime(NEED.digest, "onnx", 1, 1, "here", None, 0, "the operator is unknown to it"),
     ]
     assert it.told == [], "the times of the operators end a request"
+
+
+def test_parts_are_measured_where_asked_for_and_told_in_rows_that_fit_before_the_answer() -> None:
+    it = Desk()
+    it.desk.engine_ready()
+    it.desk.wanted(ProfileRequest(3, NEED, 1, 20.0, "openvino", 1, parts=9))
+    it.desk.wanted(OPERATORS)
+    assert [one.parts for one in it.asked if isinstance(one, Profile)] == [9, 0]
+    times = tuple((op, "c", 1 << 20, 1e6 + op / 3, 0.123456789, 5) for op in range(999_936, 1_000_000))
+    it.desk.parts_timed(PartsTimed(3, (*times, (4, "h", 7, 2.5, 0.5, 5)), 131.5, 4.5e9, "cut off"))
+    it.desk.parts_timed(PartsTimed(7, times))  # nobody asked
+    rows = [row for row in it.rows if isinstance(row, PartProfileResult)]
+    assert rows == it.rows, "the operators' times answer"
+    assert [len(row.timings) for row in rows] == [64, 1]
+    assert [(row.handover_us, row.copy_bytes_per_s) for row in rows] == [(131.5, 4.5e9), (None, None)]
+    assert {row.reason for row in rows} == {"cut off"}
+    for row in rows:
+        assert decode_row(encode_row(TelemetryRow(1, row))).data == row
 
 
 def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:

@@ -6,6 +6,7 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message, RefusalCode, Refused
 from stageloom.shared.messages.outputs import OutputsVerdict
+from stageloom.shared.partition import Axis
 
 PLAN = Digest("ab" * 32)
 ARTIFACT = Digest("0c" * 32)
@@ -73,6 +74,17 @@ ROWS: tuple[Any, ...] = (
         1,
     ),
     telemetry.ExecutorTime(ARTIFACT, "openvino", 1, 1, "cpu-2/1.31.1", 4_812.5, 9),
+    telemetry.PartProfileResult(
+        3,
+        ARTIFACT,
+        "cpu-2/1.31.1",
+        (
+            telemetry.PartTiming(4, Axis.CHANNELS, 16, 128.5, 1.25, 5),
+            telemetry.PartTiming(4, Axis.ROWS, 28, 384.0, 2.5, 5),
+        ),
+        131.5,
+        4.5e9,
+    ),
 )
 
 MESSAGES: tuple[Message, ...] = (

@@ -11,7 +11,7 @@ from msgspec import inspect as shapes
 from stageloom.shared.codec import PLAIN, Codec
 from stageloom.shared.messages import bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
-from tests.link.samples import MESSAGES, ROWS
+from tests.link.samples import MESSAGES, NEED, ROWS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 CODECS: dict[str, Codec[Any]] = {
@@ -186,6 +186,20 @@ def test_a_comparison_of_outputs_is_asked_for_by_a_field_that_is_left_out_withou
     for message in (plain, asked):
         assert control.TO_DEVICE.decode(control.TO_DEVICE.encode(message)) == message
     assert b"compare_outputs" not in control.TO_DEVICE.encode(plain)
+
+
+def test_parts_are_asked_for_by_a_field_that_is_left_out_without_and_passed_over_by_older_agents() -> None:
+    plain = control.ProfileRequest(3, NEED, 1, 20.0)
+    asked = control.ProfileRequest(3, NEED, 1, 20.0, "onnx", 1, parts=9)
+    for request in (plain, asked):
+        message = control.Desired(epoch=1, generation=2, profiles=(request,))
+        assert control.TO_DEVICE.decode(control.TO_DEVICE.encode(message)) == message
+    assert b"parts" not in msgspec.msgpack.encode(plain)
+    older = msgspec.defstruct(
+        "ProfileRequest", [(name, object) for name in control.ProfileRequest.__struct_fields__[:-1]]
+    )
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=older)
+    assert read.executor == "onnx"  # type: ignore[attr-defined]
 
 
 def test_a_message_of_a_newer_version_decodes_without_its_new_fields() -> None:

@@ -7,8 +7,7 @@ first half. The parts of one axis take turns, so that each finds the caches as a
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from stageloom.edge_agent.executor.onnx.cache import SessionKey, ValuesSession
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
-from stageloom.edge_agent.worker.pinning import LanePin
+from stageloom.edge_agent.worker.pinning import pinned
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.importer.splittable import SplitReader
@@ -74,23 +73,13 @@ def time_parts(
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
     reader, source = SplitReader(artifact), ModelParts(artifact)
     found: list[PartTime] = []
-    with _pinned(request.cores):
+    with pinned(request.cores):
         for op in request.ops or range(len(artifact.graph.operators)):
             for axis in reader.axes(op):
                 found += _axis_times(op, axis, request, moments, source, open_session)
                 if moments.reason:
                     return tuple(found)
     return tuple(found)
-
-
-@contextmanager
-def _pinned(cores: tuple[int, ...]) -> Iterator[None]:
-    pin = LanePin()
-    pin.keep_to(cores)
-    try:
-        yield
-    finally:
-        pin.keep_to(())
 
 
 def _axis_times(

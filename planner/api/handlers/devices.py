@@ -28,6 +28,7 @@ from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.machines import machine_of, whole_times
 from stageloom.planner.store.models import named_models, newest_models
+from stageloom.planner.store.parts import part_samples_of
 from stageloom.planner.store.policies import attach_policy
 from stageloom.planner.store.profiles import (
     answer_reasons,
@@ -48,6 +49,9 @@ from stageloom.shared.token import format_token
 
 SECRET_BYTES: Final = 16
 _POLL_S: Final = 0.2
+
+SPLIT_POINTS: Final = 9
+"""Extents per axis of parts of operators: as many as patterns need (`stageloom.shared.search.patterns`)."""
 
 
 def now(api: ApiContext, infos: list[schema.DeviceInfo]) -> tuple[schema.DeviceInfo, ...]:
@@ -166,6 +170,10 @@ def device_profile(api: ApiContext, request: schema.DeviceProfileRequest, call: 
         )
     if request.intra_op_threads is not None and request.executor is None:
         raise InputError("threads are those of an executor", remedy="name the executor, too")
+    if request.splits and (request.plan is not None or request.batch != 1):
+        raise InputError(
+            "parts of operators are of models, one task at a time", remedy="leave out the plan and the batch"
+        )
     if request.unsure_only and request.plan is None:
         raise InputError("unsure_only is about the stages of a plan", remedy="name the plan")
     api.store.read(device_info, request.device)  # known before a job begins
@@ -192,7 +200,13 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
     _wait(api, request, reply, job)
     reasons = api.store.read(answer_reasons, list(reply.requests))
     rows = _costs(api, request, models, reply, reasons) if request.plan is None else ()
-    said = tuple(dict.fromkeys(reason for reason in reasons.values() if reason))
+    told = [reason for reason in reasons.values() if reason]
+    told += [
+        f"{row.model}: no parts of operators were told; start an agent of this version there"
+        for row in rows
+        if row.parts == 0 and not row.reason
+    ]
+    said = tuple(dict.fromkeys(told))
     return msgspec.structs.replace(reply, measured=rows, reasons=said)
 
 
@@ -207,6 +221,7 @@ def _ask_operators(
             batch=request.batch,
             budget_s=request.budget_s,
             executor=_named_executor(request),
+            parts=SPLIT_POINTS if request.splits else 0,
         )
     return _asked(api, request.device, tuple(numbers), desired)
 
@@ -291,9 +306,19 @@ def _costs(
                 measured=len(timings),
                 total_us=round(sum(timing.median_us for timing in timings.values()), 1),
                 reason=reasons.get(number, ""),
+                parts=_parts(api, request, info.digest, executor),
             )
         )
     return tuple(rows)
+
+
+def _parts(
+    api: ApiContext, request: schema.DeviceProfileRequest, artifact: Digest, executor: ExecutorOptions | None
+) -> int | None:
+    if not request.splits or executor is None:
+        return None
+    device_class = api.store.read(device_info, request.device).device_class
+    return len(api.store.read(part_samples_of, device_class, artifact, executor))
 
 
 def _whole_us(

@@ -23,12 +23,19 @@ from stageloom.planner.plan_search import (
     scheduler_of,
     search_job,
 )
-from stageloom.planner.replan.predict import evaluation_of, predict
+from stageloom.planner.replan.predict import CostPrediction, evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.base import Page
 from stageloom.planner.schema.device import DeviceProfileRequest
-from stageloom.planner.schema.explanation import EvaluationVerdict, PlanExplainRequest, PlanExplanation
+from stageloom.planner.schema.explanation import (
+    EvaluationVerdict,
+    PlanEvaluation,
+    PlanExplainRequest,
+    PlanExplanation,
+)
 from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
+from stageloom.planner.split_search import Entrants, check_request, entrants, splits_operators
+from stageloom.planner.split_search import make as make_split
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.generations import generation_history
@@ -36,6 +43,7 @@ from stageloom.planner.store.plans import add_plan, plan_info, plan_infos, with_
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
+from stageloom.shared.plan import Plan
 from stageloom.shared.search.auto import AUTO
 from stageloom.shared.search.rivals import policy as find_policy
 from stageloom.shared.text import bounded
@@ -123,6 +131,8 @@ def plan_create(api: ApiContext, request: schema.PlanCreateRequest, call: ApiCal
     _check(request)
     if is_auto(api.store, request) and request.device is not None:
         return partial(_auto, api, request, request.device)
+    if splits_operators(request):
+        return partial(_split, api, request, check_request(request))
     if competes(request):
         return partial(_tournament, api, request)
     search_job(api.store, request)  # what is wrong with it is said before a job begins
@@ -156,28 +166,57 @@ def _check(request: schema.PlanCreateRequest) -> None:
 def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
     from stageloom.planner.tournament.stored import create  # the twin and numpy, which few planners need
 
-    return create(api.store, api.live.pool, api.clock, request, job)
+    splits = Entrants()
+    if request.device is not None:
+        found = api.apart(entrants, request, request.device)
+        splits = found.result() if isinstance(found, Future) else found
+    return create(api.store, api.live.pool, api.clock, request, job, splits)
 
 
 def _auto(api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job) -> schema.PlanReply:
     began_s = api.clock.monotonic_s()
     plan, known = make(api.store, request, device)
     search_s = api.clock.monotonic_s() - began_s
-    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, AUTO)
     graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
     costs = plan_costs(
         api.store, api.store.read(calibration_of, device).costs_key, plan, graph_of=api.store.graph
     )
-    row = evaluation_of(
+    return _keep(
+        api, request, plan, _found_row(plan, predict(plan, graphs, costs, ()), AUTO, search_s), known
+    )
+
+
+def _split(
+    api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job
+) -> schema.PlanReply:
+    began_s = api.clock.monotonic_s()
+    job.progress("searching")
+    found = api.apart(make_split, request, device)
+    made = found.result() if isinstance(found, Future) else found
+    search_s = api.clock.monotonic_s() - began_s
+    row = _found_row(made.plan, made.prediction, scheduler_of(request), search_s)
+    return _keep(api, request, made.plan, row, made.known)
+
+
+def _found_row(plan: Plan, prediction: CostPrediction, scheduler: str, search_s: float) -> PlanEvaluation:
+    return evaluation_of(
         plan,
         EvaluationVerdict.FOUND,
-        scheduler=AUTO,
+        scheduler=scheduler,
         how="operator",
-        prediction=predict(plan, graphs, costs, ()),
+        prediction=prediction,
         search_s=search_s,
     )
-    record(api.store, device, AUTO, plan, graphs, [row])
-    return schema.PlanReply(plan=info, search_s=search_s, known=known)
+
+
+def _keep(
+    api: ApiContext, request: schema.PlanCreateRequest, plan: Plan, row: PlanEvaluation, known: str
+) -> schema.PlanReply:
+    """Keep a plan that was made of what is known of a device, and its row."""
+    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, row.scheduler)
+    graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
+    record(api.store, request.device, row.scheduler, plan, graphs, [row])
+    return schema.PlanReply(plan=info, search_s=row.search_s or 0.0, known=known)
 
 
 def _search(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
@@ -221,14 +260,7 @@ def _found(
     info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, scheduler_of(request))
     if not optimistic:  # such a plan is for what it asks to be measured, not for what it finds
         graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
-        row = evaluation_of(
-            plan,
-            EvaluationVerdict.FOUND,
-            scheduler=scheduler_key(request),
-            how="operator",
-            prediction=predict(plan, graphs, wanted.costs, ()),
-            search_s=search_s,
-        )
+        row = _found_row(plan, predict(plan, graphs, wanted.costs, ()), scheduler_key(request), search_s)
         record(api.store, request.device, scheduler_key(request), plan, graphs, [row])
     return schema.PlanReply(plan=info, search_s=search_s)
 

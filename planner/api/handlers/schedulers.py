@@ -33,6 +33,7 @@ from stageloom.shared.extensions import Extensions
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.comparison import Standing
+from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import added_schedulers, help_line, reads_costs, schedulers
 from stageloom.shared.search.rivals import added_policies, policies
 from stageloom.shared.search.rivals import policy as find_policy
@@ -59,6 +60,10 @@ def listed(_: ReadStore) -> Page[schema.SchedulerInfo]:
     return Page(
         items=(
             *(schema.SchedulerInfo(kind=scheduler, name=name, help=help_line(name)) for name in schedulers()),
+            *(
+                schema.SchedulerInfo(kind=scheduler, name=name, help=own.help)
+                for name, own in splitters().items()
+            ),
             *_added_infos(scheduler, added_schedulers(), help_line),
             *(
                 schema.SchedulerInfo(kind=policy, name=name, help=own.help)

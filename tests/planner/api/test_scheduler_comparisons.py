@@ -20,6 +20,7 @@ from stageloom.planner.schema.scheduler import (
 )
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.messages.telemetry import StageTiming
+from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.search.rivals import policies
 from tests.planner.api.conftest import Callers
@@ -39,7 +40,10 @@ def by_name(reply: SchedulerCompareReply) -> dict[str, ComparedScheduler]:
 def test_all_that_a_plan_may_ask_for_is_listed(callers: Callers) -> None:
     infos = callers.call(routes.SCHEDULER_LIST, SchedulerListRequest()).items
     named = [(info.kind, info.name) for info in infos]
-    assert [name for kind, name in named if kind is SchedulerKind.SCHEDULER] == list(schedulers())
+    assert [name for kind, name in named if kind is SchedulerKind.SCHEDULER] == [
+        *schedulers(),
+        *splitters(),
+    ]
     assert [name for kind, name in named if kind is SchedulerKind.POLICY] == list(policies())
     assert all(info.help for info in infos)
 

@@ -1,0 +1,403 @@
+"""Plans that split operators over two resources of a device, from part times that it measured.
+
+`stageloom device profile D --splits` has the device measure parts, operators, the whole model and hand-overs;
+here they become a problem (`stageloom.shared.search.measured_splits`), and what a splitter chooses becomes a
+plan. Both resources run one of the executors of which all that is known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace as replace_struct
+
+from stageloom.planner.costs.measured import device_costs, plan_costs
+from stageloom.planner.plan_search import model_choices
+from stageloom.planner.replan.predict import CostPrediction, predict
+from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
+from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.machines import TRIED, Machine, machine_of, whole_times
+from stageloom.planner.store.parts import handover_of, part_samples_of
+from stageloom.planner.store.store import ReadStore
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.eop import at_best_home, eop_at_most, splitter, splitters
+from stageloom.shared.search.measured_splits import (
+    OperatorNodes,
+    SplitMeasurements,
+    alike,
+    batch_splits,
+    part_samples,
+    split_problem,
+)
+from stageloom.shared.search.part_costs import PartCosts
+from stageloom.shared.search.split_plan import ResourcePair, split_plan
+from stageloom.shared.search.split_problem import SplitChoice, SplitProblem, Whole
+from stageloom.shared.text import counted
+
+MOST_SPLITS: Final = 24
+"""Splits of a model that `eop` keeps: a plan has a size on the wire, and the first ones gain nearly all."""
+
+EOP: Final = "eop"
+
+GAIN: Final = 0.97
+"""Of what one resource takes: with splits it must be predicted to be less, since a split that pays by a
+little on paper does not on a device (`docs/schedulers/eop.md`)."""
+
+_OURS: Final = (
+    *("scheduler", "plan", "models", "device", "executor", "intra_op_threads", "precision"),
+    *("further_executors", "resources"),
+)
+"""Fields of a request that a plan with splits heeds."""
+
+_OURS_OF_MODELS: Final = (
+    *("model", "launch_interval_s", "work_conserving", "weight"),
+    *("queue", "queue_max_tasks", "queue_max_bytes"),
+)
+
+
+class SplitCandidate(NamedTuple):
+    """A plan with splits, in a word which, and the seconds of one task that its search predicts."""
+
+    name: str
+    plan: Plan
+    seconds: float
+    splits: int
+    beside: int  # pairs of runs of whole operators, each run on a resource
+
+
+class SplitPlan(NamedTuple):
+    """A plan, in a sentence what it was made from, and what it costs as any plan of these operators."""
+
+    plan: Plan
+    known: str
+    prediction: CostPrediction
+
+
+class MeasuredModel(NamedTuple):
+    """A model on a device, with what is known of two resources, the faster one first."""
+
+    choice: ModelChoice
+    nodes: OperatorNodes
+    pair: ResourcePair
+    times: tuple[SplitMeasurements, SplitMeasurements]
+
+    @property
+    def session_s(self) -> tuple[float, float]:
+        """One session over the whole model on each resource."""
+        return self.times[0].session_s, self.times[1].session_s
+
+    def problem(self) -> SplitProblem:
+        """Raises:
+        InputError: a sample is no time of a part.
+        """
+        return split_problem(self.choice.graph, self.nodes, self.times)
+
+    def plan(self, choice: SplitChoice) -> Plan:
+        """The plan of a choice, with the model's rules.
+
+        Raises:
+            PlanError: it would not be legal.
+        """
+        model = self.choice
+        made = split_plan(model.name, model.artifact, model.graph, choice, self.pair)
+        return replace(made, models=(replace(model.plan(), splits=choice.splits),))
+
+
+def splits_operators(request: PlanCreateRequest) -> bool:
+    """Whether the scheduler that is asked for splits operators."""
+    return request.scheduler in splitters()
+
+
+def check_request(request: PlanCreateRequest) -> DeviceId:
+    """Refuse what a plan with splits cannot heed; returns the device that it is for.
+
+    Raises:
+        InputError: a field has no effect beside the scheduler, or there is not one model, or no device.
+    """
+    name = request.scheduler
+    if request.device is None:
+        raise InputError(f"{name} plans for a device that measured parts of operators", remedy="name it")
+    plain = PlanCreateRequest()
+    fields = [one for one in PlanCreateRequest.__struct_fields__ if one not in _OURS]
+    given = [one for one in fields if getattr(request, one) != getattr(plain, one)]
+    for choice in request.models:
+        usual = ModelOptions(model=choice.model)
+        given += [
+            f"{one} of {choice.model}"
+            for one in ModelOptions.__struct_fields__
+            if one not in _OURS_OF_MODELS and getattr(choice, one) != getattr(usual, one)
+        ]
+    if given:
+        raise InputError(f"{name} decides {given[0].replace('_', ' ')}", remedy="leave that out")
+    if len(request.models) != 1:
+        raise InputError(
+            f"{name} plans one model, and {len(request.models)} are meant", remedy="name it with --model"
+        )
+    if len(request.further_executors) > 1 or len(request.resources) not in (0, 2):
+        raise InputError(
+            f"{name} plans for two resources, with an executor for both or one for each",
+            remedy="give two [[resources]] or none, and one of [[further_executors]] at the most",
+        )
+    return request.device
+
+
+def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> SplitPlan:
+    """The plan that the request's scheduler chooses.
+
+    Of `eop` that is the least of what it is predicted to take among operators' splits, a batch split through
+    the whole model, and either resource alone. Of several pairs of executors the one with the least is taken.
+
+    Raises:
+        InputError: the device or model does not exist, what has to be known of them is not, or onnx is not
+            installed.
+        PlanError: the plan would not be legal.
+    """
+    name = request.scheduler or EOP
+    (choice,) = model_choices(store, request.models)
+    found = []
+    for pair in _pairs(store, request, device, choice):
+        measured = measured_on(store, device, choice, pair)
+        if name == EOP:
+            found += [(measured, one) for one in proposals(measured)]
+        else:
+            found.append((measured, _candidate(measured, name, splitter(name).choose(measured.problem()))))
+    measured, best = min(found, key=lambda one: one[1].seconds)
+    graphs = {choice.artifact: choice.graph}
+    key = store.read(calibration_of, device).costs_key
+    costs = plan_costs(store, key, best.plan, graph_of=store.graph)
+    costs = with_part_costs(store, device, costs, best.plan, graphs)
+    return SplitPlan(best.plan, _sentence(measured, best), predict(best.plan, graphs, costs, ()))
+
+
+def proposals(measured: MeasuredModel) -> list[SplitCandidate]:
+    """What `eop` proposes: operators' splits, the batch split, and the faster resource alone."""
+    problem = measured.problem()
+    operators = at_best_home(lambda one: eop_at_most(one, MOST_SPLITS), problem)
+    handover_s = max(one.handover_s for one in measured.times)
+    graph = measured.choice.graph
+    batches = batch_splits(graph, measured.nodes, measured.session_s, handover_s)
+    fast_s = measured.session_s[0]
+    alone = SplitChoice(states=(Whole(0),) * len(graph.operators), splits=(), seconds=fast_s)
+    return [
+        _candidate(measured, "one resource", alone),
+        _candidate(measured, "operators split", operators),
+        *(_candidate(measured, f"batch split at {one.splits[0].boundary}", one) for one in batches),
+    ]
+
+
+def _candidate(measured: MeasuredModel, name: str, choice: SplitChoice) -> SplitCandidate:
+    return SplitCandidate(name, measured.plan(choice), choice.seconds, len(choice.splits), len(choice.beside))
+
+
+class Entrants(NamedTuple):
+    """Plans with splits that take part in a tournament, and the costs of parts by which it judges them."""
+
+    candidates: tuple[SplitCandidate, ...] = ()
+    parts: Mapping[Digest, PartCosts] = MappingProxyType({})
+
+
+def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Entrants:
+    """What `eop` proposes on the first executor of a request for one model, where all is known and splits
+    are predicted to take clearly less than the faster resource alone; else nothing."""
+    asked = replace_struct(request, scheduler=EOP, budget_s=None, rates=())
+    try:
+        check_request(asked)
+        (choice,) = model_choices(store, asked.models)
+        machine = store.read(machine_of, device)
+        if machine is None or find_spec("onnx") is None:
+            return Entrants()
+        options = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
+        pair = ResourcePair((options, options), _cores(asked, machine, device))
+        measured = measured_on(store, device, choice, pair)
+    except InputError:  # what keeps `eop` from a plan keeps it from taking part, and no more
+        return Entrants()
+    most_s = GAIN * measured.session_s[0]
+    found = tuple(one for one in proposals(measured) if one.splits and one.seconds < most_s)
+    return Entrants(found, {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])})
+
+
+# What is known
+
+
+def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair) -> MeasuredModel:
+    """What a device measured of a model on two resources; the faster one becomes the first.
+
+    Raises:
+        InputError: parts, hand-overs or the whole model were not measured on one of them, or onnx is not
+            installed.
+    """
+    times = [_times(store, device, choice, options) for options in pair.executors]
+    if times[1].session_s < times[0].session_s:
+        times.reverse()
+        pair = ResourcePair(pair.executors[::-1], pair.cores[::-1])
+    return MeasuredModel(choice, _nodes(store, choice.artifact), pair, (times[0], times[1]))
+
+
+def _nodes(store: ReadStore, artifact: Digest) -> OperatorNodes:
+    if find_spec("onnx") is None:
+        raise InputError(
+            "splitting operators needs onnx, to read what their nodes do",
+            remedy="pip install 'stageloom[planner,onnx]'",
+        )
+    from stageloom.shared.importer.splittable import SplitReader
+
+    return SplitReader(store.load_artifact(artifact))
+
+
+def _times(
+    store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions
+) -> SplitMeasurements:
+    known = _known(store, device, choice, options)
+    if known is None:
+        threads = f" --threads {options.intra_op_threads}" if options.intra_op_threads > 1 else ""
+        command = f"device profile {device} --model {choice.name} --executor {options.name}{threads} --splits"
+        raise InputError(
+            f"{device} has not measured parts of {choice.name} on {options.name}, on two resources",
+            remedy=f"run `stageloom {command}`; it needs {2 * options.intra_op_threads} cores there",
+        )
+    return known
+
+
+def _known(
+    store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions
+) -> SplitMeasurements | None:
+    """What was measured of a model on an executor; None where some of it was not."""
+    artifact, graph = choice.artifact, choice.graph
+    device_class = store.read(device_info, device).device_class
+    parts = store.read(part_samples_of, device_class, artifact, options)
+    handover = store.read(handover_of, device_class, options)
+    way = ExecutorOptions(name=options.name, intra_op_threads=options.intra_op_threads)
+    session_s = store.read(whole_times, device, [artifact]).get(artifact, {}).get((way, 1))
+    if not parts or handover is None or session_s is None or session_s == float("inf"):
+        return None
+    held = store.read(calibration_of, device)
+    table = device_costs(store, held.costs_key, options, [(artifact, 1)], graph_of=store.graph)
+    return SplitMeasurements(
+        alone_s=tuple(table.operator_s(artifact, graph, OpId(op)) for op in range(len(graph.operators))),
+        parts=parts,
+        session_s=session_s,
+        handover_s=handover.seconds,
+        copy_bytes_per_s=handover.copy_bytes_per_s,
+    )
+
+
+def _pairs(
+    store: ReadStore, request: PlanCreateRequest, device: DeviceId, choice: ModelChoice
+) -> list[ResourcePair]:
+    """The pairs of resources to plan for: those of the request, else each pair of executors of which all is
+    known, on the first cores of the device."""
+    machine = store.read(machine_of, device)
+    if machine is None or not machine.cores:
+        raise InputError(
+            f"{device} has not told which cores it has", remedy="start an agent of this version there"
+        )
+    first = ExecutorOptions(
+        name=request.executor, intra_op_threads=request.intra_op_threads, precision=request.precision
+    )
+    cores = _cores(request, machine, device)
+    if request.further_executors:
+        (other,) = request.further_executors
+        second = ExecutorOptions(
+            name=other.name, intra_op_threads=other.intra_op_threads, precision=other.precision
+        )
+        named = [(first, second)]
+    elif request.resources or request.executor != PlanCreateRequest().executor:
+        named = [(first, first)]
+    else:
+        ways = [replace(first, name=one) for one in TRIED if one in machine.executors]
+        known = [one for one in ways if _known(store, device, choice, one) is not None]
+        named = [pair for pair in product(known, known) if known.index(pair[0]) <= known.index(pair[1])]
+        named = named or [(first, first)]
+    for pair in named:
+        for options in pair:
+            machine.require(options.name, device)
+    return [ResourcePair(executors, cores) for executors in named]
+
+
+def _cores(
+    request: PlanCreateRequest, machine: Machine, device: DeviceId
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cores of both resources: those of the request, else as many of the device's first as threads."""
+    if request.resources:
+        first, second = (one.cores for one in request.resources)
+        if missing := {*first, *second} - set(machine.cores):
+            raise InputError(
+                f"{device} has no core {min(missing)} for plans",
+                remedy=f"choose among {', '.join(map(str, machine.cores))}",
+            )
+        return first, second
+    threads = request.intra_op_threads
+    if len(machine.cores) < 2 * threads:
+        raise InputError(
+            f"two resources need {counted(2 * threads, 'core')}, and {device} has {len(machine.cores)}",
+            remedy="choose another scheduler",
+        )
+    return machine.cores[:threads], machine.cores[threads : 2 * threads]
+
+
+def _sentence(measured: MeasuredModel, best: SplitCandidate) -> str:
+    """What was chosen, and what the search predicts with and without splits."""
+    names = [
+        f"{options.name} on {'cores' if len(cores) > 1 else 'core'} {', '.join(map(str, cores))}"
+        for options, cores in zip(measured.pair.executors, measured.pair.cores, strict=True)
+    ]
+    alone = " and ".join(
+        f"{1e3 * seconds:.3g} ms whole on {name}"
+        for seconds, name in zip(measured.session_s, names, strict=True)
+    )
+    return f"{measured.choice.name}: {_gain(best)}, against {alone}"
+
+
+def _gain(best: SplitCandidate) -> str:
+    if not best.splits and not best.beside:
+        return "no split is predicted to pay"
+    counts = [(best.splits, "split"), (best.beside, "pair")]
+    said = " and ".join(counted(number, noun) for number, noun in counts if number)
+    beside = " of runs beside each other" if best.beside else ""
+    return f"{best.name}, {said}{beside}, predicted to take {1e3 * best.seconds:.3g} ms"
+
+
+# Costs
+
+
+def with_part_costs(
+    store: ReadStore, device: DeviceId, costs: CostTable, plan: Plan, graphs: Mapping[Digest, Graph]
+) -> CostTable:
+    """The costs of a plan's executors with what is known of parts of its split models; see `PartCosts`."""
+    split = [
+        ModelChoice(name=model.name, artifact=model.artifact, graph=graphs[model.artifact])
+        for model in plan.models
+        if model.splits
+    ]
+    if not split or find_spec("onnx") is None:
+        return costs
+    tables = {}
+    for options in plan.executors:
+        known = {
+            choice.artifact: _part_costs(choice, _nodes(store, choice.artifact), times)
+            for choice in split
+            if (times := _known(store, device, choice, options)) is not None
+        }
+        tables[options] = replace(costs.under(options), parts=known)
+    first = tables.pop(plan.executor)
+    return replace(first, beside=tables)
+
+
+def _part_costs(choice: ModelChoice, nodes: OperatorNodes, times: SplitMeasurements) -> PartCosts:
+    axes = [nodes.axes(op) for op in range(len(choice.graph.operators))]
+    ratio = times.session_s / sum(times.alone_s)
+    return PartCosts(
+        samples_s=part_samples(axes, alike(choice.graph, nodes), times.parts),
+        border=max(1.0 / ratio - 1.0, 0.0),
+        handover_s=times.handover_s,
+        copy_bytes_per_s=times.copy_bytes_per_s,
+    )

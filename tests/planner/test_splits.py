@@ -1,0 +1,312 @@
+"""`plan create --scheduler eop`: from what a device measured of parts to a plan, and its explanation."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.eop.models import imported, layers
+from stageloom.planner.api.jobs import Job
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.explain.plan import explain
+from stageloom.planner.plan_request import request_of
+from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
+from stageloom.planner.schema.plan import (
+    ArrivalRate,
+    CoreSet,
+    FurtherExecutor,
+    ModelOptions,
+    PlanCreateRequest,
+)
+from stageloom.planner.split_search import (
+    MOST_SPLITS,
+    Entrants,
+    check_request,
+    entrants,
+    make,
+    splits_operators,
+)
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.store import Store
+from stageloom.planner.tournament.stored import create
+from stageloom.planner.twin.stored import stored_times
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.errors import InputError
+from stageloom.shared.importer.splittable import SplitReader
+from stageloom.shared.messages.telemetry import (
+    CoreRange,
+    ExecutorFact,
+    ExecutorTime,
+    MachineFacts,
+    OperatorTiming,
+    PartProfileResult,
+    PartTiming,
+    ProfileResult,
+    RowData,
+)
+from stageloom.shared.partition import Axis, Split
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
+from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
+from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
+from stageloom.shared.search.split_plan import ResourcePair, split_plan
+from tests.learning.pools import InlinePool
+from tests.store.helpers import NANO, enrol, row
+
+CLASS = "cpu-2-core"
+LAYERS = 4
+FACTS = MachineFacts((CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("openvino")), 1)
+ONE = PlanCreateRequest(models=(ModelOptions(model="dense"),), device=NANO, scheduler="eop")
+PAIR = ResourcePair((ExecutorOptions(), ExecutorOptions()), ((0,), (1,)))
+AXES: Mapping[Axis, tuple[int, ...]] = {Axis.BATCH: (2, 4, 8, 12, 16), Axis.CHANNELS: (8, 24, 32, 48, 64)}
+HANDOVER_US = 100.0
+COPY = 1e10
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A chain of dense layers over 16 rows."""
+    return imported(layers(LAYERS), tmp_path_factory.mktemp("model") / "dense")
+
+
+class Rig:
+    """A store with a device and the model; the device measures by a law of its own."""
+
+    def __init__(self, folder: Path, artifact: Artifact) -> None:
+        self.store = Store(folder)
+        enrol(self.store)
+        self.artifact = artifact
+        self.store.add_model("dense", artifact.path, artifact.digest)
+        self._rows = 0
+
+    def tells(self, *rows: RowData) -> None:
+        for data in rows:
+            write = TelemetryWrite(NANO, (row(self._rows, data),), ())
+            self._rows += 1
+            LinkStore(self.store).append_telemetry([write])
+
+    def parts(self, layer_us: float) -> list[PartTiming]:
+        """Parts take their share, and 5 % of the whole more."""
+        first = alike(self.artifact.graph, SplitReader(self.artifact))
+        return [
+            PartTiming(op, axis, extent, layer_us * (0.05 + 0.95 * extent / extents[-1]), 1.0, 5)
+            for op in sorted(set(first))
+            for axis, extents in AXES.items()
+            for extent in extents
+        ]
+
+    def measures(self, executor: str, layer_us: float, *, handover_us: float = HANDOVER_US) -> None:
+        """The device answers a request for splits."""
+        digest, options = self.artifact.digest, ExecutorOptions(name=executor)
+        (number,), _ = self.store.write(request_profile, NANO, ["dense"], executor=options, parts=9)
+        self.tells(
+            ExecutorTime(digest, executor, 1, 1, CLASS, LAYERS * layer_us, 9),
+            PartProfileResult(number, digest, CLASS, tuple(self.parts(layer_us)), handover_us, COPY),
+            ProfileResult(
+                number,
+                digest,
+                1,
+                CLASS,
+                tuple(OperatorTiming(op, layer_us, 1.0, 5) for op in range(LAYERS)),
+                True,
+            ),
+        )
+
+    def made(self, request: PlanCreateRequest = ONE) -> tuple[Plan, str]:
+        found = make(self.store, request, check_request(request))
+        bind(found.plan, {self.artifact.digest: self.artifact.graph})
+        return found.plan, found.known
+
+
+@pytest.fixture
+def rig(tmp_path: Path, artifact: Artifact) -> Iterator[Rig]:
+    made = Rig(tmp_path, artifact)
+    made.tells(FACTS)
+    yield made
+    made.store.close()
+
+
+def test_a_batch_split_through_the_model_is_chosen_where_the_second_core_is_as_fast(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    plan, known = rig.made()
+    (model,) = plan.models
+    assert model.splits == (Split(0, LAYERS - 1, Axis.BATCH, 8),)
+    assert [one.cores for one in plan.resources] == [(0,), (1,)] and plan.lanes == 1
+    assert known == (
+        "dense: batch split at 8, 1 split, predicted to take 2.1 ms, "
+        "against 4 ms whole on onnx on core 0 and 4 ms whole on onnx on core 1"
+    )
+
+
+def test_without_a_gain_the_plan_has_no_split_and_says_so(rig: Rig) -> None:
+    rig.measures("onnx", 10.0, handover_us=900.0)
+    plan, known = rig.made()
+    assert plan.models[0].splits == () and "no split is predicted to pay" in known
+
+
+def test_the_pair_of_executors_that_is_predicted_to_be_fastest_is_taken_unless_one_is_named(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    rig.measures("openvino", 500.0)
+    plan, _ = rig.made()
+    assert [one.name for one in plan.executors] == ["openvino"]
+    named, _ = rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
+    assert [one.name for one in named.executors] == ["openvino", "onnx"]
+    assert named.models[0].splits[0].boundary == 11, "two thirds on the faster one"
+    placed, _ = rig.made(replace(ONE, resources=(CoreSet(cores=(1,)), CoreSet(cores=(0,)))))
+    assert [one.name for one in placed.executors] == ["onnx"]
+    assert [one.cores for one in placed.resources] == [(1,), (0,)]
+
+
+@pytest.mark.promise("split-plans-from-device")
+@pytest.mark.parametrize("name", sorted(splitters()))
+def test_each_splitter_finds_from_the_store_what_it_finds_from_the_same_times_directly(
+    rig: Rig, name: str
+) -> None:
+    rig.measures("onnx", 1000.0)
+    samples = [
+        PartSample(one.operator, one.axis, one.extent, one.median_us / 1e6) for one in rig.parts(1000.0)
+    ]
+    measured = SplitMeasurements(
+        alone_s=(1e-3,) * LAYERS,
+        parts=samples,
+        session_s=LAYERS * 1e-3,
+        handover_s=HANDOVER_US / 1e6,
+        copy_bytes_per_s=COPY,
+    )
+    graph = rig.artifact.graph
+    problem = split_problem(graph, SplitReader(rig.artifact), (measured, measured))
+    if name == "eop":
+        choice = at_best_home(lambda one: eop_at_most(one, MOST_SPLITS), problem)
+        wanted = {split_plan("dense", rig.artifact.digest, graph, choice, PAIR).models[0].splits}
+        wanted.add((Split(0, LAYERS - 1, Axis.BATCH, 8),))
+    else:
+        wanted = {splitters()[name].choose(problem).splits}
+    plan, _ = rig.made(replace(ONE, scheduler=name))
+    assert plan.models[0].splits in wanted
+
+
+def test_a_plan_file_makes_the_plan_again(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    rig.measures("openvino", 700.0)
+    queue = ModelOptions(model="dense", queue_max_tasks=7, launch_interval_s=0.5)
+    plan, _ = rig.made(replace(ONE, models=(queue,)))
+    assert (plan.models[0].queue.max_tasks, plan.models[0].launch_interval_us) == (7, 500_000)
+    rig.store.write(add_plan, "split", plan, "eop")
+    again = request_of(rig.store, rig.store.read(plan_info, "split"))
+    assert splits_operators(again)
+    assert rig.made(replace(again, device=NANO))[0].digest == plan.digest
+
+
+def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    found = make(rig.store, ONE, NANO)
+    rig.store.write(add_plan, "split", found.plan, "eop")
+    said = explain(rig.store, "split", NANO)
+    (split,) = said.splits
+    assert (split.model, split.first, split.last, split.axis, split.boundary) == (
+        "dense", 0, LAYERS - 1, "n", 8
+    )  # fmt: skip
+    assert (split.extent, split.measured) == (16, True)
+    assert split.halves_us == pytest.approx((2100.0, 2100.0), rel=1e-6)
+    assert split.whole_us == pytest.approx(4000.0)
+    assert said.unsplit_ms == pytest.approx(4.0)
+    assert said.predicted_ms == pytest.approx(2.2), "the longer half and a hand-over"
+    assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
+
+
+def test_nothing_of_a_split_plan_is_kept_as_a_schedule_of_its_model(rig: Rig) -> None:
+    from stageloom.planner.costs.records import found_schedules
+
+    rig.measures("onnx", 1000.0)
+    plan, _ = rig.made()
+    assert found_schedules(plan, {rig.artifact.digest: rig.artifact.graph}) == {}
+
+
+def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) -> None:
+    with pytest.raises(InputError, match="has not measured parts of dense on onnx") as missing:
+        rig.made()
+    assert "stageloom device profile nano --model dense --executor onnx --splits" in missing.value.remedy
+    rig.measures("onnx", 1000.0)
+    with pytest.raises(InputError, match="parts of dense on openvino"):
+        rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
+    with pytest.raises(InputError, match="two resources need 4 cores, and nano has 2"):
+        rig.made(replace(ONE, intra_op_threads=2))
+    with pytest.raises(InputError, match="no core 7"):
+        rig.made(replace(ONE, resources=(CoreSet(cores=(0,)), CoreSet(cores=(7,)))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"device": None}, "eop plans for a device"),
+        ({"lanes": 2}, "eop decides lanes"),
+        ({"budget_s": 5.0}, "eop decides budget s"),
+        ({"models": (ModelOptions(model="dense", replicas=2),)}, "eop decides replicas of dense"),
+        ({"models": (ModelOptions(model="dense"),) * 2}, "eop plans one model, and 2 are meant"),
+        ({"resources": (CoreSet(cores=(0,)),)}, "plans for two resources"),
+    ],
+)
+def test_what_a_split_plan_cannot_heed_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        check_request(replace(ONE, **changes))
+
+
+def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_they_clearly_pay(
+    rig: Rig,
+) -> None:
+    """The twin judges them by what was measured, and they are never the plan that is there at once."""
+    asked = replace(ONE, scheduler=None, budget_s=2.0, rates=(ArrivalRate(model="dense", per_s=20.0),))
+    assert entrants(rig.store, asked, NANO) == Entrants()
+    rig.measures("onnx", 1000.0, handover_us=3000.0)
+    assert entrants(rig.store, asked, NANO).candidates == (), "no split pays with such hand-overs"
+    rig.measures("onnx", 1000.0)
+    found = entrants(rig.store, asked, NANO)
+    assert "batch split at 8" in [one.name for one in found.candidates]
+    assert entrants(rig.store, replace(asked, executor="openvino"), NANO) == Entrants()
+    reply = create(rig.store, InlinePool(), SystemClock(), asked, _job(), found)
+    assert reply.contest is not None
+    judged = {one.name: one for one in reply.contest.judged}
+    assert next(iter(judged)) == "sequential, whole"
+    split, whole = judged["eop, batch split at 8"], judged["sequential, whole"]
+    assert split.p99_s < whole.p99_s
+    assert reply.contest.winner.startswith("eop, ") and reply.plan.scheduler == "eop"
+
+
+def _job() -> Job:
+    info = JobInfo(
+        job="1",
+        operation="plan.create",
+        state=JobState.RUNNING,
+        who="",
+        began_at_us=0,
+        progress=JobProgress(),
+    )
+    return Job(info, SystemClock())
+
+
+def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    asked = replace(ONE, scheduler=None, budget_s=2.0)
+    known = entrants(rig.store, asked, NANO)
+    (batch,) = [one for one in known.candidates if one.name == "batch split at 8"]
+    bound = bind(batch.plan, {rig.artifact.digest: rig.artifact.graph})
+    times, _ = stored_times(rig.store, NANO, bound)
+    with_parts = StepTimes(times.device, dataclasses.replace(times.costs, parts=known.parts))
+    overhead_s = times.device.step_s + times.device.item_s
+    took_s = with_parts.of_plan(bound).step(0, 1, (1,)).seconds
+    assert took_s == pytest.approx(2.1e-3 + HANDOVER_US / 1e6 + overhead_s, rel=0.02)
+    linear_s = times.of_plan(bound).step(0, 1, (1,)).seconds
+    assert linear_s < took_s, "without parts a half is half of the whole, and a join costs its bytes"
+
+
+def test_the_wire_form_keeps_the_splits(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    plan, _ = rig.made()
+    assert decode_plan(plan.wire) == plan and len(plan.wire) < 1024
