@@ -109,12 +109,16 @@ class PolicyImportRequest(Request, frozen=True, kw_only=True):
 
 
 class PolicyImportReply(Reply, frozen=True, kw_only=True):
-    """The policy's digest, its class here, the class that it was trained for, and its models' artifacts."""
+    """The policy's digest, its class here, the class that it was trained for, and its models' artifacts.
+
+    `verdict`: that of its check, where whoever imports it has it checked at once.
+    """
 
     policy: DigestText
     device_class: ShortText
     trained_for: ShortText
     models: Annotated[tuple[DigestText, ...], Meta(max_length=64)]
+    verdict: PolicyVerdict | None = None
 
 
 class PolicyExportRequest(Request, frozen=True, kw_only=True):
