@@ -13,6 +13,7 @@ from stageloom.planner.store.policies import fitting_policy, newest_policy, poli
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.device_file import parse_device
 from stageloom.shared.errors import ExitCode
+from stageloom.shared.ids import Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.store.helpers import NANO
@@ -58,7 +59,7 @@ def test_a_training_leaves_a_policy_and_a_plan(
     assert kept.digest == printed["checkpoint"] and sorted(kept.artifacts.values()) == ["relu", "wide"]
     assert kept.device_class == store.read(device_info, NANO).device_class
     assert kept.verdict is not None and kept.verdict.reason == verdict["reason"] in kept.withheld
-    fitting = store.read(fitting_policy, "maddpg", kept.device_class, sorted(kept.artifacts))
+    fitting = store.read(fitting_policy, "maddpg", kept.device_class, [Digest(one) for one in kept.artifacts])
     assert fitting == (b"", kept.withheld), "it is kept and has no say"
     body = store.read(newest_policy, "maddpg", kept.device_class)
     assert body == (out / "maddpg.checkpoint").read_bytes()

@@ -1,6 +1,5 @@
 """The gate: closed forms of its bounds; an untrained, a constant, a slower and a good policy."""
 
-from dataclasses import replace
 from math import exp, log, sqrt
 
 import numpy as np
@@ -213,7 +212,6 @@ def test_the_policys_own_schedules_are_used_for_it_and_for_the_seed() -> None:
     blocks = Blocks(held.template.models, GRAPHS)
     members = tuple(held.space.members[:1])
     own = sequential(blocks.graph(members), StageCosts(()), Limits(), Budget())
-    own = replace(own, stages=tuple(own.stages))  # a value of its own
     policy = MaddpgCheckpoint(held.space, swaying(held.space), {blocks.key(members): own})
     load_outcome("load", held, policy, SETTINGS)
     used = {id(block.schedule) for bound in seen for block in bound.plan.combined if block.members == members}
