@@ -539,6 +539,17 @@ POLICY_IMPORT: Final = Route(
     "Keep a policy that was trained elsewhere.",
     form=AnswerForm.UPLOAD,
 )
+POLICY_CHECK: Final = Route(
+    "policy.check",
+    "POST",
+    "/v1/policies/{policy}/check",
+    policy.PolicyCheckRequest,
+    policy.PolicyVerdict,
+    Role.OPERATOR,
+    "Whether a learned policy may plan.",
+    form=AnswerForm.JOB,
+    offline=True,
+)
 POLICY_EXPORT: Final = Route(
     "policy.export",
     "GET",

@@ -3,23 +3,31 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.cli.connection import call, connected, every
-from stageloom.planner.cli.options import checked
+from stageloom.planner.cli.jobs import run_job
+from stageloom.planner.cli.options import TwinFile, checked, parse_rates
 from stageloom.planner.cli.output import emit, emit_table, progress, pushed_text, show, when
+from stageloom.planner.cli.request_file import twin_text
 from stageloom.planner.schema import policy as schema
 from stageloom.planner.schema.device import PolicyAttachRequest
-from stageloom.shared.errors import InputError
+from stageloom.planner.schema.plan import ArrivalRate
+from stageloom.shared.errors import ExitCode, InputError, StageloomError
 from stageloom.shared.ids import DeviceId
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List learned policies, take them over, give them to devices.",
+    help="List learned policies, check them, take them over, give them to devices.",
 )
+
+Unchecked = Annotated[
+    bool, typer.Option("--unchecked", help="Let it plan although it did not pass its check.")
+]
 
 
 @app.command("list")
@@ -27,13 +35,14 @@ def list_policies() -> None:
     """List the policies that are kept, newest first. Works while the planner is down, too.
 
     A ratio is what a task costs under the policy on blocks or arrivals that it did not learn from: of maddpg
-    over every block alone, of gpg over one operator after another. Below 1 is better.
+    over every block alone, of gpg over one operator after another. Below 1 is better. A policy of maddpg that
+    did not pass its check has no say; stderr says why.
 
     \b
     stageloom policy list
     """
     infos = every(routes.POLICY_LIST, schema.PolicyListRequest())
-    columns = ["digest", "policy", "models", "steps", "ratio", "trained (UTC)", "class"]
+    columns = ["digest", "policy", "models", "steps", "ratio", "trained (UTC)", "class", "check"]
     rows = [
         (
             info.digest[:12],
@@ -43,6 +52,7 @@ def list_policies() -> None:
             f"{info.ratio:.3f}",
             when(info.trained_at_us),
             info.device_class or "any",
+            _standing(info),
         )
         for info in infos
     ]
@@ -51,6 +61,97 @@ def list_policies() -> None:
     for info in infos:
         if info.unshown:
             progress(f"{info.digest[:12]}: {info.unshown}")
+        if info.withheld:
+            progress(f"no say: {info.withheld}")
+
+
+def _standing(info: schema.PolicyInfo) -> str:
+    """What a list says of a policy's check."""
+    if info.policy != "maddpg":
+        return "none needed"
+    said = "not checked" if info.verdict is None else "passed" if info.verdict.passed else "not passed"
+    return f"{said}, may plan" if info.unchecked and said != "passed" else said
+
+
+@app.command()
+def check(
+    policy: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY", help="8 or more characters of its digest, as `policy list` shows it."
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="Simulate it. Default: one of the policy's class."),
+    ] = None,
+    twin: TwinFile = "",
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rate",
+            metavar="MODEL=PER_S",
+            help="Make the loads of these rates. Repeatable. Default: those it was trained at.",
+        ),
+    ] = None,
+) -> None:
+    """Check whether a policy may plan, on a twin under loads that its training never saw. Keeps the verdict.
+
+    It passes if its answers depend on the state, if it beats the best plan that needed no training with
+    confidence, and if it is nowhere behind that by more than a margin. Exit code 1: it did not pass.
+
+    \b
+    stageloom policy check 3f2a9c01
+    stageloom policy check 3f2a9c01 --device shop-7
+    stageloom policy check 3f2a9c01 --twin nano --rate resnet50=30 --rate squeezenet=60
+    """
+    rates = tuple(ArrivalRate(model=name, per_s=per_s) for name, per_s in parse_rates(rate).items())
+    request = checked(
+        schema.PolicyCheckRequest(
+            policy=policy,
+            device=None if device is None else DeviceId(device),
+            twin=twin_text(twin or None) or "",
+            rates=rates,
+        )
+    )
+    verdict = run_job(routes.POLICY_CHECK, request)
+    show(verdict, lambda: tell_verdict(verdict))
+    if not verdict.passed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def tell_verdict(verdict: schema.PolicyVerdict) -> None:
+    """The criteria, and the loads that they were judged under."""
+    rows = [(one.name, "passed" if one.passed else "not passed", one.reason) for one in verdict.criteria]
+    emit_table(["criterion", "verdict", "why"], rows, empty="")
+    columns = ["load", "best seed", "by", "ratio", "95 %", "tasks/s", "seed's", "p99 ms", "seed's p99"]
+    loads = [
+        (
+            load.load,
+            load.seed,
+            load.figure,
+            f"{load.ratio:.3f}",
+            f"{load.low:.3f} to {load.high:.3f}",
+            f"{load.policy_per_s:.1f}",
+            f"{load.seed_per_s:.1f}",
+            f"{1000.0 * load.policy_p99_s:.3g}",
+            f"{1000.0 * load.seed_p99_s:.3g}",
+        )
+        for load in verdict.loads
+    ]
+    emit_table(columns, loads, empty="")
+    progress(f"twin: {verdict.twin}; {verdict.arrivals}")
+    tell_standing(verdict)
+
+
+def tell_standing(verdict: schema.PolicyVerdict | None) -> None:
+    """One line for whoever waits: whether a policy passed, and why not."""
+    if verdict is None:
+        progress("the policy was not checked: it has no say before `stageloom policy check`")
+    elif verdict.passed:
+        progress(f"policy {verdict.policy[:12]} passed its check")
+    else:
+        progress(f"policy {verdict.policy[:12]} did not pass its check: {verdict.reason}")
 
 
 @app.command()
@@ -63,21 +164,23 @@ def attach(
             help="8 or more characters of its digest; maddpg: the newest for the device's class; none.",
         ),
     ],
+    unchecked: Unchecked = False,
 ) -> None:
     """Send a policy to a device. Where no planner answers it plans with it, as far as its autonomy goes.
 
     A re-plan does the same by itself where the store has a policy that fits its plan; this command turns that
     off, `stageloom device replan DEVICE --attach` on again.
 
-    The device refuses one that was trained for other models or another device class: see
-    `stageloom-agent status` there.
+    A policy that did not pass its check is refused. The device refuses one that was trained for other models
+    or another device class: see `stageloom-agent status` there.
 
     \b
     stageloom policy attach shop-7 maddpg
     stageloom policy attach shop-7 none
     """
     wanted = "" if policy == "none" else policy
-    reply = call(routes.POLICY_ATTACH, checked(PolicyAttachRequest(device=DeviceId(device), policy=wanted)))
+    request = PolicyAttachRequest(device=DeviceId(device), policy=wanted, unchecked=unchecked)
+    reply = call(routes.POLICY_ATTACH, checked(request))
     done = f"attached to {device}" if wanted else f"no policy is attached to {device} from now on,"
     show(reply, lambda: progress(f"{done} as {pushed_text(reply)}"))
 
@@ -93,20 +196,34 @@ def import_policy(
             "--device", metavar="D", help="Adopt it for this device's class. Default: the class it names."
         ),
     ] = None,
+    unchecked: Unchecked = False,
 ) -> None:
-    """Keep a policy that was trained elsewhere. The next re-plan of a device of its class asks it.
+    """Keep a policy that was trained elsewhere, and check it. Once it passed, re-plans of its class ask it.
 
     A policy has a say only on the device class it was trained for. With --device it is adopted for that
     device's class, and for the planner's artifacts with the same graphs where its own are not here. Its plans
-    must win a trial on the device like any.
+    must win a trial on the device like any. With --unchecked it is not checked.
 
     \b
     stageloom policy import maddpg.checkpoint --device shop-7
     stageloom policy attach shop-7 maddpg
     """
-    request = checked(schema.PolicyImportRequest(device=None if device is None else DeviceId(device)))
-    reply = _uploaded(request, file)
+    named = None if device is None else DeviceId(device)
+    reply = _uploaded(checked(schema.PolicyImportRequest(device=named, unchecked=unchecked)), file)
+    if not unchecked:
+        reply = msgspec.structs.replace(reply, verdict=_verdict_on(reply, named))
     show(reply, lambda: _tell(reply))
+
+
+def _verdict_on(reply: schema.PolicyImportReply, device: DeviceId | None) -> schema.PolicyVerdict | None:
+    """That of the check of what was imported; None, said on stderr, where it cannot be checked here."""
+    try:
+        verdict = run_job(routes.POLICY_CHECK, schema.PolicyCheckRequest(policy=reply.policy, device=device))
+    except StageloomError as error:
+        progress(f"policy {reply.policy[:12]} has no say before it is checked: {error}")
+        return None
+    tell_standing(verdict)
+    return verdict
 
 
 def _tell(reply: schema.PolicyImportReply) -> None:

@@ -12,6 +12,7 @@ from stageloom.planner.cli.connection import connected
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import Rates, TwinFile, model_options, parse_duration, parse_rates
 from stageloom.planner.cli.output import emit, progress, show
+from stageloom.planner.cli.policy import Unchecked, tell_standing
 from stageloom.planner.cli.request_file import From, request_from, twin_text
 from stageloom.planner.schema import policy as policy_schema
 from stageloom.planner.schema import training as schema
@@ -131,12 +132,14 @@ def maddpg(
         ),
     ] = None,
     output: Output = None,
+    unchecked: Unchecked = False,
     file: From = None,
 ) -> None:
     """Train maddpg on the device's twin. Keeps the policy and the best plan found on the way.
 
-    The next re-plan of a device of this class takes the policy into account. Nothing is pushed: a plan must
-    win its trial on the device. Ctrl-C keeps the best so far. A training that was interrupted goes on when
+    It ends with the policy's check. A policy that passes is taken into account by the next re-plan of a
+    device of this class; one that does not is kept and has no say. Nothing is pushed: a plan must win its
+    trial on the device. Ctrl-C keeps the best so far. A training that was interrupted goes on when
     the same command is given again, at most one validation earlier.
 
     \b
@@ -163,6 +166,7 @@ def maddpg(
             "twin": twin_text(twin or None),
             "transitions": transitions,
             "budget_s": None if budget is None else parse_duration(budget, "--budget"),
+            "unchecked": unchecked or None,
         },
     )
     folder = _folder(output)
@@ -175,6 +179,7 @@ def maddpg(
     progress(f"twin: {reply.twin}; arrivals: {reply.arrivals}")
     if reply.resumed_s:
         progress(f"it went on after {reply.resumed_s:.0f} s of training")
+    tell_standing(reply.verdict)
     show(reply, lambda: _tell(device, reply))
 
 

@@ -1,4 +1,4 @@
-"""One training in a process of its own: `python -m stageloom.planner.learning.worker`.
+"""One training or check in a process of its own: `python -m stageloom.planner.learning.worker`.
 
 `stageloom.planner.learning.messages` has what it reads and writes. What it prints besides goes to stderr.
 """
@@ -13,11 +13,18 @@ from typing import BinaryIO
 import msgspec
 
 from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
-from stageloom.planner.learning.messages import Tell, Trained, TrainingFailed, TrainingMessage, TrainingTask
+from stageloom.planner.learning.messages import (
+    Checked,
+    Tell,
+    Trained,
+    TrainingFailed,
+    TrainingMessage,
+    TrainingTask,
+)
 
 
 def main() -> None:
-    """Train what stdin says."""
+    """Train or check what stdin says."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` may have turned off
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -52,10 +59,11 @@ def _outcome(task: TrainingTask, tell: Tell) -> TrainingMessage:
     from stageloom.planner.api.problem import problem_of
     from stageloom.shared.errors import ExecutorError, InputError
 
+    what = "training" if task.check is None else "check"
     try:
-        return _trained(task, tell)
+        return _ended(task, tell)
     except KeyboardInterrupt:
-        error: BaseException = InputError("the training was interrupted", remedy="ask for it again")
+        error: BaseException = InputError(f"the {what} was interrupted", remedy="ask for it again")
     except ModuleNotFoundError as missing:
         error = ExecutorError(
             f"{missing.name or missing} cannot be imported where the planner runs: {missing}",
@@ -63,10 +71,10 @@ def _outcome(task: TrainingTask, tell: Tell) -> TrainingMessage:
         )
     except BaseException as failed:
         error = failed
-    return TrainingFailed(problem=problem_of(error, "a training"))
+    return TrainingFailed(problem=problem_of(error, f"a {what}"))
 
 
-def _trained(task: TrainingTask, tell: Tell) -> Trained:
+def _ended(task: TrainingTask, tell: Tell) -> Trained | Checked:
     from stageloom.planner.store.store import ReadStore
 
     folder = Path(task.data_dir)
@@ -76,6 +84,10 @@ def _trained(task: TrainingTask, tell: Tell) -> Trained:
             from stageloom.planner.learning.gpg.stored import train_stored as train_gpg
 
             return train_gpg(store, task.gpg, tell)
+        if task.check is not None:
+            from stageloom.planner.learning.maddpg.stored_check import check_stored
+
+            return check_stored(store, task.check, tell)
         assert task.maddpg is not None
         from stageloom.planner.learning.maddpg.stored_training import train_stored as train_maddpg
 

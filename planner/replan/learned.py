@@ -3,6 +3,8 @@
 Samples from the alarm -> forward pass -> combined blocks and launch intervals -> schedules by digest. The
 plan is one proposal among others: ranked by predicted cost, and tried on the device like any.
 
+Only a policy that passed its check is asked (`stageloom.planner.store.policies.fitting_policy`).
+
 A policy belongs to a device class and to artifacts (`stageloom.shared.policy.maddpg.space`) and is asked for
 nothing else. An operator may *adopt* it for another device class or other weights: its plans must win a trial
 there like any. It reads neither weights nor seconds, so an artifact with the same graph will do; the
@@ -119,15 +121,13 @@ def _asked(seen: Observation) -> Learned:
     """As `learned`, if the settings ask for it."""
     if seen.settings.proposer is Proposer.PLAIN:
         return Learned(None)
-    if _alone(seen) and not seen.learned:
-        return Learned(None, "there is no trained policy")
+    if not seen.learned:
+        return Learned(None, seen.withheld or ("there is no trained policy" if _alone(seen) else ""))
     return learned(seen)
 
 
 def learned(seen: Observation) -> Learned:
-    """The trained policy's plan for an observation."""
-    if not seen.learned:
-        return Learned(None)
+    """The trained policy's plan for an observation that has one."""
     from stageloom.shared.policy.maddpg.decide import require_own  # numpy, which no start needs
 
     try:

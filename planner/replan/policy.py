@@ -62,7 +62,8 @@ class Observation:
     costs_since_us: int = 0  # what was found out by trials before then holds no longer
     costs_key: str = ""  # what costs and schedules are kept under: the device class, or the device's own key
     checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one
-    learned: bytes = b""  # one that proposes plans itself (maddpg)
+    learned: bytes = b""  # one that proposes plans itself (maddpg), and may
+    withheld: str = ""  # where none may: why the newest that is for these models has no say
     schedules: Mapping[tuple[Digest, int], tuple[str, ...]] = field(default_factory=dict)
     """Where such a policy is: stage strings that were found for combined blocks of so large a batch."""
     cores: tuple[int, ...] = ()

@@ -192,7 +192,11 @@ class DeviceProfileReply(Reply, frozen=True, kw_only=True):
 
 
 class PolicyAttachRequest(Request, frozen=True, kw_only=True):
-    """Have a device plan alone with a policy: its digest's beginning or its kind; empty: with none."""
+    """Have a device plan alone with a policy: its digest's beginning or its kind; empty: with none.
+
+    One that did not pass its check is refused, unless it may go `unchecked`.
+    """
 
     device: DeviceName
     policy: ShortText
+    unchecked: bool = False

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from stageloom.planner.schema.base import LongText, Reply, Request
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
+from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.schema.prediction import Twin
 from stageloom.shared.messages.base import (
     NO_NUL,
@@ -86,7 +87,9 @@ class MaddpgTrainingRequest(Request, frozen=True, kw_only=True):
     `ray_address`: a Ray cluster for them, or `local`; empty: processes. `budget_s` has the seconds before an
     interruption in it.
 
-    A training that was interrupted goes on when the same is asked again, at most one validation earlier.
+    It ends with the policy's check, which the budget does not count. A policy that does not pass is kept and
+    has no say, unless it is `unchecked`. A training that was interrupted goes on when the same is asked
+    again, at most one validation earlier.
     """
 
     device: DeviceName
@@ -100,6 +103,7 @@ class MaddpgTrainingRequest(Request, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=1024)] | None = None
     ray_address: Annotated[str, Meta(max_length=256, pattern=NO_NUL)] = ""
     budget_s: TrainingBudget = 600.0
+    unchecked: bool = False
 
 
 class TrainedScore(Reply, frozen=True, kw_only=True):
@@ -134,7 +138,7 @@ class MaddpgTrainingReply(Reply, frozen=True, kw_only=True):
     `checkpoint` is the policy's digest, `plan` the best plan's name. `rows`: every block alone, the best
     rival, the policy and the best plan, the last two on arrivals that chose neither. `twin` and `arrivals`
     say where the simulated times and the load are from; `device_file` is the simulated device's. `resumed_s`:
-    seconds of it before this request.
+    seconds of it before this request. `verdict`: that of the policy's check, None where there was none.
     """
 
     checkpoint: DigestText
@@ -150,3 +154,4 @@ class MaddpgTrainingReply(Reply, frozen=True, kw_only=True):
     rows: dict[ShortText, TrainedScore]
     curves: tuple[MaddpgValidation, ...]
     device_file: LongText
+    verdict: PolicyVerdict | None = None

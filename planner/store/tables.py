@@ -645,6 +645,8 @@ class CheckpointRow(Table):
     steps: Mapped[int]
     trained_at_us: Mapped[int]
     body: Mapped[bytes]
+    verdict: Mapped[str | None]  # JSON: that of its check; none before one
+    unchecked: Mapped[bool]  # an operator lets it plan without having passed
     __table_args__ = (Index("checkpoints_by_use", "policy", "device_class", "trained_at_us"),)
 
 

@@ -9,10 +9,11 @@ import pytest
 from stageloom.planner.cli.app import execute
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
-from stageloom.planner.store.policies import newest_policy, policy_infos
+from stageloom.planner.store.policies import fitting_policy, newest_policy, policy_infos
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.device_file import parse_device
 from stageloom.shared.errors import ExitCode
+from stageloom.shared.ids import Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.store.helpers import NANO
@@ -48,11 +49,18 @@ def test_a_training_leaves_a_policy_and_a_plan(
     assert printed["ended"] == "done" and printed["transitions"] == 20
     assert set(printed["rows"]) == {"sequential", "best rival", "policy", "best plan"}
     assert "relu 300/s, wide 200/s (poisson, as given)" in said.err
+    verdict = printed["verdict"]
+    assert verdict["policy"] == printed["checkpoint"] and len(verdict["criteria"]) == 3
+    assert not verdict["passed"], "20 transitions teach nothing"
+    assert f"policy {printed['checkpoint'][:12]} did not pass its check: {verdict['reason']}" in said.err
 
     store = Store(home)
     (kept,) = store.read(policy_infos)
     assert kept.digest == printed["checkpoint"] and sorted(kept.artifacts.values()) == ["relu", "wide"]
     assert kept.device_class == store.read(device_info, NANO).device_class
+    assert kept.verdict is not None and kept.verdict.reason == verdict["reason"] in kept.withheld
+    fitting = store.read(fitting_policy, "maddpg", kept.device_class, [Digest(one) for one in kept.artifacts])
+    assert fitting == (b"", kept.withheld), "it is kept and has no say"
     body = store.read(newest_policy, "maddpg", kept.device_class)
     assert body == (out / "maddpg.checkpoint").read_bytes()
     plan = decode_plan(store.read(plan_info, printed["plan"]).wire)

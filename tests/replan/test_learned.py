@@ -193,6 +193,16 @@ def test_samples_of_other_models_than_the_loads_are_a_reason_too() -> None:
     assert "a sample shows other models" in LearnedPolicy().remark(now)
 
 
+@pytest.mark.promise("policy-published-through-gate")
+@pytest.mark.parametrize("proposer", [Proposer.ALL, Proposer.LEARNED])
+def test_why_a_policy_is_withheld_is_the_remark(proposer: Proposer) -> None:
+    now = replace(asked(b"", proposer), withheld="policy 0123 did not pass its check: it is behind")
+    assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
+    assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
+    assert LearnedPolicy().remark(now) == now.withheld
+    assert LearnedPolicy().remark(replace(now, settings=ReplanSettings(proposer=Proposer.PLAIN))) == ""
+
+
 def test_where_none_was_trained_nothing_is_said() -> None:
     assert LearnedPolicy().remark(observed(b"")) == ""
 

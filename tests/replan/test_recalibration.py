@@ -17,18 +17,20 @@ from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe
 from stageloom.planner.replan.policy import How
 from stageloom.planner.replan.service import Replanner
+from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.costs import calibration_of, operator_costs
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
-from stageloom.planner.store.policies import store_policy
+from stageloom.planner.store.policies import keep_verdict, store_policy
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
@@ -40,7 +42,7 @@ from stageloom.shared.stage_string import parse
 from tests.planner.processes import until
 from tests.policy.maddpg.cases import network
 from tests.replan.drifting import BOOT, CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
-from tests.store.helpers import NANO, kept_schedule
+from tests.store.helpers import NANO, kept_schedule, verdict_on
 from tests.store.test_checkpoints import PROVENANCE
 
 SLOW = f"{CLASS}, 15 W"
@@ -83,8 +85,8 @@ class World:
         models = [(self.device.artifact, 1)]
         return device_costs(self.store, CLASS, executor, models, graph_of=self.store.graph)
 
-    def policy(self, body: bytes) -> None:
-        """A policy that was trained for the device's class and model."""
+    def policy(self, body: bytes, verdict: PolicyVerdict | None = None) -> None:
+        """A policy that was trained for the device's class and model; without a verdict it is unchecked."""
         self.store.database.change(
             store_policy,
             body,
@@ -93,6 +95,8 @@ class World:
             provenance={**PROVENANCE, "models": {self.device.artifact: "branches"}},
             curves=[],
             trained_at_us=1,
+            verdict=verdict,
+            unchecked=verdict is None,
         )
 
     def answered(self, alarm: Alarm) -> ReplanInfo:
@@ -243,6 +247,28 @@ def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and
     world.pushed(replan)
     again = world.answered(structs.replace(alarm, number=alarm.number + 1, cause="variance", plan=None))
     assert "not a checkpoint of maddpg" in again.remark
+
+
+@pytest.mark.promise("policy-published-through-gate", "policy-fit-ignored-reason")
+def test_a_policy_that_did_not_pass_its_check_is_not_asked_and_the_re_plan_says_so(world: World) -> None:
+    """1. The only policy that fits failed: the others answer. 2. It passed since, and proposes."""
+    space = Space.of(world.first, CLASS)
+    body = encode(MaddpgCheckpoint(space, network(space)))
+    world.policy(body, verdict_on(body, "its answers are all one"))
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    name = digest_bytes([body])[:12]
+    assert f"policy {name} did not pass its check: its answers are all one" in replan.remark
+    seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
+    assert seen.learned == b"" and LearnedPolicy().fitting(seen, world.first) is None
+    assert How.LEARNED not in {one.how for one in LearnedPolicy().at_once(seen)}
+    world.store.write(keep_verdict, verdict_on(body))
+    seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
+    assert seen.learned == body and seen.withheld == ""
+    assert How.LEARNED in {one.how for one in LearnedPolicy().at_once(seen)}
 
 
 @pytest.mark.promise("schedule-learned-policy-lacks")

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
+from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.store.costs import schedules_of
 from stageloom.planner.store.devices import add_token, enrol_device
 from stageloom.planner.store.models import named_models
@@ -90,6 +91,19 @@ def looked_at(text: str, **changes: Any) -> PlanEvaluation:
         search_s=None,
     )
     return structs.replace(made, **changes)
+
+
+def verdict_on(body: bytes, reason: str = "") -> PolicyVerdict:
+    """What the check of a policy of these bytes said; one that gives a reason did not pass."""
+    return PolicyVerdict(
+        policy=digest_bytes([body]),
+        passed=not reason,
+        reason=reason,
+        criteria=(),
+        loads=(),
+        twin="derived from nano",
+        arrivals="loads made of relu 30/s",
+    )
 
 
 def row(sequence: int, data: RowData | None = None, boot: int = 7, kind: RowKind | None = None) -> StoredRow:

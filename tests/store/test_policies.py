@@ -15,12 +15,12 @@ from stageloom.planner.store.policies import attach_policy, store_policy
 from stageloom.planner.store.replans import push_replan, replan_settings, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, RefusedError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, Autonomy, Desired, DeviceState, PolicyNeed
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
-from tests.store.helpers import NANO, T0_US, add_model, enrol
+from tests.store.helpers import NANO, T0_US, add_model, enrol, verdict_on
 from tests.store.test_checkpoints import CURVES, PROVENANCE
 
 CLASS = "cpu-2-core"
@@ -34,7 +34,8 @@ class Rig:
     plan: Plan
     alarms: int = 0
 
-    def trained(self, body: bytes, at_us: int, device_class: str = CLASS) -> Digest:
+    def trained(self, body: bytes, at_us: int, device_class: str = CLASS, checked: str | None = "") -> Digest:
+        """`checked`: why its check failed, empty where it passed; None: it was not checked."""
         return self.store.database.change(
             store_policy,
             body,
@@ -43,6 +44,7 @@ class Rig:
             provenance=PROVENANCE,
             curves=CURVES,
             trained_at_us=at_us,
+            verdict=None if checked is None else verdict_on(body, checked),
         )
 
     def replanned(self, policy: Digest | None) -> Desired:
@@ -121,6 +123,35 @@ def test_a_policy_that_is_not_there_is_refused_and_nothing_changes(rig: Rig, ask
         rig.store.write(attach_policy, NANO, asked)
     assert rig.desired() == before
     assert rig.store.read(replan_settings, NANO).attach, "who was refused has decided nothing"
+
+
+@pytest.mark.promise("policy-published-through-gate")
+@pytest.mark.parametrize(
+    ("checked", "why"),
+    [
+        ("it says the same always", "did not pass its check: it says the same always"),
+        (None, "was not checked"),
+    ],
+)
+def test_a_policy_that_did_not_pass_is_attached_only_unchecked(
+    rig: Rig, checked: str | None, why: str
+) -> None:
+    """1. Neither by digest nor by kind; nothing changes. 2. By either where the operator says so."""
+    digest = rig.trained(b"body", 1, checked=checked)
+    before = rig.desired()
+    for asked in (digest, "maddpg"):
+        with pytest.raises(RefusedError, match=why):
+            rig.store.write(attach_policy, NANO, asked)
+    assert rig.desired() == before and rig.store.read(replan_settings, NANO).attach
+    for asked in (digest, "maddpg"):
+        assert rig.store.write(attach_policy, NANO, asked, unchecked=True).policy == PolicyNeed(digest, 4)
+
+
+@pytest.mark.promise("policy-published-through-gate")
+def test_of_a_kind_the_newest_that_passed_is_attached(rig: Rig) -> None:
+    good = rig.trained(b"good", 1)
+    rig.trained(b"newer, and worse", 2, checked="it is behind")
+    assert rig.store.write(attach_policy, NANO, "maddpg").policy == PolicyNeed(good, 4)
 
 
 def test_an_unknown_device_and_a_revoked_one_get_none(rig: Rig) -> None:

@@ -144,7 +144,7 @@ def replanning_change(api: ApiContext, request: ReplanningChangeRequest, call: A
 @handles(routes.POLICY_ATTACH)
 def policy_attach(api: ApiContext, request: schema.PolicyAttachRequest, call: ApiCall) -> Pushed:
     with desiring(api.live.fleet, request.device):
-        desired = api.store.write(attach_policy, request.device, request.policy)
+        desired = api.store.write(attach_policy, request.device, request.policy, unchecked=request.unchecked)
     return pushed(api, request.device, desired)
 
 

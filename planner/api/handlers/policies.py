@@ -49,6 +49,7 @@ def policy_import(
             provenance=policy.provenance,
             curves=(),
             trained_at_us=api.clock.wall_us(),
+            unchecked=request.unchecked,
         )
         return policy.reply
 

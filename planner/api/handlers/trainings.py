@@ -1,10 +1,10 @@
-"""Trainings of learned policies, each in a process of its own; what they leave is kept by the planner."""
+"""Trainings and checks of learned policies, in processes of their own; the planner keeps what they leave."""
 
 import signal
 import subprocess
 import sys
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from stageloom.planner.api.jobs import Job, JobCancelled
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.work import changed
 from stageloom.planner.learning.messages import (
+    Checked,
     Trained,
     TrainingFailed,
     TrainingMessage,
@@ -22,10 +23,11 @@ from stageloom.planner.learning.messages import (
 )
 from stageloom.planner.schema import training as schema
 from stageloom.planner.schema.access import Role
+from stageloom.planner.schema.policy import PolicyCheckRequest, PolicyVerdict
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.models import model_infos, named_models
 from stageloom.planner.store.plans import keep_plan
-from stageloom.planner.store.policies import store_policy
+from stageloom.planner.store.policies import digest_beginning, keep_verdict, require_gated, store_policy
 from stageloom.shared.errors import InputError, RefusedError, UnavailableError
 from stageloom.shared.plan import decode_plan
 
@@ -60,17 +62,31 @@ def train_maddpg(api: ApiContext, request: schema.MaddpgTrainingRequest, call: A
     return partial(_maddpg, api, request)
 
 
+@handles(routes.POLICY_CHECK)
+def policy_check(api: ApiContext, request: PolicyCheckRequest, call: ApiCall) -> object:
+    api.reader.read(require_gated, api.reader.read(digest_beginning, request.policy))
+    if request.device is not None:
+        api.reader.read(device_info, request.device)
+    return partial(_check, api, request)
+
+
+def _check(api: ApiContext, request: PolicyCheckRequest, job: Job) -> PolicyVerdict:
+    checked = _left(api, TrainingTask(data_dir=_folder(api), check=request), job, Checked)
+    changed(api, keep_verdict, checked.verdict)
+    return checked.verdict
+
+
 def _gpg(api: ApiContext, request: schema.GpgTrainingRequest, job: Job) -> schema.GpgTrainingReply:
-    trained = _trained(api, TrainingTask(data_dir=_folder(api), gpg=request), job)
+    trained = _left(api, TrainingTask(data_dir=_folder(api), gpg=request), job, Trained)
     assert trained.gpg is not None
     _keep_policy(api, trained)
     return trained.gpg
 
 
 def _maddpg(api: ApiContext, request: schema.MaddpgTrainingRequest, job: Job) -> schema.MaddpgTrainingReply:
-    trained = _trained(api, TrainingTask(data_dir=_folder(api), maddpg=request), job)
+    trained = _left(api, TrainingTask(data_dir=_folder(api), maddpg=request), job, Trained)
     assert trained.maddpg is not None
-    _keep_policy(api, trained)
+    _keep_policy(api, trained, unchecked=request.unchecked)
     plan = changed(api, keep_plan, decode_plan(trained.plan), trained.policy)
     return msgspec.structs.replace(trained.maddpg, plan=plan)
 
@@ -79,7 +95,7 @@ def _folder(api: ApiContext) -> str:
     return str(api.config.data_dir.absolute())
 
 
-def _keep_policy(api: ApiContext, trained: Trained) -> None:
+def _keep_policy(api: ApiContext, trained: Trained, *, unchecked: bool = False) -> None:
     changed(
         api,
         store_policy,
@@ -89,25 +105,30 @@ def _keep_policy(api: ApiContext, trained: Trained) -> None:
         provenance=trained.provenance,
         curves=trained.curves,
         trained_at_us=api.clock.wall_us(),
+        verdict=trained.verdict,
+        unchecked=unchecked,
     )
 
 
 # -- the process ------------------------------------------------------------------------------------------
 
 
-def _trained(api: ApiContext, task: TrainingTask, job: Job) -> Trained:
-    """What a training leaves; a job that is cancelled has it end with its best so far.
+Left = TypeVar("Left", Trained, Checked)
+
+
+def _left(api: ApiContext, task: TrainingTask, job: Job, kind: type[Left]) -> Left:
+    """What a process leaves; a job that is cancelled has a training end with its best so far.
 
     Raises:
         JobCancelled: it was cancelled before there was anything to keep.
-        ApiRefused: the training failed.
+        ApiRefused: the training or the check failed.
         UnavailableError: its process died.
     """
     job.progress("starting")
     child = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         job.when_cancelled(lambda: child.send_signal(signal.SIGINT))
-        return _ended(child, task, job)
+        return _ended(child, task, job, kind)
     finally:
         job.when_cancelled(_nothing)
         _end(child)
@@ -117,7 +138,7 @@ def _nothing() -> None:
     """The process has gone."""
 
 
-def _ended(child: "subprocess.Popen[bytes]", task: TrainingTask, job: Job) -> Trained:
+def _ended(child: "subprocess.Popen[bytes]", task: TrainingTask, job: Job, kind: type[Left]) -> Left:
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(msgspec.json.encode(task) + b"\n")
@@ -126,17 +147,18 @@ def _ended(child: "subprocess.Popen[bytes]", task: TrainingTask, job: Job) -> Tr
         pass  # it died: told below
     for line in child.stdout:
         message = msgspec.json.decode(line, type=TrainingMessage)
-        if isinstance(message, Trained):
+        if isinstance(message, kind):
             return message
         if isinstance(message, TrainingFailed):
             if job.cancelled:
                 raise JobCancelled
             raise ApiRefused(message.problem)
+        assert isinstance(message, TrainingStep)
         _tell(job, message)
     job.check()
     raise UnavailableError(
-        f"the training's process ended with code {child.wait(_END_S)}",
-        remedy="see the planner's log (memory?), and ask for the training again: it goes on where it was",
+        f"the process ended with code {child.wait(_END_S)}",
+        remedy="see the planner's log (memory?), and ask again: a training goes on where it was",
     )
 
 

@@ -13,9 +13,11 @@ from stageloom.planner.learning.kept_run import forget_run, held_run
 from stageloom.planner.learning.maddpg.course import TrainingCourse
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import StoredProblem, stored_problem
+from stageloom.planner.learning.maddpg.stored_check import checked_as_trained, verdict_on
 from stageloom.planner.learning.maddpg.train import MaddpgResult, load_run, save_run, train
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.replan.policy_file import provenance_of
+from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.schema.training import (
     MaddpgTrainingReply,
     MaddpgTrainingRequest,
@@ -26,6 +28,7 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.device_file import device_toml
 from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import StageloomError
 from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
 from stageloom.shared.text import bounded
 
@@ -74,9 +77,25 @@ def train_stored(store: ReadStore, request: MaddpgTrainingRequest, tell: Tell) -
         finally:
             if pool is not None:
                 pool.close()
+        verdict = _verdict(found, trained, tell)
         if trained.ended != "interrupted":
             forget_run(folder)
-    return _result(found, trained, spent_s)
+    return _result(found, trained, spent_s, verdict)
+
+
+def _verdict(found: StoredProblem, trained: MaddpgResult, tell: Tell) -> PolicyVerdict | None:
+    """That of the policy's check; None after Ctrl-C, and where the check fails: the policy outlives both."""
+    if trained.ended == "interrupted":
+        return None
+    policy = decode(trained.checkpoint)
+    on = checked_as_trained(found.problem, found.times)
+    try:
+        return verdict_on(policy, digest_bytes([trained.checkpoint]), on, tell)
+    except KeyboardInterrupt:
+        return None
+    except StageloomError as error:
+        tell(TrainingStep(text=bounded(f"the policy cannot be checked: {error}")))
+        return None
 
 
 def default_workers() -> int:
@@ -110,7 +129,9 @@ def _about(request: MaddpgTrainingRequest, found: StoredProblem, settings: Maddp
     }
 
 
-def _result(found: StoredProblem, trained: MaddpgResult, resumed_s: float) -> Trained:
+def _result(
+    found: StoredProblem, trained: MaddpgResult, resumed_s: float, verdict: PolicyVerdict | None
+) -> Trained:
     rows = {
         **rivals_scores(trained.seeds_worth),
         "policy": trained.policy_worth,
@@ -131,6 +152,7 @@ def _result(found: StoredProblem, trained: MaddpgResult, resumed_s: float) -> Tr
         rows={name: TrainedScore(**score.plain()) for name, score in rows.items()},
         curves=tuple(msgspec.convert(curve, MaddpgValidation) for curve in curves),
         device_file=device_toml(found.device),
+        verdict=verdict,
     )
     return Trained(
         policy=KIND,
@@ -139,6 +161,7 @@ def _result(found: StoredProblem, trained: MaddpgResult, resumed_s: float) -> Tr
         provenance=provenance_of(decode(trained.checkpoint)),
         curves=curves,
         plan=trained.plan.wire,
+        verdict=verdict,
         maddpg=reply,
     )
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,11 @@ from stageloom.shared.policy.maddpg.space import Space
 from tests.planner.api.conftest import Callers
 from tests.planner.processes import ok
 from tests.planner.world import World
-from tests.policy.maddpg.cases import network
+from tests.policy.maddpg.cases import network, saying
 from tests.store.helpers import NANO
 
 TRAINED_FOR = "twin nano"
+FILE = "maddpg.checkpoint"
 
 
 def checkpoint(world: World, transitions: object = 70) -> MaddpgCheckpoint:
@@ -38,9 +40,16 @@ def checkpoint(world: World, transitions: object = 70) -> MaddpgCheckpoint:
 
 
 def written(folder: Path, found: MaddpgCheckpoint) -> str:
-    file = folder / "maddpg.checkpoint"
+    file = folder / FILE
     file.write_bytes(encode(found))
     return str(file)
+
+
+def imported(world: World, folder: Path, found: MaddpgCheckpoint, *more: str) -> dict[str, Any]:
+    """What an import prints; the policy may plan without a check."""
+    wanted = ("policy", "import", written(folder, found), "--unchecked", "--json", *more)
+    printed: dict[str, Any] = json.loads(ok(world.home, *wanted))
+    return printed
 
 
 def kept(world: World, digest: str) -> PolicyInfo:
@@ -52,10 +61,9 @@ def kept(world: World, digest: str) -> PolicyInfo:
 @pytest.mark.promise("policy-was-trained-elsewhere")
 def test_with_a_device_it_is_adopted_for_that_devices_class(world: World, tmp_path: Path) -> None:
     there = world.store.read(device_info, NANO).device_class
-    assert world.store.read(fitting_policy, "maddpg", there, [world.digest]) == b""
-    file = written(tmp_path, checkpoint(world))
-    printed = json.loads(ok(world.home, "policy", "import", file, "--device", NANO, "--json"))
-    own = decode(world.store.read(fitting_policy, "maddpg", there, [world.digest]))
+    assert world.store.read(fitting_policy, "maddpg", there, [world.digest]) == (b"", "")
+    printed = imported(world, tmp_path, checkpoint(world), "--device", NANO)
+    own = decode(world.store.read(fitting_policy, "maddpg", there, [world.digest]).body)
     assert own.space == replace(checkpoint(world).space, device_class=there)
     assert own.provenance["adopted"]["device_class"] == TRAINED_FOR == printed["trained_for"]
     info = kept(world, printed["policy"])
@@ -65,21 +73,22 @@ def test_with_a_device_it_is_adopted_for_that_devices_class(world: World, tmp_pa
 
 def test_without_one_it_stays_for_the_class_that_it_names(world: World, tmp_path: Path) -> None:
     found = checkpoint(world, transitions=71)
-    printed = json.loads(ok(world.home, "policy", "import", written(tmp_path, found), "--json"))
+    printed = imported(world, tmp_path, found)
     assert printed == {
         "policy": digest_bytes([encode(found)]),
         "device_class": TRAINED_FOR,
         "trained_for": TRAINED_FOR,
         "models": [world.digest],
+        "verdict": None,
     }
-    assert world.store.read(fitting_policy, "maddpg", TRAINED_FOR, [world.digest]) == encode(found)
+    assert world.store.read(fitting_policy, "maddpg", TRAINED_FOR, [world.digest]).body == encode(found)
 
 
 def test_kept_policies_are_listed_in_pages_with_and_without_a_planner(
     callers: Callers, world: World, tmp_path: Path
 ) -> None:
     for transitions in (72, 73):
-        ok(world.home, "policy", "import", written(tmp_path, checkpoint(world, transitions)))
+        imported(world, tmp_path, checkpoint(world, transitions))
     digests = [digest_bytes([encode(checkpoint(world, transitions))]) for transitions in (73, 72)]
     first = callers.call(routes.POLICY_LIST, PolicyListRequest(limit=1))
     second = callers.call(routes.POLICY_LIST, PolicyListRequest(limit=1, after=first.next))
@@ -89,14 +98,15 @@ def test_kept_policies_are_listed_in_pages_with_and_without_a_planner(
     assert (info["policy"], info["device_class"]) == ("maddpg", TRAINED_FOR)
     assert (info["artifacts"], info["steps"], info["ratio"]) == ({world.digest: "diamond"}, 73, 0.8)
     row = ok(world.home, "policy", "list").splitlines()[1].split("\t")
-    assert row[:5] == [digests[0][:12], "maddpg", "diamond", "73", "0.800"] and row[6] == TRAINED_FOR
+    assert row[:5] == [digests[0][:12], "maddpg", "diamond", "73", "0.800"]
+    assert row[6:] == [TRAINED_FOR, "not checked, may plan"]
 
 
 def test_a_policy_leaves_as_the_file_that_it_came_from(
     callers: Callers, world: World, tmp_path: Path
 ) -> None:
-    file = Path(written(tmp_path, checkpoint(world, transitions=74)))
-    digest = json.loads(ok(world.home, "policy", "import", str(file), "--json"))["policy"]
+    file = tmp_path / FILE
+    digest = imported(world, tmp_path, checkpoint(world, transitions=74))["policy"]
     ok(world.home, "policy", "export", digest[:12], str(tmp_path / "again"))
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
     request = PolicyExportRequest(policy=digest)
@@ -111,10 +121,69 @@ def test_a_policy_leaves_as_the_file_that_it_came_from(
 
 
 def test_a_policy_is_attached_to_a_device_and_taken_away(world: World, tmp_path: Path) -> None:
-    ok(world.home, "policy", "import", written(tmp_path, checkpoint(world)), "--device", NANO)
+    imported(world, tmp_path, checkpoint(world), "--device", NANO)
     given = json.loads(ok(world.home, "policy", "attach", NANO, "maddpg", "--json"))
     taken = json.loads(ok(world.home, "policy", "attach", NANO, "none", "--json"))
     assert given["device"] == NANO and taken["generation"] == given["generation"] + 1
+
+
+@pytest.mark.promise("policy-published-through-gate")
+def test_what_is_imported_has_no_say_before_its_check_which_says_what_it_lacks(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing tells the rates that this one was trained at."""
+    file = written(tmp_path, checkpoint(world, transitions=75))
+    assert execute(["policy", "import", file, "--device", NANO, "--data-dir", str(world.home)]) == ExitCode.OK
+    said = capsys.readouterr()
+    digest = said.out.strip()
+    assert f"policy {digest[:12]} has no say before it is checked" in said.err
+    assert "nothing says how often tasks of diamond arrive" in said.err
+    assert f"policy {digest[:12]} was not checked" in kept(world, digest).withheld
+    refused = ["policy", "attach", NANO, digest[:12], "--data-dir", str(world.home)]
+    assert execute(refused) == ExitCode.DENIED and "was not checked" in capsys.readouterr().err
+    assert execute([*refused, "--unchecked"]) == ExitCode.OK
+
+
+@pytest.mark.promise("policy-published-through-gate")
+@pytest.mark.full  # minutes of the twin
+@pytest.mark.timeout(900)  # the first time it compiles the twin, on however loaded a machine
+def test_a_check_tells_its_verdict_keeps_it_and_ends_with_1_where_the_policy_did_not_pass(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy that says one thing always, on a device file and at rates that are given."""
+    space = Space.of(world.plan("sequential"), TRAINED_FOR, samples=2)
+    constant = MaddpgCheckpoint(space, saying(space, (0.5, 0.5)))
+    digest = digest_bytes([encode(constant)])
+    file = written(tmp_path, constant)
+    assert execute(["policy", "import", file, "--unchecked", "--data-dir", str(world.home)]) == ExitCode.OK
+    capsys.readouterr()
+    on = ["--twin", "nano", "--rate", "diamond=200", "--data-dir", str(world.home)]
+    assert execute(["policy", "check", digest[:12], *on, "--json"]) == ExitCode.FAILED
+    said = capsys.readouterr()
+    verdict = json.loads(said.out)
+    assert [one["passed"] for one in verdict["criteria"]][:2] == [False, False]
+    assert "its actions spread by 0.000 and give 1 combination of blocks" in verdict["reason"]
+    assert "checking under rates x0.5" in said.err
+    assert {load["load"] for load in verdict["loads"]} >= {"rates x0.5", "rates x1.5", "bursts"}
+    info = kept(world, digest)
+    assert info.verdict is not None and info.verdict.reason == verdict["reason"]
+    assert info.withheld == "", "it may plan unchecked"
+    assert ok(world.home, "policy", "list").splitlines()[1].endswith("not passed, may plan")
+
+
+def test_what_cannot_be_checked_says_why(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = imported(world, tmp_path, checkpoint(world, transitions=76))["policy"]
+    for more, why in (
+        (["00000000"], "there is no policy '00000000'"),
+        ([digest, "--device", "nobody"], "nobody"),
+        ([digest], f"no device of the policy's class {TRAINED_FOR!r} is known"),
+        ([digest, "--device", NANO], f"the policy is for the device class {TRAINED_FOR!r}, and {NANO} is of"),
+        ([digest, "--twin", "nano", "--rate", "other=3"], "the policy has no model 'other'"),
+    ):
+        assert execute(["policy", "check", *more, "--data-dir", str(world.home)]) == ExitCode.USAGE
+        assert why in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

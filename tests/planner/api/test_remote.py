@@ -68,6 +68,7 @@ COMMANDS: list[tuple[str, int]] = [
     ("policy train gpg --model diamond --imitation-steps 2 --episodes 0 --budget 60s --output {run}", 0),
     ("policy list", 0),
     ("policy export 00000000 {run}/none", 2),  # there is none of that digest
+    ("policy check 00000000", 2),
     ("policy import {chain}", 2),  # it is no policy
     (f"policy attach {NANO} none", 0),
     (f"policy train maddpg --device {NANO} --budget 5s", 2),  # it runs no plan to learn for
