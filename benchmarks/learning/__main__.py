@@ -122,7 +122,11 @@ if __name__ == "__main__":
         "--attribution": {"action": "store_true", "help": "what the training gains over other methods"},
         "--seeds": {"type": int, "default": 5, "help": "of the attribution"},
         "--evaluations": {"type": int, "default": EVALUATIONS, "help": "of each method and seed"},
-        "--workers": {"type": int, "default": os.cpu_count() or 1, "help": "processes of the attribution"},
+        "--workers": {
+            "type": int,
+            "default": os.cpu_count() or 1,
+            "help": "processes of the attribution; 0: report what --state has",
+        },
         "--table": {"type": Path, "metavar": "FILE", "help": "print the page's table"},
     }
     sys.exit(run(measure, ("torch", "numpy", "numba"), options=own))

@@ -16,13 +16,22 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.learning.pair import Workload, best_of, chosen_problem, columns, judged, problem_of, rivals
-from benchmarks.learning.unlearned import SEARCHES, ActionRow, Search
+from benchmarks.learning.pair import Workload, best_of, columns, judged, problem_of, rivals, structures
+from benchmarks.learning.unlearned import SEARCHES, ActionRow, Best, Search, best_seed
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.course import VALIDATION_SEED, TrainingCourse
 from stageloom.planner.learning.maddpg.problem import Problem, ScheduleTable
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
-from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, collect, evaluate, run
+from stageloom.planner.learning.maddpg.work import (
+    Collect,
+    Evaluate,
+    Weights,
+    Work,
+    bound_plan,
+    collect,
+    evaluate,
+    run,
+)
 from stageloom.planner.tournament.evaluator import EvaluationSettings
 from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.device_file import DeviceFile
@@ -35,8 +44,9 @@ USUAL: Final = MaddpgSettings(validation_steps=9)
 """A training whose evaluations of plans are as long as its episodes: 2 seeds of 1 + 9 steps, 20 steps."""
 
 RIVAL: Final = "best rival"
+RIVAL_SEED: Final = "best seed of the rival's cut"
+OUTSIDE: Final = (RIVAL, RIVAL_SEED)
 TRAINING: Final = "training"
-POLICY: Final = "policy alone"
 QUICK_RIVALS: Final = (
     *("sequential", "instances", "batching", "proportional", "round_robin"),
     *("ios", "opara", "nimble"),
@@ -50,14 +60,15 @@ _FRESH_FIRST: Final = 3_000_000_000
 
 
 class Cell(NamedTuple):
-    """A device under a load: what is to be found, and the best that a rival offers."""
+    """A device under a load: what is to be found, and plans from elsewhere that it has to compete with."""
 
     device: str
     load: str
     problem: Problem
     structure: str  # of all its plans, for people
-    rival: Plan
-    rival_is: str
+    outside: Mapping[str, tuple[str, Plan]]
+    """By name what it is and the plan: of the best rival, and of the best seed where models stay cut as the
+    rival cuts them."""
 
 
 class Answer(NamedTuple):
@@ -99,8 +110,10 @@ def searched(search: Search, problem: Problem, evaluations: int, seed: int) -> A
         used += 1
         return evaluate(problem, table, USUAL, _validation(USUAL, row))
 
-    row, score = search(problem.space, judge, evaluations, np.random.default_rng([seed, 0x5345]))
-    return Answer(problem, USUAL, table, row, score, used)
+    best = Best(judge)
+    search(problem.space, best, evaluations, np.random.default_rng([seed, 0x5345]))
+    assert best.held is not None
+    return Answer(problem, USUAL, table, *best.held, used)
 
 
 def trained(
@@ -237,17 +250,29 @@ def cell_of(
     workload: Workload,
     models: Sequence[ModelChoice],
 ) -> Cell:
-    """The problem on the structure that is best without learning: a quick rival's, or that in blocks."""
+    """The problem of the papers' blocks, on the instances and lanes of the best quick rival."""
     base = problem_of(device, workload, models)
     rival = best_of(rivals(base, models, lambda line: None, QUICK_RIVALS))
-    problem = chosen_problem(device, workload, models, rival.plan)
+    as_cut, *finer = structures(rival.plan, models)
+    problem = problem_of(device, workload, models, (finer or [as_cut])[0])
     plan = problem.template
     replicas, batches = (
         ",".join(str(getattr(model, name)) for model in plan.models) for name in ("replicas", "batch")
     )
     blocks = ",".join(map(str, problem.space.blocks))
     structure = f"{blocks} blocks, {replicas} replicas, batches of {batches}, {plan.lanes} lanes"
-    return Cell(device.name, load, problem, structure, rival.plan, f"{rival.planner}, {rival.partition}")
+    outside = {
+        RIVAL: (f"{rival.planner}, {rival.partition}", rival.plan),
+        RIVAL_SEED: best_seed_plan(problem_of(device, workload, models, as_cut)),
+    }
+    return Cell(device.name, load, problem, structure, outside)
+
+
+def best_seed_plan(problem: Problem) -> tuple[str, Plan]:
+    """The best of a problem's seeds by the arrivals that choose, by name."""
+    answer = searched(best_seed, problem, len(seeds(problem.space)), 0)
+    (name,) = (name for name, row in seeds(problem.space).items() if row == answer.row)
+    return name, bound_plan(problem, answer.table, answer.row).plan
 
 
 def attributed(cell: Cell, name: str, evaluations: int, seed: int) -> dict[str, Any]:
@@ -255,9 +280,9 @@ def attributed(cell: Cell, name: str, evaluations: int, seed: int) -> dict[str, 
     torch.set_num_threads(1)
     fresh = tuple(_FRESH_FIRST + 1000 * seed + at for at in range(FRESH_SEEDS))
     about = {"device": cell.device, "load": cell.load, "method": name, "seed": seed}
-    if name == RIVAL:
-        settings = EvaluationSettings(seeds=fresh, windows=FRESH_STEPS)
-        return {**about, "of": cell.rival_is, **columns(judged(cell.problem, cell.rival, settings))}
+    if name in cell.outside:
+        settings, (of, plan) = EvaluationSettings(seeds=fresh, windows=FRESH_STEPS), cell.outside[name]
+        return {**about, "of": of, **columns(judged(cell.problem, plan, settings))}
     began_s = time.process_time()
     answer = METHODS[name].answer(cell.problem, evaluations, seed)
     cpu_s = time.process_time() - began_s

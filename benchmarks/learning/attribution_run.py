@@ -1,7 +1,8 @@
 """The attribution's pieces, one per cell, method and seed, on a pool; what they say of each cell.
 
 Pieces that the figures need come first, cell by cell, then those that explain them. A folder keeps finished
-pieces: the same command goes on behind them, and Ctrl-C ends with the figures of what is there.
+pieces: the same command goes on behind them. Ctrl-C ends with the figures of what is there; without workers
+these are all.
 """
 
 import json
@@ -12,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.learning.attribution import METHODS, RIVAL, TRAINING, Cell, attributed, cell_of
+from benchmarks.learning.attribution import METHODS, OUTSIDE, TRAINING, Cell, attributed, cell_of
 from benchmarks.learning.margin import Margin, best_of_methods, margin
 from benchmarks.learning.pair import MIX, QUEUE, graphs_of, workloads
 from benchmarks.runner import Report, progress
@@ -24,12 +25,13 @@ from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.search.costs import CostTable
 
 DEVICES: Final = ("nano", "xavier_nx", "i7_7700")
-LOADS: Final = ("paper", "capacity_0.8", "capacity_1.1", "swapping")
+LOADS: Final = ("paper", "capacity_1.1", "swapping", "capacity_0.8")
 DEVICE_NAMES: Final = {"nano": "Nano", "xavier_nx": "Xavier NX", "i7_7700": "i7-7700"}
 LOAD_NAMES: Final = {"capacity_0.8": "0.8", "capacity_1.1": "1.1"}
 STANDS_FOR_CPU: Final = "i7_7700, a derived file: none of this machine's processor has rates for the zoo"
 
 LEAST_SEEDS: Final = 2
+HEADLINE: Final = (*OUTSIDE, *(name for name, method in METHODS.items() if method.headline))
 
 Row = Mapping[str, Any]
 
@@ -49,13 +51,11 @@ class Piece(NamedTuple):
 
 def pieces(devices: Sequence[str], loads: Sequence[str], seeds: int) -> list[Piece]:
     """All there is to do, in its order."""
-    headline = [RIVAL, *(name for name, method in METHODS.items() if method.headline)]
-    rest = [name for name in METHODS if name not in headline]
     return [
         Piece(device, load, method, seed)
-        for methods in (headline, rest)
-        for device in devices
+        for methods in (HEADLINE, [name for name in METHODS if name not in HEADLINE])
         for load in loads
+        for device in devices
         for seed in range(1, seeds + 1)
         for method in methods
     ]
@@ -79,7 +79,7 @@ def attribute(
         rows = {piece: row for piece in wanted if (row := _kept(folder / piece.file)) is not None}
     left = [piece for piece in wanted if piece not in rows]
     try:
-        if left:
+        if left and workers:
             for piece, row in _done(left, evaluations, workers):
                 rows[piece] = row
                 if folder is not None:
@@ -109,7 +109,8 @@ def _done(left: Sequence[Piece], evaluations: int, workers: int) -> Iterator[tup
         for key, own in groupby(left, key=lambda piece: (piece.device, piece.load)):
             if key not in cells:
                 cells[key] = _cell(*key, models)
-                progress(f"{', '.join(key)}: {cells[key].structure}; best rival {cells[key].rival_is}")
+                outside = ", ".join(f"{name}: {of}" for name, (of, _) in cells[key].outside.items())
+                progress(f"{', '.join(key)}: {cells[key].structure}; {outside}")
             given = [
                 (piece, pool.submit(attributed, cells[key], piece.method, evaluations, piece.seed))
                 for piece in own
@@ -143,15 +144,16 @@ def _keep(file: Path, row: Row) -> None:
 def cell_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What the rows of each cell say together, of seeds that all headline methods have; none of fewer than 2.
 
-    `best_method` is the best of all, `best_unlearned` that without training; both are chosen by the arrivals
-    that judge, which favours the best of many over the one training.
+    `best_method` is the best of all, `best_unlearned` that without training, `best_search` that among those
+    on the training's own problem. They are chosen by the arrivals that judge, which favours the best of many
+    over the one training.
     """
     found = []
     for device, load in dict.fromkeys((row["device"], row["load"]) for row in rows):
         own = [row for row in rows if (row["device"], row["load"]) == (device, load)]
-        of = {name: {row["seed"]: row for row in own if row["method"] == name} for name in (RIVAL, *METHODS)}
-        headline = [RIVAL, *(name for name, method in METHODS.items() if method.headline)]
-        seeds = sorted(set.intersection(*(set(of[name]) for name in headline)))
+        names = dict.fromkeys((*HEADLINE, *METHODS))
+        of = {name: {row["seed"]: row for row in own if row["method"] == name} for name in names}
+        seeds = sorted(set.intersection(*(set(of[name]) for name in HEADLINE)))
         if len(seeds) < LEAST_SEEDS:
             continue
         scores = {
@@ -159,8 +161,9 @@ def cell_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             for name, by_seed in of.items()
             if by_seed.keys() >= set(seeds)
         }
-        unlearned = {name: scores[name] for name in headline if name != TRAINING}
+        unlearned = {name: scores[name] for name in HEADLINE if name != TRAINING}
         best = best_of_methods(unlearned)
+        search = best_of_methods({name: found for name, found in unlearned.items() if name not in OUTSIDE})
         policy = [score_in(of[TRAINING][seed], "policy_") for seed in seeds]
         found.append(
             {
@@ -169,8 +172,10 @@ def cell_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "seeds": len(seeds),
                 "best_method": best_of_methods(scores),
                 "best_unlearned": best,
-                **_columns("learned", margin(scores[TRAINING], unlearned[best])),
-                **_columns("policy", margin(policy, unlearned[best])),
+                "best_search": search,
+                **_columns("learned_over_best_unlearned", margin(scores[TRAINING], unlearned[best])),
+                **_columns("policy_over_best_unlearned", margin(policy, unlearned[best])),
+                **_columns("learned_over_best_search", margin(scores[TRAINING], unlearned[search])),
             }
         )
     return found
@@ -189,16 +194,15 @@ def score_in(row: Row, prefix: str = "") -> Score:
 
 
 def _columns(name: str, found: Margin) -> dict[str, Any]:
-    over = f"{name}_over_best_unlearned"
-    ratios = {over: found.ratio, f"{over}_low": found.low, f"{over}_high": found.high}
-    return {f"{name}_by": found.by, **{key: round(value, 4) for key, value in ratios.items()}}
+    ratios = {name: found.ratio, f"{name}_low": found.low, f"{name}_high": found.high}
+    return {**{key: round(value, 4) for key, value in ratios.items()}, f"{name}_by": found.by}
 
 
 def summarise(report: Report, rows: Sequence[Row]) -> None:
     """A row and figures per complete cell, then the rows themselves."""
     cells = cell_rows(rows)
     for cell in cells:
-        figures = {key: value for key, value in cell.items() if "_over_best_unlearned" in key}
+        figures = {key: value for key, value in cell.items() if isinstance(value, float)}
         named = {f"{cell['device']}.{cell['load']}.{key}": value for key, value in figures.items()}
         report.add(named, [{"part": "cells", **cell}])
     gains = sum(cell["learned_over_best_unlearned_low"] > 1.0 for cell in cells)
@@ -206,7 +210,11 @@ def summarise(report: Report, rows: Sequence[Row]) -> None:
     report.add({}, [{"part": "methods", **row} for row in rows])
 
 
-COLUMNS: Final = ("device", "load", "best method", "best unlearned", "training over it", "its policy over it")
+OVER: Final = ("learned_over_best_unlearned", "policy_over_best_unlearned", "learned_over_best_search")
+COLUMNS: Final = (
+    *("device", "load", "best method", "best unlearned", "training over it", "its policy over it"),
+    *("best search", "training over it"),
+)
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -216,15 +224,16 @@ def table(rows: Sequence[Row]) -> list[str]:
         if cell["part"] == "cells":
             device, load = str(cell["device"]), str(cell["load"])
             names = (DEVICE_NAMES.get(device, device), LOAD_NAMES.get(load, load))
+            margins = [_text(cell, name) for name in OVER]
             lines.append(
-                (*names, cell["best_method"], cell["best_unlearned"], *(_text(cell, of) for of in OVER))
+                (
+                    *(*names, cell["best_method"], cell["best_unlearned"], *margins[:2]),
+                    *(cell["best_search"], margins[2]),
+                )
             )
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
-OVER: Final = ("learned", "policy")
-
-
-def _text(cell: Row, of: str) -> str:
-    ratio, low, high = (cell[f"{of}_over_best_unlearned{end}"] for end in ("", "_low", "_high"))
-    return f"{ratio:.3f} [{low:.3f}, {high:.3f}] {cell[f'{of}_by']}"
+def _text(cell: Row, name: str) -> str:
+    ratio, low, high = (cell[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return f"{ratio:.3f} [{low:.3f}, {high:.3f}] {cell[f'{name}_by']}"

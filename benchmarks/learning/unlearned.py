@@ -1,12 +1,11 @@
 """Searches for a plan that learn nothing, for the same number of evaluations as a training. Pure.
 
-Each is given how plans are scored (`judge`, of an action row), how many may be scored, and a generator; it
-scores exactly that many (`best_seed`: the seeds alone) and answers with the best plan that it met, as an
-action row. All but `uniform` begin as a training does: with the seeds of
-`stageloom.planner.learning.maddpg.candidates`.
+Each is given what scores plans and holds the best of them, how many may be scored, and a generator; it scores
+exactly that many (`best_seed`: the seeds alone). A plan is an action row. All but `uniform` begin with the
+seeds of `stageloom.planner.learning.maddpg.candidates`, as a training does.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cmp_to_key
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -16,14 +15,14 @@ import numpy as np
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.work import clipped_row, noisy
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, better, improves
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.actions import actions_of, combine_blocks
 from stageloom.shared.policy.maddpg.space import Space
 
 ActionRow: TypeAlias = tuple[float, ...]
 Judge: TypeAlias = Callable[[ActionRow], Score]
-Search: TypeAlias = Callable[[Space, Judge, int, np.random.Generator], tuple[ActionRow, Score]]
+Search: TypeAlias = Callable[[Space, "Best", int, np.random.Generator], None]
 
 POPULATION: Final = 10
 ELITE: Final = 3
@@ -32,64 +31,73 @@ LAUNCHER_SPREAD: Final = 0.1
 launcher's actions. That of a block's action is one interval."""
 
 
-def best_seed(
-    space: Space, judge: Judge, evaluations: int, rng: np.random.Generator
-) -> tuple[ActionRow, Score]:
-    """The best plan that a training starts with."""
-    return _best(judge, seeds(space).values(), evaluations)
+class Best:
+    """The best plan so far, of those that `judge` scores."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._top: Score | None = None  # the most throughput of any
+        self.held: tuple[ActionRow, Score] | None = None
+
+    def judged(self, row: ActionRow) -> Score:
+        """Score a plan, and hold it if it improves on the best."""
+        score = self._judge(row)
+        top = self._top or score
+        self._top = max(top, score, key=lambda one: one.throughput_per_s)
+        if self.held is None or improves(score, self.held[1], top):
+            self.held = row, score
+        return score
+
+    @property
+    def row(self) -> ActionRow:
+        """Of the best."""
+        assert self.held is not None, "nothing was scored"
+        return self.held[0]
 
 
-def uniform(
-    space: Space, judge: Judge, evaluations: int, rng: np.random.Generator
-) -> tuple[ActionRow, Score]:
+def best_seed(space: Space, best: Best, evaluations: int, rng: np.random.Generator) -> None:
+    """The plans that a training starts with, as far as `evaluations` go."""
+    for row in list(seeds(space).values())[:evaluations]:
+        best.judged(row)
+
+
+def uniform(space: Space, best: Best, evaluations: int, rng: np.random.Generator) -> None:
     """Action rows drawn evenly from [0, 1]."""
-    rows = (clipped_row(rng.random(space.action_width)) for _ in range(evaluations))
-    return _best(judge, rows, evaluations)
+    for _ in range(evaluations):
+        best.judged(clipped_row(rng.random(space.action_width)))
 
 
-def near_seed(
-    space: Space, judge: Judge, evaluations: int, rng: np.random.Generator
-) -> tuple[ActionRow, Score]:
+def near_seed(space: Space, best: Best, evaluations: int, rng: np.random.Generator) -> None:
     """The best seed with the noise of a training's first episodes on it, drawn anew for every plan."""
     usual = MaddpgSettings()
-    row, score = best_seed(space, judge, evaluations, rng)
-    start, left = np.asarray(row, np.float32), evaluations - len(seeds(space))
-    for _ in range(left):
-        drawn = noisy(start, usual.noise, usual.noise_share, rng)
-        row, score = _better_of((row, score), (drawn, judge(drawn)))
-    return row, score
+    best_seed(space, best, evaluations, rng)
+    start = np.asarray(best.row, np.float32)
+    for _ in range(evaluations - len(seeds(space))):
+        best.judged(noisy(start, usual.noise, usual.noise_share, rng))
 
 
-def cross_entropy(
-    space: Space, judge: Judge, evaluations: int, rng: np.random.Generator
-) -> tuple[ActionRow, Score]:
+def cross_entropy(space: Space, best: Best, evaluations: int, rng: np.random.Generator) -> None:
     """The cross-entropy method (de Boer et al. 2005): rows are drawn from independent normal distributions,
     whose means and deviations become those of the best rows of each generation; from the best seed on."""
-    best = best_seed(space, judge, evaluations, rng)
-    mean = np.asarray(best[0])
+    best_seed(space, best, evaluations, rng)
+    mean = np.asarray(best.row)
     spread = np.full(space.action_width, 1.0 / space.bins)
     spread[: space.num_models] = LAUNCHER_SPREAD
     left = evaluations - len(seeds(space))
     while left > 0:
         rows = [clipped_row(rng.normal(mean, spread)) for _ in range(min(POPULATION, left))]
         left -= len(rows)
-        ranked = sorted(((row, judge(row)) for row in rows), key=cmp_to_key(_worse_last))
+        ranked = sorted(((row, best.judged(row)) for row in rows), key=cmp_to_key(_worse_last))
         elite = np.array([row for row, _ in ranked[:ELITE]])
         mean, spread = elite.mean(axis=0), elite.std(axis=0)
-        best = _better_of(best, ranked[0])
-    return best
 
 
-def local_search(
-    space: Space, judge: Judge, evaluations: int, rng: np.random.Generator
-) -> tuple[ActionRow, Score]:
+def local_search(space: Space, best: Best, evaluations: int, rng: np.random.Generator) -> None:
     """From the best seed to a better neighbour, and so on: one block joins another combined block or leaves
     its own, or one model is launched at another pace."""
-    best = best_seed(space, judge, evaluations, rng)
+    best_seed(space, best, evaluations, rng)
     for _ in range(evaluations - len(seeds(space))):
-        row = neighbour(space, best[0], rng)
-        best = _better_of(best, (row, judge(row)))
-    return best
+        best.judged(neighbour(space, best.row, rng))
 
 
 def neighbour(space: Space, row: ActionRow, rng: np.random.Generator) -> ActionRow:
@@ -124,20 +132,6 @@ SEARCHES: Final[Mapping[str, Search]] = MappingProxyType(
     }
 )
 
-_Scored: TypeAlias = tuple[ActionRow, Score]
 
-
-def _best(judge: Judge, rows: Iterable[ActionRow], evaluations: int) -> _Scored:
-    scored = [(row, judge(row)) for row, _ in zip(rows, range(evaluations), strict=False)]
-    found = scored[0]
-    for other in scored[1:]:
-        found = _better_of(found, other)
-    return found
-
-
-def _better_of(held: _Scored, other: _Scored) -> _Scored:
-    return other if better(other[1], held[1]) else held
-
-
-def _worse_last(one: _Scored, other: _Scored) -> int:
+def _worse_last(one: tuple[ActionRow, Score], other: tuple[ActionRow, Score]) -> int:
     return int(better(other[1], one[1])) - int(better(one[1], other[1]))

@@ -45,7 +45,7 @@ from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 
 VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 UNTRAINED = "untrained"
 _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 

@@ -111,6 +111,21 @@ def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
     assert min(fresh) >= FRESH_SEED > max(other) and min(other) >= VALIDATION_SEED > max(training)
 
 
+def test_the_best_plan_stays_level_with_the_most_throughput_met_interrupted_or_not() -> None:
+    def worth(throughput: float, p99: float) -> Score:
+        rest = {"utilisation": 1.0, "queue_variance": 0.0, "variance_growth": 0.0, "met": 1.0}
+        return Score(throughput_per_s=throughput, p99_s=p99, **rest)
+
+    first = Candidates(PROBLEM.space)
+    rows = list(seeds(PROBLEM.space).values())
+    assert first.judged(rows[0], worth(100.0, 1.0)) and first.judged(rows[1], worth(99.6, 0.9))
+    second = Candidates(PROBLEM.space)
+    second.restore(first.saved())
+    for candidates in (first, second):
+        assert not candidates.judged(rows[2], worth(99.2, 0.8))
+        assert candidates.best is not None and candidates.best[0] == rows[1]
+
+
 @pytest.mark.promise("interrupted-training-goes-bit")
 def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
     """The state is taken in the middle: between two episodes, and again with a validation waiting."""
