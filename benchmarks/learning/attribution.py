@@ -65,7 +65,7 @@ class Cell(NamedTuple):
     device: str
     load: str
     problem: Problem
-    structure: str  # of all its plans, for people
+    structure: str  # of the problem's plans, for people
     outside: Mapping[str, tuple[str, Plan]]
     """By name what it is and the plan: of the best rival, and of the best seed where models stay cut as the
     rival cuts them."""
@@ -90,7 +90,6 @@ class Answer(NamedTuple):
 class Method:
     """A way to an answer. `headline`: it is needed for what learning gains, the others say why."""
 
-    learned: bool
     headline: bool
     answer: Callable[[Problem, int, int], Answer]  # of problem, evaluations and seed
 
@@ -214,31 +213,23 @@ _PRINTED: Final = replace(MaddpgSettings.paper(step_s=1.0), validation_steps=USU
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {
         **{
-            name: Method(learned=False, headline=True, answer=partial(searched, search))
-            for name, search in SEARCHES.items()
+            name: Method(headline=True, answer=partial(searched, search)) for name, search in SEARCHES.items()
         },
         "actors frozen": Method(
-            learned=False,
             headline=True,
             answer=partial(trained, replace(USUAL, updates_per_transition=0.0)),
         ),
-        TRAINING: Method(learned=True, headline=True, answer=partial(trained, USUAL)),
-        "without pull": Method(
-            learned=True, headline=False, answer=partial(trained, replace(USUAL, pull=0.0))
-        ),
+        TRAINING: Method(headline=True, answer=partial(trained, USUAL)),
+        "without pull": Method(headline=False, answer=partial(trained, replace(USUAL, pull=0.0))),
         "random start": Method(
-            learned=True,
             headline=False,
             answer=partial(trained, replace(USUAL, start=Start.PAPER, seeded=False)),
         ),
         "TOP as printed": Method(
-            learned=True,
             headline=False,
             answer=partial(trained, replace(_PRINTED, printed_critic=True), as_printed=True),
         ),
-        "TOP, y - Q": Method(
-            learned=True, headline=False, answer=partial(trained, _PRINTED, as_printed=True)
-        ),
+        "TOP, y - Q": Method(headline=False, answer=partial(trained, _PRINTED, as_printed=True)),
     }
 )
 """By name, the best rival aside."""
@@ -282,7 +273,8 @@ def attributed(cell: Cell, name: str, evaluations: int, seed: int) -> dict[str, 
     about = {"device": cell.device, "load": cell.load, "method": name, "seed": seed}
     if name in cell.outside:
         settings, (of, plan) = EvaluationSettings(seeds=fresh, windows=FRESH_STEPS), cell.outside[name]
-        return {**about, "of": of, **columns(judged(cell.problem, plan, settings))}
+        score = judged(cell.problem, plan, settings)
+        return {**about, "of": of, "beside": cell.structure, **columns(score)}
     began_s = time.process_time()
     answer = METHODS[name].answer(cell.problem, evaluations, seed)
     cpu_s = time.process_time() - began_s

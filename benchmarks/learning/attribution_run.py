@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.learning.attribution import METHODS, OUTSIDE, TRAINING, Cell, attributed, cell_of
+from benchmarks.learning.attribution import METHODS, OUTSIDE, RIVAL, TRAINING, Cell, attributed, cell_of
 from benchmarks.learning.margin import Margin, best_of_methods, margin
 from benchmarks.learning.pair import MIX, QUEUE, graphs_of, workloads
 from benchmarks.runner import Report, progress
@@ -169,6 +169,7 @@ def cell_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             {
                 "device": device,
                 "load": load,
+                "structure": of[RIVAL][seeds[0]]["beside"],
                 "seeds": len(seeds),
                 "best_method": best_of_methods(scores),
                 "best_unlearned": best,

@@ -250,10 +250,10 @@ def rows_of(throughputs: dict[str, float], seeds: int = 3) -> list[dict[str, Any
     figures = {"p99_ms": 10.0, "utilisation": 1.0, "queue_variance": 0.0, "variance_growth_per_s": 0.0}
     rows = []
     for name in HEADLINE:
-        found = {"throughput_per_s": throughputs.get(name, 80.0), "met": 1.0, **figures}
+        found: dict[str, Any] = {"throughput_per_s": throughputs.get(name, 80.0), "met": 1.0, **figures}
         found |= {f"policy_{key}": value for key, value in found.items()} if name == TRAINING else {}
         rows += [
-            {"device": "nano", "load": "paper", "method": name, "seed": seed, **found}
+            {"device": "nano", "load": "paper", "method": name, "seed": seed, "beside": "", **found}
             for seed in range(seeds)
         ]
     return rows
