@@ -1,7 +1,10 @@
 """The learned planner beside every rival on the twin, on TOP's devices and workloads.
 
     python -m benchmarks.learning [--quick] [--json] [--device NAME]... [--workload NAME]... [--budget S]
-                                  [--untrained] [--state DIR] [--table FILE...]
+                                  [--untrained] [--state DIR]
+    python -m benchmarks.learning --attribution [--json] [--device NAME]... [--workload NAME]... [--seeds N]
+                                  [--evaluations N] [--workers N] [--state DIR]
+    python -m benchmarks.learning --table FILE
 
 Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds
 at once, and the planner's answer: the best rival's plan, or the best learned one if it is surely better,
@@ -12,31 +15,58 @@ spreads over arrivals (and over the trainings for `maddpg`). Everything is simul
 
 --state keeps every pair that was done; the same command goes on behind them. One pair takes about --budget
 seconds for its trainings and a minute for its rivals. --quick: the Nano under the paper's workload and little
-training. --untrained: rivals and seeds alone. --table prints docs/learning.md's table from kept files.
+training. --untrained: rivals and seeds alone.
+
+--attribution compares the training with methods that learn nothing and with itself less one part, all with
+equal evaluations (`benchmarks.learning.attribution`): per cell `learned_over_best_unlearned` with a 95 %
+interval over --seeds. --evaluations: of each method and seed, 20 simulated seconds each. Ctrl-C ends it with
+the cells that are complete. --table prints docs/learning.md's table from a kept file.
 """
 
 import argparse
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, graphs_of, run_pair, workloads
-from benchmarks.learning.table import LOADS, merged, table, verdict
+from benchmarks.learning.attribution_run import DEVICES as ATTRIBUTED_DEVICES
+from benchmarks.learning.attribution_run import LOADS as ATTRIBUTED_LOADS
+from benchmarks.learning.attribution_run import attribute, table
+from benchmarks.learning.pair import MIX, QUEUE, Effort, graphs_of, run_pair, workloads
+from benchmarks.learning.table import LOADS, verdict
 from benchmarks.runner import Report, progress, run
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.digest import digest_of
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.search.costs import CostTable
 
+EVALUATIONS: Final = 48
+"""So that nano, xavier_nx and i7_7700 take no longer than 90 minutes on two cores."""
+
+KNOWN_DEVICES: Final = sorted({*TOP_MEMBERS, *ATTRIBUTED_DEVICES})
+KNOWN_LOADS: Final = list(dict.fromkeys((*LOADS, *ATTRIBUTED_LOADS)))
+
 
 def measure(report: Report, options: argparse.Namespace) -> int:
     """All pairs, one after another; 1 where the planner falls behind a rival."""
     if options.table:
-        print("\n".join(table(merged(json.loads(file.read_text("utf-8")) for file in options.table))))
+        print("\n".join(table(json.loads(options.table.read_text("utf-8"))["rows"])))
+        return 0
+    if options.attribution:
+        attribute(
+            report,
+            options.device or ATTRIBUTED_DEVICES,
+            options.workload or ATTRIBUTED_LOADS,
+            seeds=options.seeds,
+            evaluations=options.evaluations,
+            workers=options.workers,
+            state=options.state,
+        )
         return 0
     effort: Effort | None = Effort(budget_s=options.budget)
     if options.quick:
@@ -47,7 +77,7 @@ def measure(report: Report, options: argparse.Namespace) -> int:
         ModelChoice(name=name, artifact=digest_of(name), graph=graph, queue=QUEUE)
         for name, graph in graphs_of([name for name, _ in MIX]).items()
     ]
-    for name in options.device or (["nano"] if options.quick else list(MEMBERS_MAX)):
+    for name in options.device or (["nano"] if options.quick else list(TOP_MEMBERS)):
         device = load_device(name)
         loads = workloads(device, StepTimes(device, CostTable(rates=device.rates())), models)
         for load in options.workload or (["paper"] if options.quick else list(LOADS)):
@@ -84,11 +114,19 @@ def _kept(folder: Path | None, name: str, make: Any) -> Any:
 
 if __name__ == "__main__":
     own: dict[str, dict[str, Any]] = {
-        "--device": {"action": "append", "choices": sorted(MEMBERS_MAX), "help": "default: all"},
-        "--workload": {"action": "append", "choices": list(LOADS), "help": "default: all"},
+        "--device": {"action": "append", "choices": KNOWN_DEVICES, "help": "default: all of the kind"},
+        "--workload": {"action": "append", "choices": KNOWN_LOADS, "help": "default: all of the kind"},
         "--budget": {"type": float, "default": 600.0, "help": "seconds for the trainings of a pair"},
         "--state": {"type": Path, "help": "keep what was done here, and go on from it"},
         "--untrained": {"action": "store_true", "help": "rivals and seeds alone"},
-        "--table": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "print the page's table"},
+        "--attribution": {"action": "store_true", "help": "what the training gains over other methods"},
+        "--seeds": {"type": int, "default": 5, "help": "of the attribution"},
+        "--evaluations": {"type": int, "default": EVALUATIONS, "help": "of each method and seed"},
+        "--workers": {
+            "type": int,
+            "default": os.cpu_count() or 1,
+            "help": "processes of the attribution; 0: report what --state has",
+        },
+        "--table": {"type": Path, "metavar": "FILE", "help": "print the page's table"},
     }
     sys.exit(run(measure, ("torch", "numpy", "numba"), options=own))

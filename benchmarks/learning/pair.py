@@ -18,12 +18,13 @@ from benchmarks.runner import progress
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
+from stageloom.planner.learning.maddpg.stored import OTHER_MEMBERS, TOP_MEMBERS
 from stageloom.planner.learning.maddpg.train import MaddpgResult, polish, train
 from stageloom.planner.learning.maddpg.work import Environment, bound_plan, clipped_row
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.tournament.score import Score, better, figures_of, score_of, surely_better
-from stageloom.planner.twin.arrivals import Periodic
+from stageloom.planner.twin.arrivals import Counted, Periodic, Process
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.times import StepTimes
@@ -35,9 +36,6 @@ from stageloom.shared.search.compose import ModelChoice, Rules, compose
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import run_search
 
-MEMBERS_MAX: Final = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a100": 4}
-"""Devices with TOP's H (section VI-B)."""
-
 MIX: Final = (("inception_v3", 30.0), ("resnet50", 60.0), ("squeezenet_bypass", 120.0))
 SINGLE: Final = ("inception_v3", 240.0)
 _FASTER: Final = {"a100": 2.0}
@@ -45,6 +43,9 @@ _FASTER: Final = {"a100": 2.0}
 
 JITTER: Final = 0.2
 """Of the period: sensors that sample at a fixed frequency, but not with one clock."""
+
+SWAP_S: Final = 4.0
+"""Seconds after which a load that swaps has the other mix."""
 
 QUEUE: Final = QueuePlan(max_tasks=4096)
 """Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""
@@ -77,23 +78,49 @@ class Contestant(NamedTuple):
     partition: str = ""
 
 
-Workload = dict[str, float]
-"""Tasks per second of each model, periodic with jitter."""
+Workload = dict[str, Process]
+"""What arrives of each model."""
 
 
 def workloads(device: DeviceFile, times: StepTimes, models: Sequence[ModelChoice]) -> dict[str, Workload]:
-    """The paper's mix; the same mix at 0.8 and at 1.1 of the device's capacity; one model alone.
+    """The paper's mix; the same mix at 0.8 and at 1.1 of the device's capacity; one model alone; and a load
+    that swaps between the mix and its reverse, each at 1.1, every `SWAP_S`.
 
     Capacity is what the device serves one operator after another, whole models, without a gap.
     """
     faster = _FASTER.get(device.name, 1.0)
     paper = {name: rate * faster for name, rate in MIX}
-    capacity = 1.0 / fsum(paper[model.name] * whole_s(times, model) for model in models)
-    scaled = {
-        f"capacity_{share}": {name: share * capacity * rate for name, rate in paper.items()}
-        for share in (0.8, 1.1)
+    taken_s = {model.name: whole_s(times, model) for model in models}
+
+    def of_capacity(share: float, mix: dict[str, float]) -> dict[str, float]:
+        capacity = share / fsum(rate * taken_s[name] for name, rate in mix.items())
+        return {name: capacity * rate for name, rate in mix.items()}
+
+    reverse = dict(zip(paper, reversed(paper.values()), strict=True))
+    return {
+        "paper": _periodic(paper),
+        **{f"capacity_{share}": _periodic(of_capacity(share, paper)) for share in (0.8, 1.1)},
+        "single": _periodic({SINGLE[0]: SINGLE[1] * faster}),
+        "swapping": _swapping(of_capacity(1.1, paper), of_capacity(1.1, reverse)),
     }
-    return {"paper": paper, **scaled, "single": {SINGLE[0]: SINGLE[1] * faster}}
+
+
+def _periodic(rates: dict[str, float]) -> Workload:
+    return {name: Periodic(rate_per_s=rate, jitter_s=JITTER / rate) for name, rate in rates.items()}
+
+
+def _swapping(first: dict[str, float], second: dict[str, float]) -> Workload:
+    """As many tasks as each mix makes of its time, evenly drawn within; a seed enters it anywhere."""
+    return {
+        name: Counted(
+            spans=tuple(
+                (at * SWAP_S, (at + 1) * SWAP_S, round(mix[name] * SWAP_S))
+                for at, mix in enumerate((first, second))
+            ),
+            length_s=2 * SWAP_S,
+        )
+        for name in first
+    }
 
 
 def whole_s(times: StepTimes, model: ModelChoice) -> float:
@@ -111,15 +138,14 @@ def problem_of(
     """
     costs = CostTable(rates=device.rates())
     template = structure or compose([replace(model, partition="paper") for model in models], costs=costs)
-    arrivals = {name: Periodic(rate_per_s=rate, jitter_s=JITTER / rate) for name, rate in workload.items()}
     return Problem.of(
         template,
         device_class=f"twin {device.name}",
         graphs={model.artifact: model.graph for model in models},
         costs=costs,
-        arrivals_per_s=list(workload.values()),
-        make_device=TwinDevices(device, costs, arrivals),
-        members_max=MEMBERS_MAX[device.name],
+        arrivals_per_s=[process.mean_per_s for process in workload.values()],
+        make_device=TwinDevices(device, costs, workload),
+        members_max=TOP_MEMBERS.get(device.name, OTHER_MEMBERS),
     )
 
 
@@ -134,10 +160,16 @@ def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
     return evaluate(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
 
 
-def rivals(problem: Problem, models: Sequence[ModelChoice], told: Callable[[str], None]) -> list[Contestant]:
-    """Every rival under its best partition, by the arrivals that choose."""
+def rivals(
+    problem: Problem,
+    models: Sequence[ModelChoice],
+    told: Callable[[str], None],
+    names: Sequence[str] = (),
+) -> list[Contestant]:
+    """Every rival, or those of these names, under its best partition, by the arrivals that choose."""
     best: dict[str, Contestant] = {}
-    for candidate in plan_candidates(models, problem.costs, executor=problem.template.executor):
+    executor = problem.template.executor
+    for candidate in plan_candidates(models, problem.costs, executor=executor, policy_names=names):
         plan = run_search(candidate.job, time.monotonic)
         score = judged(problem, plan, CHOICE)
         told(f"{candidate.name}: {score.throughput_per_s:.1f} tasks/s")

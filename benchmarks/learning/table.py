@@ -1,14 +1,9 @@
-"""What the rows of a pair say of the learned policy and of the planner, and the table of docs/learning.md.
+"""What the rows of a pair say of the learned policy and of the planner."""
 
-Files of one benchmark add up: rows of trainings in one and those of `--untrained` in another. A row that
-both hold must be the same in both.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stageloom.planner.tournament.score import LEAST_SPREAD
-from stageloom.shared.errors import InputError
 
 LEARNED: Final = ("maddpg", "planner")
 """Rows of what was trained."""
@@ -20,18 +15,7 @@ SEED: Final = "seed"
 """Rows of unlearned candidates; a training starts with the best
 (`stageloom.planner.learning.maddpg.candidates`)."""
 
-DEVICES: Final = {"nano": "Nano", "tx2": "TX2", "xavier_nx": "Xavier NX", "a100": "A100"}
-LOADS: Final = {"paper": "paper", "capacity_0.8": "0.8", "capacity_1.1": "1.1", "single": "single"}
-COLUMNS: Final = (
-    "device",
-    "load",
-    "best rival, tasks/s",
-    "planner is",
-    "planner",
-    "policy alone",
-    "best seed",
-    "learned over seed",
-)
+LOADS: Final = ("paper", "capacity_0.8", "capacity_1.1", "single")
 
 Row = Mapping[str, Any]
 
@@ -106,52 +90,3 @@ def verdict(rows: Sequence[Row]) -> dict[str, float]:
         if name == "learned":
             figures["learned_ahead_of_best_seed"] = float(compared(row, other) > 0)
     return figures
-
-
-def merged(files: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows of several files, each once.
-
-    Raises:
-        InputError: a row of one file is another one in a second.
-    """
-    rows: dict[tuple[str, ...], Row] = {}
-    for file in files:
-        for row in file["rows"]:
-            key = tuple(str(row.get(name)) for name in ("device", "workload", "planner", "of", "partition"))
-            if rows.setdefault(key, row) != row:
-                raise InputError(
-                    f"two files differ in {', '.join(key[:3])}",
-                    remedy="give files of one engine and one effort",
-                )
-    return list(rows.values())
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown, a line per device and workload that was trained."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS)]
-    for device in DEVICES:
-        for load in LOADS:
-            pair = [row for row in rows if (row["device"], row["workload"]) == (device, load)]
-            if best_learned(pair) is not None:
-                lines.append((DEVICES[device], LOADS[load], *_cells(pair)))
-    return [f"| {' | '.join(cells)} |" for cells in lines]
-
-
-def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
-    by_name = {row["planner"]: row for row in rows}
-    rival, seed, learned = best_rival(rows), best_seed(rows), best_learned(rows)
-    planner, policy = by_name["planner"], by_name["maddpg"]
-    assert rival is not None
-    return (
-        f"{rival['planner']}, {rival['throughput_per_s']:.1f}",
-        "learned" if planner["of"] == LEARNED_PLAN else planner["of"],
-        _ratios(planner, rival),
-        _ratios(policy, rival),
-        f"{seed['of']}: {_ratios(seed, rival)}" if seed is not None else "",
-        _ratios(learned, seed) if seed is not None and learned is not None else "",
-    )
-
-
-def _ratios(row: Row, other: Row) -> str:
-    throughput, p99 = over(row, other)
-    return f"{throughput:.3f}, {p99:.2f}"

@@ -3,7 +3,8 @@
 The policies are those of `stageloom.shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the
 rest) run every block alone under TOP's limits. Each takes part once per partition that all its models offer,
 since a plan chooses where its models are cut: the score of a policy is that of its best partition. On request
-our own searches over the blocks of several models take part, which no rival has.
+our own searches over the blocks of several models take part, which no rival has, and plans that a training
+begins with: every way to combine blocks, of one instance of each model and of several on lanes of their own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Final
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.interface import TOP_LIMITS, Limits
+from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits
 from stageloom.shared.search.job import SearchJob
 from stageloom.shared.search.rivals import policies
 
@@ -30,7 +31,24 @@ SEARCHES: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
 )
 """Scheduler and combination of our own searches, by name; the joint ones never wait for a model."""
 
-_JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam"})
+SEEDS: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
+    {
+        "abreast": ("sequential", Combination.ABREAST),
+        "pipelined": ("sequential", Combination.PIPELINED),
+        "instances-aligned": ("instances", Combination.ALIGNED),
+        "instances-abreast": ("instances", Combination.ABREAST),
+        "instances-pipelined": ("instances", Combination.PIPELINED),
+        "instances-replicas": ("instances", Combination.REPLICAS),
+    }
+)
+"""The policy whose instances and lanes a plan has, and how its blocks are combined, by name."""
+
+SEED_BUDGET: Final = Budget(expansions=200)
+"""Of the beams that schedule their combined blocks, as in a training: seconds, also for whole models."""
+
+_JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam", "abreast"})
+_OF_BLOCKS: Final = _JOINT | {"pipelined", "instances-pipelined"}  # whole models have none to combine
+_OF_MODELS: Final = _JOINT | {"instances-aligned"}
 _SLOW: Final = _JOINT | {"self_acceleration"}  # to search for: many operators at once
 _WHOLE: Final = "whole"
 
@@ -65,12 +83,13 @@ def plan_candidates(
 
     `sequential` comes first, so that there is a valid plan at once. Searches that take seconds come last, so
     that a short tournament is not spent on one of them. Joint policies need two models, and take part only
-    under partitions other than `whole`: a joint graph of whole models is too large for a search over stages.
+    under partitions other than `whole`: a joint graph of whole models is too large for a search over stages,
+    but for the short ones of `SEEDS`.
 
-    `rules` hold where a policy decides nothing about them. `searches` adds `SEARCHES`.
+    `rules` hold where a policy decides nothing about them. `searches` adds `SEARCHES` and `SEEDS`.
     """
     names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
-    names += SEARCHES if searches else ()
+    names += (*SEARCHES, *SEEDS) if searches else ()
     wanted = [name for name in names if not policy_names or name in policy_names]
     wanted.sort(key=_SLOW.__contains__)
     basis = SearchJob(
@@ -83,7 +102,7 @@ def plan_candidates(
     candidates = []
     for name in wanted:
         for partition in _partitions(models):
-            if name in _JOINT and (len(models) < 2 or partition == _WHOLE):
+            if (name in _OF_BLOCKS and partition == _WHOLE) or (name in _OF_MODELS and len(models) < 2):
                 continue
             chosen = tuple(replace(model, partition=partition) for model in models)
             job = _job(replace(basis, models=chosen), name)
@@ -99,6 +118,10 @@ def _job(basis: SearchJob, name: str) -> SearchJob:
         scheduler, combination = SEARCHES[name]
         members_max = len(basis.models) if combination is Combination.ALIGNED else basis.members_max
         return replace(basis, scheduler=scheduler, combination=combination, members_max=members_max)
+    if name in SEEDS:
+        structure, combination = SEEDS[name]
+        placed = policies()[structure].plan(basis)
+        return replace(placed, scheduler="beam", combination=combination, budget=SEED_BUDGET)
     policy = policies()[name]
     return policy.plan(replace(basis, scheduler=policy.scheduler))
 

@@ -40,6 +40,15 @@ def better(one: Score, other: Score) -> bool:
     return _better(one, other, 0.0)
 
 
+def improves(one: Score, held: Score, top: Score) -> bool:
+    """Better than what is held, and level with `top`, the most throughput met so far, or above it.
+
+    `better` is not transitive: along a chain of plans, each level in throughput with the one before and
+    shorter in p99, throughput would fall without end.
+    """
+    return better(one, held) and one.throughput_per_s >= top.throughput_per_s - spread_of(one, top)
+
+
 def surely_better(one: Score, other: Score) -> bool:
     """Better, also if half a spread of the difference in throughput came by chance, either way.
 

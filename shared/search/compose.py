@@ -35,6 +35,8 @@ class Combination(Enum):
     ALONE = "alone"  # every block is a combined block of its own
     ALIGNED = "aligned"  # the i-th blocks of different models, in the models' order, up to H of them
     REPLICAS = "replicas"  # the i-th blocks of a model's replicas, up to H of them
+    ABREAST = "abreast"  # blocks as far through their models as each other, up to H of them
+    PIPELINED = "pipelined"  # neighbouring blocks of one replica, up to H of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,20 @@ def _members(
             for block in range(plan.num_blocks)
         ]
         return [tuple(row[i : i + members_max]) for row in rows for i in range(0, len(row), members_max)]
+    if combination is Combination.ABREAST:
+        every = [row[0] for row in _members(plans, Combination.ALONE, 1)]
+        every.sort(key=lambda member: ((member.block + 0.5) / plans[member.model].num_blocks, member))
+        return [tuple(sorted(every[i : i + members_max])) for i in range(0, len(every), members_max)]
+    if combination is Combination.PIPELINED:
+        return [
+            tuple(
+                Member(model, replica, block)
+                for block in range(first, min(first + members_max, plan.num_blocks))
+            )
+            for model, plan in enumerate(plans)
+            for replica in range(plan.replicas)
+            for first in range(0, plan.num_blocks, members_max)
+        ]
     together = []
     for block in range(max((plan.num_blocks for plan in plans), default=0)):
         for replica in range(max(plan.replicas for plan in plans)):

@@ -25,8 +25,8 @@ GREW = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class SearchJob:
-    """The arguments of `stageloom.shared.search.compose.compose`; `budget_s` None: one search of the usual
-    size."""
+    """The arguments of `stageloom.shared.search.compose.compose`; `budget_s` None: one search of the size of
+    `budget`."""
 
     models: tuple[ModelChoice, ...]
     scheduler: str = "sequential"
@@ -37,6 +37,7 @@ class SearchJob:
     lanes: int = 1
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     rules: Rules = field(default_factory=Rules)
+    budget: Budget = field(default_factory=Budget)
     budget_s: float | None = None
     assignment: Assignment = field(default_factory=Assignment)
     checkpoint: bytes = b""
@@ -50,7 +51,7 @@ def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
         SettingError, PlanError: as `compose`.
     """
     if job.budget_s is None:
-        return _compose(job, Budget())
+        return _compose(job, job.budget)
     *_, plan = growing(lambda budget: _compose(job, budget), job.budget_s, now)
     return plan
 

@@ -1,8 +1,5 @@
 """The verdict over a pair's rows: throughput first, p99 where that is equal, both within spread."""
 
-import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +10,8 @@ from benchmarks.learning.table import (
     best_rival,
     best_seed,
     compared,
-    merged,
-    table,
     verdict,
 )
-from stageloom.shared.errors import InputError
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def row(planner: str, throughput: float, p99: float, *, spreads: tuple[float, float] = (1.0, 5.0)) -> Any:
@@ -111,20 +103,3 @@ def test_rows_without_a_training_have_no_verdict_on_learning() -> None:
     rows = [one for one in seeded() if one["planner"] in ("rival", "seed")]
     assert best_learned(rows) is None
     assert set(verdict(rows)) == {"seed_over_best_rival", "seed_p99_over_best_rival"}
-
-
-def test_files_that_differ_in_a_row_are_not_merged() -> None:
-    one = {"rows": [{"device": "nano", "workload": "paper", **row("ios", 1.0, 2.0)}]}
-    other = {"rows": [{"device": "nano", "workload": "paper", **row("ios", 1.1, 2.0)}]}
-    assert len(merged([one, one])) == 1
-    with pytest.raises(InputError, match="differ in nano, paper, ios"):
-        merged([one, other])
-
-
-@pytest.mark.promise("learning-gains-counted-best")
-def test_the_pages_table_is_what_the_files_that_it_links_say() -> None:
-    page = (DOCS / "learning.md").read_text()
-    files = [DOCS / name for name in re.findall(r"\((results/\S+-learning\S*\.json)\)", page)]
-    lines = table(merged(json.loads(file.read_text()) for file in files))
-    assert len(lines) == 2 + 16
-    assert "\n".join(lines) in page

@@ -49,6 +49,27 @@ def test_aligned_puts_same_numbered_blocks_of_different_models_together_up_to_h(
     assert plan.combined[0].schedule == stage_schedule([[[0], [1]], [[2]]])
 
 
+def test_abreast_puts_blocks_together_that_are_as_far_through_their_models() -> None:
+    """The left one's blocks have their middles at 1/6, 3/6 and 5/6 of it, the right one's at 1/4 and 3/4."""
+    plan = compose(choices(), scheduler="greedy", combination=Combination.ABREAST)
+    assert [block.members for block in plan.combined] == [
+        (Member(0, 0, 0), Member(1, 0, 0)),
+        (Member(0, 0, 1), Member(1, 0, 1)),
+        (Member(0, 0, 2),),
+    ]
+
+
+def test_pipelined_puts_neighbouring_blocks_of_one_replica_together() -> None:
+    plan = compose(choices(left_replicas=2), scheduler="greedy", combination=Combination.PIPELINED)
+    assert [block.members for block in plan.combined] == [
+        (Member(0, 0, 0), Member(0, 0, 1)),
+        (Member(0, 0, 2),),
+        (Member(0, 1, 0), Member(0, 1, 1)),
+        (Member(0, 1, 2),),
+        (Member(1, 0, 0), Member(1, 0, 1)),
+    ]
+
+
 def test_aligned_splits_in_order_what_is_more_than_h() -> None:
     three = [
         ModelChoice(name=f"m{i}", artifact=artifact, graph=graph)

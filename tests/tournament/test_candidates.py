@@ -1,16 +1,21 @@
 """Who takes part in a comparison, and that every plan of theirs runs."""
 
+from dataclasses import replace
+
 import pytest
 
-from stageloom.planner.tournament.candidates import PER_MODEL, SEARCHES, plan_candidates
+from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.tournament.candidates import PER_MODEL, SEARCHES, SEEDS, plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import bind
-from stageloom.shared.plan import Wait
+from stageloom.shared.plan import Member, Wait
+from stageloom.shared.policy.maddpg.actions import combine_blocks
+from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.job import run_search
+from stageloom.shared.search.job import SearchJob, run_search
 from stageloom.shared.search.rivals import policies
 from tests.search.test_rivals import LEFT, RIGHT, choice
 from tests.twin.cases import device
@@ -27,7 +32,29 @@ def test_every_policy_and_every_per_model_scheduler_takes_part() -> None:
 
 def test_searches_of_ours_take_part_where_they_are_asked_for() -> None:
     asked = {one.policy for one in plan_candidates(BOTH, COSTS, searches=True)}
-    assert asked == set(policies()) | set(PER_MODEL) | set(SEARCHES)
+    assert asked == set(policies()) | set(PER_MODEL) | set(SEARCHES) | set(SEEDS)
+
+
+@pytest.mark.parametrize("partition", ["whole", "base"])
+def test_what_a_training_begins_with_takes_part_without_any_training(partition: str) -> None:
+    """Every way to combine that `candidates.seeds` knows, on one instance of each model and on several."""
+    graphs = {model.artifact: model.graph for model in BOTH}
+    found: dict[int, set[frozenset[frozenset[Member]]]] = {}
+    for candidate in plan_candidates(BOTH, COSTS, searches=True):
+        plan = run_search(candidate.job, lambda: 0.0)
+        if candidate.partition == partition and plan.wait is Wait.NONE:
+            rows = frozenset(frozenset(block.members) for block in plan.combined)
+            found.setdefault(plan.models[0].replicas, set()).add(rows)
+    for structure in ("sequential", "instances"):
+        models = tuple(replace(model, partition=partition) for model in BOTH)
+        template = run_search(policies()[structure].plan(SearchJob(models=models, costs=COSTS)), lambda: 0.0)
+        bind(template, graphs)
+        space = Space.of(template, "toy")
+        for row in seeds(space).values():
+            combined = combine_blocks(space, row[space.num_models :]).combined
+            wanted = frozenset(frozenset(members) for members in combined)
+            joint = partition == "whole" and structure == "sequential" and any(len(one) > 1 for one in wanted)
+            assert joint or wanted in found[template.models[0].replicas]
 
 
 def test_sequential_comes_first_so_that_there_is_a_plan_at_once() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.tournament.score import Score, better, figures_of, score_of, surely_better
+from stageloom.planner.tournament.score import Score, better, figures_of, improves, score_of, surely_better
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from tests.engine.plans import chains
@@ -63,6 +63,15 @@ def test_what_is_surely_better_would_be_with_half_a_spread_more_or_less(
     one = replace(SOME, throughput_per_s=100.0 + gain, p99_s=p99_s)
     assert surely_better(one, SOME) is wins
     assert better(one, SOME) or not wins
+
+
+def test_throughput_does_not_fall_along_plans_that_are_each_level_with_the_one_before() -> None:
+    """0.9 less is within the spread and 1.8 less is not, however much shorter the p99."""
+    held = replace(SOME, throughput_per_s=99.1, p99_s=0.09)
+    third = replace(SOME, throughput_per_s=98.2, p99_s=0.08)
+    assert better(held, SOME) and better(third, held)
+    assert improves(held, SOME, SOME) and not improves(third, held, SOME)
+    assert improves(replace(third, throughput_per_s=99.0), held, SOME)
 
 
 def test_figures_of_a_saturated_model_are_those_of_its_queue() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stageloom.planner.learning.maddpg.replay import Floats, Transitions
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, improves
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.actions import actions_of, combine_blocks
 from stageloom.shared.policy.maddpg.space import Space
@@ -24,12 +24,15 @@ class Candidates:
         self.space = space
         self.best: tuple[tuple[float, ...], Score] | None = None
         """A plan by its action row, with its worth when it was evaluated."""
+        self._top: Score | None = None  # the most throughput of any
         self._seen: set[str] = set()
 
     def judged(self, actions: tuple[float, ...], worth: Score) -> bool:
         """Take in a plan's worth; whether it is the best so far."""
         self._seen.add(self._key(actions))
-        if self.best is not None and not better(worth, self.best[1]):
+        top = self._top or worth
+        self._top = max(top, worth, key=lambda score: score.throughput_per_s)
+        if self.best is not None and not improves(worth, self.best[1], top):
             return False
         self.best = actions, worth
         return True
@@ -51,11 +54,13 @@ class Candidates:
 
     def saved(self) -> dict[str, Any]:
         best = None if self.best is None else [list(self.best[0]), self.best[1].plain()]
-        return {"best": best, "seen": sorted(self._seen)}
+        top = None if self._top is None else self._top.plain()
+        return {"best": best, "top": top, "seen": sorted(self._seen)}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on where `saved` was."""
         self._seen = set(saved["seen"])
+        self._top = None if saved["top"] is None else Score(**saved["top"])
         if saved["best"] is not None:
             actions, worth = saved["best"]
             self.best = tuple(actions), Score(**worth)

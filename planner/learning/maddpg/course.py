@@ -31,13 +31,22 @@ from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.replay import Floats, Transitions
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings, Start
-from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, WorkResult
+from stageloom.planner.learning.maddpg.work import (
+    Collect,
+    Evaluate,
+    Weights,
+    Work,
+    WorkResult,
+    clipped_row,
+)
 from stageloom.planner.tournament.score import Score, better
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 
 VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000
-STATE_FORMAT = 2
+STATE_FORMAT = 3
+UNTRAINED = "untrained"
 _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
 
@@ -65,7 +74,7 @@ class TrainingCourse:
         self.learner = Learner(problem.space, settings, seed)
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space)
-        self.seeds = seeds(problem.space)
+        self.seeds = seeds(problem.space) if settings.seeded else self._untrained()
         self.seeds_worth: dict[str, Score] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[TrainingProgress] = []
         self.policy: Score | None = None  # of the best policy so far
@@ -208,7 +217,14 @@ class TrainingCourse:
             weights=None if rows else self.learner.policy_weights(),
             rows=rows,
             noise=noise,
+            uniform=settings.uniform_share * (1.0 if warming else 1.0 - share),
         )
+
+    def _untrained(self) -> dict[str, tuple[float, ...]]:
+        """What the actors say before they learned anything, held: the first plan where no rival's is."""
+        space = self.problem.space
+        network = MaddpgNetwork(self.learner.policy_weights(), space.agents)
+        return {UNTRAINED: clipped_row(network.actions(state_of(space, ())))}
 
     def _evaluation(
         self, name: str, *, row: tuple[float, ...] = (), weights: Weights | None = None
@@ -239,7 +255,7 @@ class TrainingCourse:
                 self._losses = self.learner.update(count)
         due = self._validated + self.settings.validate_every
         last = self.transitions >= self.settings.transitions
-        if self.learner.updates and not self._stopped and (last or self.transitions >= due):
+        if self.learner.ready and not self._stopped and (last or self.transitions >= due):
             self._validated = self.transitions
             self._validate()
 

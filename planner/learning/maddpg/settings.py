@@ -69,10 +69,18 @@ class MaddpgSettings:
     """Weight of the mean square of what the actors are off the best plan so far, in intervals, beside the
     worth that the critics see, as a share of its size; 0: they follow the critics alone, as in the paper."""
 
+    seeded: bool = True
+    """Rivals' plans are evaluated first and compete with those that are met; False: only what the untrained
+    actors say is, as in the paper."""
+
     seed_share: float = 0.5  # of `learn_from` that are rivals' plans as they are; the rest has noise
     noise: float = 0.1  # standard deviation, at first,
     noise_end: float = 0.03  # and at last
     noise_share: float = 0.1  # of an action row's numbers that get noise in a step
+    uniform_share: float = 0.0
+    """Of the steps that take uniform actions instead of the policy's, until the first update; from there it
+    falls to 0. The paper does not say how it explores."""
+
     step_s: float = 1.0  # seconds of the device per transition (TOP runs 10 s)
     episode_steps: int = 20
     validate_every: int = 200  # transitions
@@ -81,7 +89,7 @@ class MaddpgSettings:
     candidates: int = 4  # plans met in training that each validation looks at again
 
     def __post_init__(self) -> None:
-        shares = (self.gamma, self.target_rate, self.noise_share, self.seed_share)
+        shares = (self.gamma, self.target_rate, self.noise_share, self.seed_share, self.uniform_share)
         counts = (self.transitions, self.learn_from, self.batch, self.episode_steps, self.actor_every)
         if not all(0.0 <= share <= 1.0 for share in shares) or min(counts) < 1 or not self.step_s > 0.0:
             raise SettingError(f"no training with {self}")
@@ -110,7 +118,9 @@ class MaddpgSettings:
             "start": Start.PAPER,
             "pull": 0.0,
             "actor_learning_rate": 1e-3,
+            "seeded": False,
             "seed_share": 0.0,
+            "uniform_share": 1.0,
             "step_s": 10.0,
         }
         return cls(**{**printed, **changes})

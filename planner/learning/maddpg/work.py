@@ -148,6 +148,7 @@ class Collect:
     weights: Weights | None = None
     rows: tuple[tuple[float, ...], ...] = ()
     noise: float = 0.0
+    uniform: float = 0.0  # share of the steps whose actions are uniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +196,10 @@ def collect(problem: Problem, table: ScheduleTable, settings: MaddpgSettings, wo
             actions = np.array(work.rows[at % len(work.rows)], np.float32)
         else:
             actions = network.actions(states[-1])
-        steps.append(environment.step(noisy(actions, work.noise, settings.noise_share, random)))
+        if work.uniform and random.random() < work.uniform:
+            steps.append(environment.step(clipped_row(random.random(problem.space.action_width))))
+        else:
+            steps.append(environment.step(noisy(actions, work.noise, settings.noise_share, random)))
         states.append(steps[-1].state)
     return Transitions(
         states=np.stack(states[:-1]),

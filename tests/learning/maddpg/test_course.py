@@ -8,9 +8,16 @@ import pytest
 
 from stageloom.planner.learning.maddpg import train as training
 from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
-from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, TrainingCourse
+from stageloom.planner.learning.maddpg.course import (
+    FRESH_SEED,
+    UNTRAINED,
+    VALIDATION_SEED,
+    TrainingCourse,
+)
+from stageloom.planner.learning.maddpg.learner import Learner
+from stageloom.planner.learning.maddpg.settings import Start, Superblocks
 from stageloom.planner.learning.maddpg.train import train
-from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, run
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, collect, run
 from stageloom.planner.tournament.score import Score
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.plan import Member
@@ -46,6 +53,45 @@ def test_rivals_plans_are_judged_first_and_the_best_is_where_the_actors_start() 
     assert combine_blocks(PROBLEM.space, said[2:]).combined == wanted
 
 
+def test_without_seeds_the_untrained_actors_plan_is_judged_first_and_no_rivals() -> None:
+    settings = replace(SMALL, seeded=False, start=Start.PAPER)
+    course = TrainingCourse(PROBLEM, settings, seed=0)
+    works = followed(course, 1000)
+    plans = [work.row for work in works if isinstance(work, Evaluate) and work.row]
+    said = MaddpgNetwork(Learner(PROBLEM.space, settings, 0).policy_weights(), PROBLEM.space.agents)
+    assert list(plans[0]) == pytest.approx(said.actions(np.zeros(PROBLEM.space.state_width, np.float32)))
+    assert not set(seeds(PROBLEM.space).values()) & set(plans)
+    assert course.done and set(course.seeds_worth) == {UNTRAINED}
+
+
+def test_actors_that_never_learn_are_validated_and_stay_as_they_were() -> None:
+    course = TrainingCourse(PROBLEM, replace(SMALL, updates_per_transition=0.0), seed=0)
+    works = followed(course, 1000)
+    policies = [work.weights for work in works if isinstance(work, Evaluate) and work.weights is not None]
+    assert len(course.history) > 2 and course.learner.updates == 0
+    assert all((weights[name] == policies[0][name]).all() for weights in policies for name in weights)
+
+
+def test_uniform_exploration_is_all_there_is_before_the_first_update_and_falls_to_nothing() -> None:
+    settings = replace(SMALL, seeded=False, start=Start.PAPER, uniform_share=0.8)
+    works = [work for work in followed(TrainingCourse(PROBLEM, settings, seed=0), 1000)]
+    shares = [work.uniform for work in works if isinstance(work, Collect)]
+    warming = settings.learn_from // settings.episode_steps
+    assert shares[:warming] == [0.8] * warming
+    assert shares[warming:] == sorted(shares[warming:], reverse=True) and shares[-1] == 0.0
+
+
+def test_uniform_actions_are_spread_over_all_there_are() -> None:
+    row = (0.5,) * PROBLEM.space.action_width
+    work = Collect(number=0, seed=4, steps=60, rows=(row,), uniform=1.0)
+    settings = replace(SMALL, superblocks=Superblocks.PAPER)  # what is asked for is what is stored
+    actions = collect(PROBLEM, PROBLEM.table(), settings, work).actions
+    assert np.abs(actions.mean(axis=0) - 0.5).max() < 0.15
+    assert np.abs(actions.std(axis=0) - 12**-0.5).max() < 0.1
+    some = collect(PROBLEM, PROBLEM.table(), settings, replace(work, uniform=0.5)).actions
+    assert 15 < (some == np.array(row, np.float32)).all(axis=1).sum() < 45
+
+
 @pytest.mark.promise("known-optimum-learned-blocks")
 def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
     course = TrainingCourse(PROBLEM, SMALL, seed=3)
@@ -63,6 +109,21 @@ def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
     assert course.done
     assert len(training) == SMALL.transitions / SMALL.episode_steps
     assert min(fresh) >= FRESH_SEED > max(other) and min(other) >= VALIDATION_SEED > max(training)
+
+
+def test_the_best_plan_stays_level_with_the_most_throughput_met_interrupted_or_not() -> None:
+    def worth(throughput: float, p99: float) -> Score:
+        rest = {"utilisation": 1.0, "queue_variance": 0.0, "variance_growth": 0.0, "met": 1.0}
+        return Score(throughput_per_s=throughput, p99_s=p99, **rest)
+
+    first = Candidates(PROBLEM.space)
+    rows = list(seeds(PROBLEM.space).values())
+    assert first.judged(rows[0], worth(100.0, 1.0)) and first.judged(rows[1], worth(99.6, 0.9))
+    second = Candidates(PROBLEM.space)
+    second.restore(first.saved())
+    for candidates in (first, second):
+        assert not candidates.judged(rows[2], worth(99.2, 0.8))
+        assert candidates.best is not None and candidates.best[0] == rows[1]
 
 
 @pytest.mark.promise("interrupted-training-goes-bit")
