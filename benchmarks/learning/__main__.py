@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, graphs_of, run_pair, workloads
+from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, run_pair, workloads
 from benchmarks.learning.table import LOADS, merged, table, verdict
 from benchmarks.runner import Report, progress, run
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
