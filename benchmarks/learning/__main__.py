@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.learning.pair import MEMBERS_MAX, MIX, QUEUE, Effort, run_pair, workloads
 from benchmarks.learning.table import LOADS, merged, table, verdict
 from benchmarks.runner import Report, progress, run
+from benchmarks.zoo import graphs_of
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes

@@ -38,8 +38,9 @@ def imported(module: str, root: Path = ROOT) -> set[str]:
             continue
         seen.add(name)
         todo += _named(_source(name, root), root)
-        if parent := name.rpartition(".")[0]:
-            todo += [parent] if _exists(parent, root) else []
+        parent = name.rpartition(".")[0]
+        if "." in parent and _exists(parent, root):  # what a top-level package offers is not what is used
+            todo.append(parent)
     return seen
 
 

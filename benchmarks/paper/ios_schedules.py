@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, lines_of
+from benchmarks.paper.graphs import zoo_graph
 from benchmarks.paper.schedules import CostedNetwork
 from stageloom.shared.schedule import Schedule, StageSchedule
 from stageloom.shared.search.interface import Limits
@@ -37,14 +38,14 @@ _NOTE: Final = (
 
 def table_3_batches(inputs: Inputs) -> Finding:
     """Schedules made for one batch, priced at the others."""
-    graph = inputs.graph(NETWORK)
+    graph = zoo_graph(inputs, NETWORK)
     priced = {str(batch): CostedNetwork(graph, V100, batch) for batch in BATCHES}
     return _crossed(priced, "batch", _gains({str(b): row for b, row in TABLE_3.items()}))
 
 
 def table_3_devices(inputs: Inputs) -> Finding:
     """Schedules made for one device, priced on the other."""
-    graph = inputs.graph(NETWORK)
+    graph = zoo_graph(inputs, NETWORK)
     priced = {"K80": CostedNetwork(graph, K80), "V100": CostedNetwork(graph, V100)}
     return _crossed(priced, "device", _gains({"K80": (13.87, 14.65), "V100": (4.49, 4.03)}))
 
@@ -105,7 +106,7 @@ def figure_6(inputs: Inputs) -> Finding:
     """Five schedules of four networks at batch 1."""
     rows: list[Row] = []
     for name in NETWORKS:
-        network = CostedNetwork(inputs.graph(name), V100)
+        network = CostedNetwork(zoo_graph(inputs, name), V100)
         found = {one: network.searched(one) for one in SCHEDULERS}
         least_s = min(one.predicted_s for one in found.values())
         rows += [
@@ -171,7 +172,7 @@ def figure_9(inputs: Inputs) -> Finding:
     """Latency and search time over the limits r and s."""
     rows: list[Row] = []
     for name in (NETWORK,) if inputs.small else (NETWORK, "googlenet"):
-        network = CostedNetwork(inputs.graph(name), V100)
+        network = CostedNetwork(zoo_graph(inputs, name), V100)
         base_s = network.searched("sequential").predicted_s
         for s in (3, 8):
             for r in (1, 2, 3):
@@ -239,7 +240,7 @@ def _claims_9(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
 
 def figure_10(inputs: Inputs) -> Finding:
     """The last block of Inception V3, scheduled for batch 1 and for batch 32."""
-    graph = inputs.graph(NETWORK)
+    graph = zoo_graph(inputs, NETWORK)
     priced = {batch: CostedNetwork(graph, V100, batch) for batch in (1, 32)}
     found = {batch: network.searched("ios").schedules for batch, network in priced.items()}
     last = _last_wide(found[1])
@@ -305,7 +306,7 @@ def _merges(schedule: Schedule) -> int:
 
 def figure_11(inputs: Inputs) -> Finding:
     """Throughput over the batch, in sequence and by IOS."""
-    graph = inputs.graph(NETWORK)
+    graph = zoo_graph(inputs, NETWORK)
     rows: list[Row] = []
     for batch in (1, 8) if inputs.small else (1, 16, 32, 64, 128, 256):
         network = CostedNetwork(graph, V100, batch)
@@ -339,7 +340,7 @@ def figure_11(inputs: Inputs) -> Finding:
 
 def figure_16(inputs: Inputs) -> Finding:
     """The speed-up of each block of Inception V3."""
-    network = CostedNetwork(inputs.graph(NETWORK), V100)
+    network = CostedNetwork(zoo_graph(inputs, NETWORK), V100)
     ways = {way: network.each_s(network.searched(way).schedules) for way in ("sequential", "ios")}
     rows = tuple(
         {

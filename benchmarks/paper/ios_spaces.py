@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from benchmarks.algorithms import distinct, graph_of, measure_space, networks
 from benchmarks.paper.finding import Finding, Inputs, PaperClaim, Row
+from benchmarks.paper.graphs import zoo_graph
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.blocks import CombinedGraph, combine, split
 from stageloom.shared.graph import Graph
@@ -71,7 +72,7 @@ def table_1(inputs: Inputs) -> Finding:
 def _blocks(inputs: Inputs, name: str) -> list[CombinedGraph]:
     if name in _DRAWN:
         return [graph_of(block) for block in distinct(networks()[name])]
-    graph = inputs.graph(name)
+    graph = zoo_graph(inputs, name)
     return [combine([(graph, block)]) for block in split(graph, _cuts(graph))]
 
 
@@ -129,7 +130,7 @@ def _counted(inputs: Inputs, wanted: dict[str, tuple[int, int]]) -> Finding:
         if name in _DRAWN:
             found = (len(networks()[name]), sum(map(len, networks()[name])))
         else:
-            graph = inputs.graph(name)
+            graph = zoo_graph(inputs, name)
             found = (len(_cuts(graph)) + 1, len(graph.operators))
         rows.append({"network": name, "blocks": found[0], "operators": found[1]})
         near = abs(found[0] - blocks) <= 2 and abs(found[1] - operators) <= 1

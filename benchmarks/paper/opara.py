@@ -7,6 +7,7 @@ from typing import Final
 
 from benchmarks.eop.networks import bert
 from benchmarks.paper.finding import Finding, Inputs, Panel, PaperClaim, Row, lines_of, not_run
+from benchmarks.paper.graphs import zoo_graph
 from benchmarks.paper.schedules import CostedNetwork
 from stageloom.shared.blocks import CombinedGraph, combine, split
 from stageloom.shared.graph import Graph
@@ -30,7 +31,7 @@ def table_1(inputs: Inputs) -> Finding:
     rows: list[Row] = []
     claims = []
     for name, (opara_ms, nimble_ms) in TABLE_I.items():
-        graph = _whole(bert(2 if inputs.small else 12) if name == "BERT" else inputs.graph(name))
+        graph = _whole(bert(2 if inputs.small else 12) if name == "BERT" else zoo_graph(inputs, name))
         ours = [
             _median_ms(work, graph, 3 if inputs.small else 15) for work in (allocate_streams, assign_streams)
         ]
@@ -86,7 +87,7 @@ def _median_ms(work: Callable[[CombinedGraph], object], graph: CombinedGraph, re
 
 def figure_9(inputs: Inputs) -> Finding:
     """Inception V3 by Opara, Nimble and in sequence over the batch."""
-    graph = inputs.graph("inception_v3")
+    graph = zoo_graph(inputs, "inception_v3")
     rows: list[Row] = []
     for batch in (1, 8) if inputs.small else (1, 2, 4, 8, 16, 32):
         network = CostedNetwork(graph, A100, batch)

@@ -23,7 +23,7 @@ PAPERS: Final[Mapping[str, str]] = {
 
 _NAMES: Final = {"top": "TOP", "ios": "IOS", "opara": "Opara", "staronnx": "StarONNX", "eop": "EOP"}
 _MADE: Final = "<!-- Written by `python -m benchmarks.paper`; edit benchmarks/paper instead. -->"
-_COLUMNS: Final = 128
+_COLUMNS: Final = 108
 
 _INTRODUCTION: Final = """\
 What five papers say in their tables and figures, and what is found here when the same is tried with this

@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.paper.contestants import MIX, SERVER, choices
 from benchmarks.paper.finding import Finding, Inputs, Panel, PaperClaim, Row, lines_of, not_run
+from benchmarks.paper.graphs import zoo_graph
 from benchmarks.policy import LOADS, drawn, samples, space
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.blocks import CombinedGraph, combine, split
@@ -58,7 +59,7 @@ def combined_blocks(inputs: Inputs, members: int, count: int) -> list[Combined]:
     """Blocks of TOP's three models, drawn with a seed."""
     table = CostTable(rates=load_device(SERVER).rates())
     blocks = []
-    for choice in choices({name: inputs.graph(name) for name, _ in MIX}):
+    for choice in choices({name: zoo_graph(inputs, name) for name, _ in MIX}):
         least = 1 if inputs.small else LEAST_OPERATORS
         blocks += [
             (choice.artifact, choice.graph, block)
@@ -289,7 +290,7 @@ def section_6_f(inputs: Inputs) -> Finding:
 
 def _rebuilding(inputs: Inputs) -> Callable[[int], object]:
     """From a plan's bytes to the launch lists of all its combined blocks."""
-    models = choices({name: inputs.graph(name) for name, _ in MIX})
+    models = choices({name: zoo_graph(inputs, name) for name, _ in MIX})
     wire = compose(models, scheduler="greedy", combination=Combination.ALIGNED, members_max=3).wire
     graphs = {model.artifact: model.graph for model in models}
 

@@ -20,6 +20,7 @@ from benchmarks.paper.contestants import (
     problem_of,
 )
 from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, lines_of, not_run
+from benchmarks.paper.graphs import zoo_graph
 from benchmarks.paper.pays_series import agent_series
 from stageloom.planner.tournament.evaluator import EvaluationSettings
 from stageloom.planner.twin.device_file import DeviceFile, load_device
@@ -62,7 +63,7 @@ def ios_plan(models: Sequence[ModelChoice], device: DeviceFile, *, lanes: int) -
 def figure_2(inputs: Inputs) -> Finding:
     """One model under IOS at growing rates: where does latency rise, and how busy is the device then?"""
     device = load_device(GEFORCE)
-    models = choices({"resnet50": inputs.graph("resnet50")}, DEEP, replicas=4)
+    models = choices({"resnet50": zoo_graph(inputs, "resnet50")}, DEEP, replicas=4)
     plan = ios_plan(models, device, lanes=4)
     rows: list[Row] = []
     alone_s = 0.0
@@ -121,7 +122,7 @@ def _over_rate(rows: Sequence[Row]) -> tuple[Panel, ...]:
 def figure_3(inputs: Inputs) -> Finding:
     """Two models in a joint graph that waits for both: what does a difference of their rates do?"""
     device = load_device(GEFORCE)
-    both = choices({name: inputs.graph(name) for name in ("resnet50", "inception_v3")}, DEEP)
+    both = choices({name: zoo_graph(inputs, name) for name in ("resnet50", "inception_v3")}, DEEP)
     rows: list[Row] = []
     for left, right in ((60.0, 60.0), (60.0, 120.0), (120.0, 60.0), (120.0, 120.0)):
         rates = {"resnet50": left, "inception_v3": right}
@@ -244,7 +245,7 @@ def _served(
     """Throughput and utilisation of all contestants at these rates, where there are any, and overloaded."""
     device = load_device(SERVER)
     rows: list[Row] = []
-    models = choices({name: inputs.graph(name) for name in names})
+    models = choices({name: zoo_graph(inputs, name) for name in names})
     loads = {"table II, doubled": dict(rates_per_s)} if rates_per_s else {}
     loads["full queues"] = overload(device, models)
     for load, rates in loads.items():
@@ -394,7 +395,7 @@ def _variances(
     inputs: Inputs, device: DeviceFile, rates_per_s: Mapping[str, float], seconds: int
 ) -> tuple[Line, ...]:
     """A line per contestant, a point per second."""
-    models = choices({name: inputs.graph(name) for name in _names(inputs)}, DEEP)
+    models = choices({name: zoo_graph(inputs, name) for name in _names(inputs)}, DEEP)
     problem = problem_of(
         device, models, rates_per_s, members_max=MEMBERS_MAX[device.name], compiled=not inputs.small
     )
@@ -414,7 +415,7 @@ def _variances(
 def figure_23(inputs: Inputs) -> Finding:
     """One queue whose every task all three models take."""
     device = load_device(SERVER)
-    models = choices({name: inputs.graph(name) for name in _names(inputs)})
+    models = choices({name: zoo_graph(inputs, name) for name in _names(inputs)})
     rates = overload(device, models)
     problem = problem_of(device, models, rates, members_max=MEMBERS_MAX[SERVER], compiled=not inputs.small)
     entered = everyone(

@@ -25,7 +25,7 @@ from benchmarks.paper.contestants import (
     slenderness,
 )
 from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, lines_of
-from benchmarks.paper.graphs import with_batch
+from benchmarks.paper.graphs import zoo_graph
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.tournament.evaluator import EvaluationSettings
 from stageloom.planner.twin.device_file import load_device
@@ -76,7 +76,7 @@ def saturated(
 
 
 def _graphs(inputs: Inputs, batch: int = 1) -> dict[str, Graph]:
-    return {name: with_batch(inputs.graph(name), batch) for name, _ in MIX}
+    return {name: zoo_graph(inputs, name, batch) for name, _ in MIX}
 
 
 def figure_18(inputs: Inputs) -> Finding:
