@@ -14,7 +14,8 @@ _DIGEST_BYTES = 8
 def digest_of_code(module: str, files: Iterable[str] = (), *, root: Path = ROOT) -> str:
     """16 hexadecimal digits over a module, all of ours that it imports at any depth, and `files`.
 
-    Files are paths from `root`; a folder stands for everything below it. Sources count as syntax trees, so
+    Files are paths from `root`; a folder stands for everything below it, a pattern with `*` for what there
+    is, if anything. Sources count as syntax trees, so
     that comments and layout change nothing. Packages of others are not looked at.
 
     Raises:
@@ -23,7 +24,7 @@ def digest_of_code(module: str, files: Iterable[str] = (), *, root: Path = ROOT)
     found = blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(imported(module, root)):
         found.update(f"{name}\0{_form(_source(name, root))}\0".encode())
-    for path in sorted(path for file in files for path in _below(root / file)):
+    for path in sorted(path for file in files for path in _read(root, file)):
         found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return found.hexdigest()
 
@@ -89,14 +90,17 @@ def _path(module: str, root: Path) -> Path:
     return package if package.is_file() else path.with_suffix(".py")
 
 
-def _below(path: Path) -> Iterator[Path]:
-    """A file, or all files below a folder.
+def _read(root: Path, file: str) -> Iterator[Path]:
+    """What a path or a pattern stands for.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: a path stands for nothing.
     """
-    if path.is_dir():
-        yield from (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    path = root / file
+    if "*" in file:
+        yield from root.glob(file)
+    elif path.is_dir():
+        yield from (one for one in path.rglob("*") if one.is_file() and "__pycache__" not in one.parts)
     elif path.is_file():
         yield path
     else:

@@ -11,9 +11,8 @@ Part = Callable[[DevicePair], Iterable[paper.Claim]]
 
 _NOTE: Final = (
     "Modelled on rooflines of a Core i7-7700 and an RTX 2060 (*derived*), and on a machine made of the "
-    "paper's own table 5 (*tables*). A "
-    "claim that holds on neither contradicts the hardware and the paper's own tables. "
-    "[EOP](../schedulers/eop.md) explains them."
+    "paper's own table 5 (*tables*). A claim that holds on neither contradicts the hardware and the paper's "
+    "own tables. [EOP](../schedulers/eop.md) explains them."
 )
 
 

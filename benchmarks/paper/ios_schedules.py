@@ -17,6 +17,9 @@ NETWORK: Final = "inception_v3"
 BATCHES: Final = (1, 32, 128)
 NETWORKS: Final = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
 SCHEDULERS: Final = ("sequential", "greedy", "ios_merge", "ios_parallel", "ios")
+FIGURE_9: Final = {"inception_v3": 1.59, "nasnet_large": 1.37}
+"""Networks, with the speed-up at r = 1 and s = 8."""
+
 LEAST_GAIN: Final = 1e-4
 """A schedule that is better by less is the same one, but for ties."""
 
@@ -29,10 +32,8 @@ TABLE_3: Final = {
 
 _NOTE: Final = (
     "Predicted by the cost model on device files of published ceilings (V100: 15.7 TFLOP/s, 900 GB/s; K80, "
-    "one GPU: 4.37 "
-    "TFLOP/s, 240 GB/s; 3 us a launch, 2 us a barrier); r = 3, s = 8. The rooflines know no cache, so "
-    "absolute times are lower than "
-    "measured ones."
+    "one GPU: 4.37 TFLOP/s, 240 GB/s; 3 us a launch, 2 us a barrier); r = 3, s = 8. The rooflines know no "
+    "cache, so absolute times are lower than measured ones."
 )
 
 
@@ -171,7 +172,7 @@ def _claims_6(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
 def figure_9(inputs: Inputs) -> Finding:
     """Latency and search time over the limits r and s."""
     rows: list[Row] = []
-    for name in (NETWORK,) if inputs.small else (NETWORK, "googlenet"):
+    for name in FIGURE_9:
         network = CostedNetwork(zoo_graph(inputs, name), V100)
         base_s = network.searched("sequential").predicted_s
         for s in (3, 8):
@@ -186,9 +187,7 @@ def figure_9(inputs: Inputs) -> Finding:
                         "search, processor s": round(found.search_s, 3),
                     }
                 )
-    return Finding(
-        _claims_9(rows), tuple(rows), _panels_9(rows), f"{_NOTE} NASNet's place is taken by GoogLeNet."
-    )
+    return Finding(_claims_9(rows), tuple(rows), _panels_9(rows), _NOTE)
 
 
 def _panels_9(rows: Sequence[Row]) -> tuple[Panel, ...]:
@@ -227,14 +226,15 @@ def _claims_9(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
                 search[0] < search[-1],
             ),
         ]
-    r1s8 = next(row for row in rows if row["network"] == NETWORK and row["limits"] == "r = 1, s = 8")
-    claims.append(
-        PaperClaim(
-            "r = 1, s = 8 still makes Inception V3 1.59 times as fast as in sequence",
-            f"{r1s8['speed-up']:.2f} times",
-            1.27 <= r1s8["speed-up"] <= 1.99,
+    for name, claimed in FIGURE_9.items():
+        found = next(row for row in rows if row["network"] == name and row["limits"] == "r = 1, s = 8")
+        claims.append(
+            PaperClaim(
+                f"{name}: r = 1, s = 8 still is {claimed} times as fast as in sequence",
+                f"{found['speed-up']:.2f} times",
+                0.8 * claimed <= found["speed-up"] <= 1.25 * claimed,
+            )
         )
-    )
     return tuple(claims)
 
 

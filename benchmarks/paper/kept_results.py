@@ -18,9 +18,8 @@ STARONNX_BATCHES: Final = "2026-11-23-staronnx-batches.json"
 _SUBJECTS: Final = ("inception_v3", "resnet50", "squeezenet")
 _GPU_NOTE: Final = (
     f"Read from docs/results/{GPU} (`python -m benchmarks.gpu`, an NVIDIA H200 at 16 bits): device "
-    f"microseconds of a task, medians "
-    "over rounds in turns. *torch* is PyTorch's own CUDA graph, *in sequence* ours with fused kernels, one "
-    "after another."
+    "microseconds of a task, medians over rounds in turns. *torch* is PyTorch's own CUDA graph, *in "
+    "sequence* ours with fused kernels, one after another."
 )
 
 
@@ -123,7 +122,7 @@ def ios_figure_8(inputs: Inputs) -> Finding:
     )
     note = (
         f"{_GPU_NOTE} Kernels in flight while any is, by intervals of single kernels; active warps were not "
-        f"counted."
+        "counted."
     )
     return Finding(claims, (), (), note)
 
@@ -263,13 +262,13 @@ def top_figure_21(inputs: Inputs) -> Finding:
         PaperClaim(
             "GPG converges within 6000 steps, in 20 h",
             f"{rows[0]['steps']} steps and {rows[0]['s']} s to {rows[0]['cost over the reference, median']} "
-            f"of the reference's cost",
+            "of the reference's cost",
             rows[0]["steps"] <= 6000 and rows[0]["cost over the reference, median"] <= 1.05,
         ),
         PaperClaim(
             "with the reward as printed",
             f"{rows[2]['cost over the reference, median']} after {rows[2]['steps']} steps; more were not "
-            f"tried",
+            "tried",
             rows[2]["cost over the reference, median"] <= 1.05,
         ),
     )
@@ -356,8 +355,7 @@ def staronnx_figure_3(inputs: Inputs) -> Finding:
 
 _STARONNX_NOTE: Final = (
     "Read from docs/results/2026-11-23-staronnx-*.json: two cores, onnxruntime on each, the second made "
-    "three times slower; it "
-    "stands for the processor beside a GPU."
+    "three times slower; it stands for the processor beside a GPU."
 )
 
 

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.paper.finding import Line, Panel, PaperClaim, not_run
 
-_CLAIM = "on the real agent re-planning keeps the variance lower than the plan it began with"
+PAYS: Final = "docs/results/*-pays*.json"
+"""Kept results, from the repository's root."""
+
+_CLAIM: Final = "on the real agent re-planning keeps the variance lower than the plan it began with"
 
 
 class AgentSeries(NamedTuple):
@@ -19,7 +22,7 @@ class AgentSeries(NamedTuple):
 
 def agent_series(results: Path) -> AgentSeries:
     """Of the newest kept result that has series; without one the claim says that there is none."""
-    for file in sorted(results.glob("*-pays*.json"), reverse=True):
+    for file in sorted(results.glob(Path(PAYS).name), reverse=True):
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
         series = [row for row in rows if row.get("part") == "series" and row.get("at_s")]
         if series:

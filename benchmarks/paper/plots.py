@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STYLES: Final = ("o-", "s--", "^:", "v-.", "D-", "x--", "P:", "*-.")
+_MARKERS: Final = 10  # of a line at most
 _PANEL_INCHES: Final = (4.2, 3.4)
 _PER_ROW: Final = 4
 
@@ -39,9 +40,9 @@ def _draw(panel: Panel, place: "Axes") -> None:
         _bars(panel, place)
     else:
         for style, line in zip(_STYLES * 4, panel.lines, strict=False):
-            place.plot(
-                [x for x, _ in line.points], [y for _, y in line.points], style, label=line.label, ms=4
-            )
+            across, up = [x for x, _ in line.points], [y for _, y in line.points]
+            every = -(-len(across) // _MARKERS)
+            place.plot(across, up, style, label=line.label, ms=4, markevery=every)
     place.set_title(panel.title, fontsize=10)
     place.set_xlabel(panel.across)
     place.set_ylabel(panel.up)

@@ -87,13 +87,11 @@ def figure_13(inputs: Inputs) -> Finding:
 
 
 _NOTE_13: Final = (
-    "Combined blocks of Inception V3, ResNet-50 and SqueezeNet, three drawn per number of sub-blocks; r = "
-    "3, s = 8; costs of the "
-    "A100's roofline. *DP* is our dynamic programming, which counts before it searches and gives up beyond "
-    "1.5 million pairs of a "
-    "state and an ending; *GPG* is the packaged policy with its look-ahead and local search, *GPG actor* "
-    "its bare actions, as "
-    "printed. Cost is over the cheapest that any of them found."
+    "Combined blocks of Inception V3, ResNet-50 and SqueezeNet, three drawn per number of sub-blocks; r = 3, "
+    "s = 8; costs of the A100's roofline. *DP* is our dynamic programming, which counts before it searches "
+    "and gives up beyond 1.5 million pairs of a state and an ending; *GPG* is the packaged policy with its "
+    "look-ahead and local search, *GPG actor* its bare actions, as printed. Cost is over the cheapest that "
+    "any of them found."
 )
 
 
@@ -217,8 +215,8 @@ def figure_19(inputs: Inputs) -> Finding:
         ),
         not_run(
             "of a step of MADDPG running the tasks takes the most, 10 s",
-            "a twin takes the device's place here, so that a step's time is no device's; "
-            "benchmarks.learning has what trainings take",
+            "a twin takes the device's place here, so that a step's time is no device's; benchmarks.learning "
+            "has what trainings take",
         ),
     )
     note = (

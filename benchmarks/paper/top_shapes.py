@@ -39,9 +39,9 @@ FULL_AT: Final = 1.1
 """Throughput has saturated where twice the batch brings less than this."""
 
 _NOTE: Final = (
-    "Device files of published ceilings; every model as often as the others, at three times what operators "
-    "in turn can serve. "
-    "Plans are the best combination of blocks that needs no training, their schedules by a small beam."
+    "Device files of published ceilings; every model as often as the others, at eight times what operators "
+    "in turn can serve. Plans are the best combination of blocks that needs no training, their schedules by "
+    "a small beam."
 )
 
 
@@ -62,7 +62,7 @@ class Saturated:
 def saturated(
     inputs: Inputs, device: str, models: Sequence[ModelChoice], members_max: int, lanes: int = 1
 ) -> Saturated:
-    """Overloaded by three times."""
+    """Models whose every queue is full."""
     where = load_device(device)
     problem = problem_of(
         where,
