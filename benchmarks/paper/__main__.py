@@ -23,14 +23,29 @@ from benchmarks.paper.catalogue import CATALOGUE
 from benchmarks.paper.code_digest import ROOT
 from benchmarks.paper.finding import Finding, Inputs, PaperClaim, Reproduction
 from benchmarks.paper.graphs import KeptGraphs
-from benchmarks.paper.kept_findings import FindingsFolder, KeptFinding
+from benchmarks.paper.kept_findings import FAILED, FindingsFolder, KeptFinding
 from benchmarks.paper.pages import PAPERS, index_page, paper_page
 from benchmarks.policy import ONE_THREAD
 from benchmarks.runner import Report, progress, run
 from stageloom.shared.errors import InputError, StageloomError
 
+
+def _known(text: str) -> str:
+    """An id that stands for something; a type for argparse."""
+    try:
+        chosen([text], CATALOGUE)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--only": {"action": "append", "metavar": "ID", "help": "this table or figure; repeat for more"},
+    "--only": {
+        "action": "append",
+        "type": _known,
+        "metavar": "ID",
+        "help": "this table or figure; repeat for more",
+    },
     "--all": {"action": "store_true", "help": "run again what did not change, too"},
     "--list": {"action": "store_true", "help": "say what would run, and run nothing"},
     "--docs": {
@@ -61,14 +76,18 @@ def _is(one: Reproduction, wanted: str) -> bool:
 
 def reproduced(
     one: Reproduction, inputs: Inputs, clock: Callable[[], float] = time.process_time
-) -> tuple[Finding, float]:
-    """What it found, and the processor seconds that it took; one that fails says so in place of claims."""
+) -> tuple[Finding, float, bool]:
+    """What it found, the processor seconds that it took, and whether it came to its end.
+
+    One that fails says so in place of its claims.
+    """
     began_s = clock()
     try:
         finding = one.reproduce(inputs)
     except StageloomError as error:
-        finding = Finding((PaperClaim(one.says, f"not run: it failed: {error}", None),))
-    return finding, clock() - began_s
+        failed = PaperClaim(one.says, f"not run: it failed: {error}", None)
+        return Finding((failed,)), clock() - began_s, False
+    return finding, clock() - began_s, True
 
 
 def write_pages(
@@ -99,12 +118,13 @@ def measure(report: Report, options: argparse.Namespace) -> int:
     found: dict[str, Finding] = {}
     for one in due:
         progress(f"{one.id}: {one.says}")
-        finding, cpu_s = reproduced(one, inputs)
+        finding, cpu_s, ended = reproduced(one, inputs)
         progress(f"{one.id}: {finding.verdict}, {cpu_s:.0f} s of processor time")
         found[one.id] = finding
         if not options.quick:
             day = datetime.now(UTC).date().isoformat()
-            folder.write(KeptFinding(one.id, finding, folder.digest_of(one), day, cpu_s))
+            digest = folder.digest_of(one) if ended else FAILED
+            folder.write(KeptFinding(one.id, finding, digest, day, cpu_s))
     if not options.quick:
         kept = {one.id: read for one in CATALOGUE if (read := folder.read(one.id)) is not None}
         write_pages(options.docs, CATALOGUE, kept, list(found))

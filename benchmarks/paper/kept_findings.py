@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.paper.code_digest import ROOT, digest_of_code
 from benchmarks.paper.finding import Finding, Reproduction, finding_of
+
+FAILED: Final = "failed"
+"""In place of a digest: it runs again next time."""
 
 
 @dataclass(frozen=True)

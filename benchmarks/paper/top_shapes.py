@@ -98,7 +98,7 @@ def figure_18(inputs: Inputs) -> Finding:
                     "tasks/s": round(served, 2),
                     "gain": gain,
                     "optimisation, processor s": round(took_s, 2),
-                    "combination": best.name,
+                    "best at this H": best.name,
                 }
             )
             before = served

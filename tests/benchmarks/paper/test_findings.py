@@ -20,7 +20,7 @@ from benchmarks.paper.finding import (
     not_run,
 )
 from benchmarks.paper.graphs import KeptGraphs, with_batch
-from benchmarks.paper.kept_findings import FindingsFolder, KeptFinding
+from benchmarks.paper.kept_findings import FAILED, FindingsFolder, KeptFinding
 from benchmarks.paper.pages import PAPERS, index_page, paper_page
 from benchmarks.paper.plots import drawn
 from stageloom.shared.errors import InputError
@@ -28,10 +28,10 @@ from stageloom.shared.graph import Graph
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 HELD = PaperClaim("it is fast", "1.5 times", True)
-FAILED = PaperClaim("it is small", "3 | 4 MiB", False)
+REFUTED = PaperClaim("it is small", "3 | 4 MiB", False)
 UNTRIED = not_run("it is cheap", "nobody sells it")
 PANEL = Panel("speed", "batch", "times", (Line("ours", ((1, 1.0), (2, 1.5))),))
-FINDING = Finding((HELD, FAILED, UNTRIED), ({"batch": 1, "speed": 1.25, "same": True},), (PANEL,), "A note.")
+FINDING = Finding((HELD, REFUTED, UNTRIED), ({"batch": 1, "speed": 1.25, "same": True},), (PANEL,), "A note.")
 INPUTS = Inputs(lambda name: model(name, CHAIN)[1], Path("nowhere"))
 
 
@@ -120,6 +120,8 @@ def test_only_what_is_of_other_code_is_due(tmp_path: Path) -> None:
     folder.write(KeptFinding(one.id, FINDING, folder.digest_of(one), "2026-11-28", 1.0))
     assert folder.due([one]) == []
     assert folder.due([replace(one, files=("benchmarks/ios_networks.json",))]) != []
+    folder.write(KeptFinding(one.id, FINDING, FAILED, "2026-11-28", 1.0))
+    assert folder.due([one]) == [one]
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
@@ -139,9 +141,9 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     [
         ([HELD], "holds"),
         ([HELD, UNTRIED], "holds, as far as run"),
-        ([FAILED], "does not hold"),
-        ([FAILED, UNTRIED], "does not hold, as far as run"),
-        ([HELD, FAILED, HELD], "in part (2 of 3)"),
+        ([REFUTED], "does not hold"),
+        ([REFUTED, UNTRIED], "does not hold, as far as run"),
+        ([HELD, REFUTED, HELD], "in part (2 of 3)"),
         ([UNTRIED], "not run"),
     ],
 )
@@ -153,7 +155,8 @@ def test_a_reproduction_that_fails_is_not_run_with_the_reason() -> None:
     def fails(inputs: Inputs) -> Finding:
         raise InputError("no such device", remedy="name another")
 
-    finding, cpu_s = reproduced(entry(reproduce=fails), INPUTS, clock=iter([1.0, 3.5]).__next__)
+    finding, cpu_s, ended = reproduced(entry(reproduce=fails), INPUTS, clock=iter([1.0, 3.5]).__next__)
+    assert not ended
     assert finding.verdict == "not run"
     assert "no such device" in finding.claims[0].ours
     assert cpu_s == 2.5
