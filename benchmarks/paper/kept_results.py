@@ -186,7 +186,7 @@ def top_figure_24_gpu(inputs: Inputs) -> Finding:
         for subject in _SUBJECTS
     }
     ours = min(us for (of, way), us in times.items() if of == "mix" and way.startswith("ours_"))
-    streams = min(
+    graphs = min(
         us for (of, way), us in times.items() if of == "mix" and "streams" in way and way.startswith("torch")
     )
     claims = (
@@ -197,8 +197,8 @@ def top_figure_24_gpu(inputs: Inputs) -> Finding:
         ),
         PaperClaim(
             "scheduled together they serve more still",
-            f"the mix: {streams / ours:.3f} times the most that CUDA graphs on 3 to 12 streams serve",
-            streams / ours > 1.02,
+            f"the mix: {graphs / ours:.3f} times the most that CUDA graphs on 3 to 12 streams serve",
+            graphs / ours > 1.02,
         ),
     )
     lines = tuple(
@@ -245,7 +245,7 @@ def top_figure_26_gpu(inputs: Inputs) -> Finding:
 def top_figure_21(inputs: Inputs) -> Finding:
     """How soon GPG's training is done."""
     figures = _figures(inputs, GPG_TRAINING)
-    rows = tuple(
+    rows: list[Row] = [
         {
             "training": name,
             "steps": int(figures[f"{key}_steps"]),
@@ -257,7 +257,7 @@ def top_figure_21(inputs: Inputs) -> Finding:
             ("reinforcement alone", "gpg_without_imitation", "gpg_without_imitation_ratio_median"),
             ("the paper's reward", "gpg_paper_reward", "gpg_paper_reward_ratio_median"),
         )
-    )
+    ]
     claims = (
         PaperClaim(
             "GPG converges within 6000 steps, in 20 h",
@@ -273,7 +273,7 @@ def top_figure_21(inputs: Inputs) -> Finding:
         ),
     )
     note = f"Read from docs/results/{GPG_TRAINING}, held-out networks, look-ahead and local search included."
-    return Finding(claims, rows, (), note)
+    return Finding(claims, tuple(rows), (), note)
 
 
 def top_figure_22(inputs: Inputs) -> Finding:

@@ -199,8 +199,8 @@ def figure_19(inputs: Inputs) -> Finding:
     for case in combined_blocks(inputs, 1 if inputs.small else 3, 1 if inputs.small else CASES):
         for name, taken_ms in _parts_ms(case, network).items():
             parts.setdefault(name, []).append(taken_ms)
-    rows = tuple({"part": name, "processor ms": round(median(taken), 4)} for name, taken in parts.items())
-    step_ms = {row["part"]: row["processor ms"] for row in rows}
+    step_ms = {name: round(median(taken), 4) for name, taken in parts.items()}
+    rows: list[Row] = [{"part": name, "processor ms": taken} for name, taken in step_ms.items()]
     searching = step_ms["endings"] / sum(step_ms.values())
     claims = (
         PaperClaim(
@@ -229,7 +229,7 @@ def figure_19(inputs: Inputs) -> Finding:
         lines_of([{**row, "of": ""} for row in rows], "part", "processor ms", "of"),
         True,
     )
-    return Finding(claims, rows, (panel,), note)
+    return Finding(claims, tuple(rows), (panel,), note)
 
 
 def _parts_ms(case: Combined, network: GpgNetwork) -> dict[str, float]:
