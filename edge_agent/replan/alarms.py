@@ -4,6 +4,8 @@ A *glance* comes some ten times a second, an even pace that the trigger wants. W
 handed in: measured service times, which change slowly, and the drift of the running plan.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,8 +21,11 @@ from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress
 from stageloom.shared.policy.regime import Regime, RegimeWatch
 from stageloom.shared.policy.trigger import Firing, Trigger, TriggerConfig
 
-_DEADLINES_S: Final = 60.0
-"""How long a deadline is remembered after the last task that had one like it."""
+_DEADLINES_S: Final = 120.0
+"""How long a deadline is remembered after a task that had one like it."""
+
+_TIGHT: Final = 4
+"""One glance in so many may show a tighter deadline than the one that counts."""
 
 _ANSWERED_S: Final = 900.0
 """A plan that comes later than this after an alarm has nothing to do with it."""
@@ -38,25 +43,34 @@ class Fired:
 
 
 class Deadlines:
-    """The tightest deadline of one model's tasks of late: of this stretch of time and the one before."""
+    """The deadlines of one model's tasks of late, from a task's arrival: of each glance the tightest.
+
+    A task that its application submits late has little of its time left. It says nothing of the others, so
+    that no single glance counts.
+    """
 
     def __init__(self) -> None:
-        self._began_s = 0.0
-        self._before_s: float | None = None
-        self._tightest_s: float | None = None
+        self._by_time: deque[tuple[float, float]] = deque()
+        self._ascending: list[float] = []
 
     def add(self, at_s: float, tightest_s: float | None) -> None:
         """Take in one glance's."""
-        if at_s - self._began_s >= _DEADLINES_S:
-            self._began_s, self._before_s, self._tightest_s = at_s, self._tightest_s, None
+        while self._by_time and at_s - self._by_time[0][0] > _DEADLINES_S:
+            _, old_s = self._by_time.popleft()
+            del self._ascending[bisect_left(self._ascending, old_s)]
         if tightest_s is not None and tightest_s > 0:
-            self._tightest_s = min(tightest_s, self._tightest_s or tightest_s)
+            self._by_time.append((at_s, tightest_s))
+            insort(self._ascending, tightest_s)
 
     @property
-    def tightest_s(self) -> float | None:
-        """The tightest that is remembered."""
-        known = [one for one in (self._before_s, self._tightest_s) if one is not None]
-        return min(known, default=None)
+    def tight_s(self) -> float | None:
+        """Less is left in one glance in four at most."""
+        return self._ascending[len(self._ascending) // _TIGHT] if self._ascending else None
+
+    @property
+    def usual_s(self) -> float | None:
+        """The median."""
+        return self._ascending[len(self._ascending) // 2] if self._ascending else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +102,12 @@ class Alarms:
         self._regime = RegimeWatch(self._arrivals)
         self._asked: _Asked | None = None
         self._deadlines: dict[str, Deadlines] = {}
-        self._tightest_s: float | None = None
+        self._tight_s: float | None = None
         self._service_s: dict[str, float] = {}
 
-    def config(self, tightest_s: float | None) -> TriggerConfig:
-        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
-        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
+    def config(self, tight_s: float | None) -> TriggerConfig:
+        """Thresholds for tasks whose tight deadline, from arrival, is this one; None: they have none."""
+        config = TriggerConfig.with_deadlines([] if tight_s is None else [tight_s])
         variance = TOP_THRESHOLD if self._measure is QueueMeasure.TASKS else config.variance
         return replace(
             config,
@@ -120,10 +134,10 @@ class Alarms:
         """
         self._service_s.update({name: one for name, one in service_s.items() if one > 0.0})
         self._arrivals.add(seen.at_s, {queue.name: queue.arrived for queue in seen.queues})
-        tightest_s = self._tightest(seen)
-        if tightest_s != self._tightest_s:
-            self._tightest_s = tightest_s
-            self.trigger.configure(self.config(tightest_s))
+        tight_s = self._tight(seen)
+        if tight_s != self._tight_s:
+            self._tight_s = tight_s
+            self.trigger.configure(self.config(tight_s))
         if not held:
             self._settle(seen.at_s, structure)
         regime = self._regime.look(self._service_s, self._regime_factor)
@@ -156,14 +170,14 @@ class Alarms:
         if other or at_s - asked.at_s > _ANSWERED_S:
             self._asked = None
 
-    def _tightest(self, seen: QueueSnapshot) -> float | None:
-        """Of all models, those included that the running plan no longer serves."""
+    def _tight(self, seen: QueueSnapshot) -> float | None:
+        """The tightest of all models', those included that the running plan no longer serves."""
         newest = {queue.name: queue.tightest_s for queue in seen.queues}
         for name in newest:
             self._deadlines.setdefault(name, Deadlines())
         for name, deadlines in self._deadlines.items():
             deadlines.add(seen.at_s, newest.get(name))
-        known = [one.tightest_s for one in self._deadlines.values()]
+        known = [one.tight_s for one in self._deadlines.values()]
         return min((one for one in known if one is not None), default=None)
 
     def told_of(self, drift: float) -> bool:
@@ -190,7 +204,7 @@ class Alarms:
 
     def _deadline(self, model: str) -> float:
         known = self._deadlines.get(model)
-        return (known.tightest_s or 0.0) if known else 0.0
+        return (known.usual_s or 0.0) if known else 0.0
 
 
 def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alarm:

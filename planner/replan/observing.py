@@ -12,13 +12,14 @@ from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
 from stageloom.planner.replan.scene import WayTimes
+from stageloom.planner.store.barred import barred_plans
 from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.expected import expected_regimes
 from stageloom.planner.store.machines import CHOSEN, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_references
 from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
-from stageloom.planner.store.replans import Begun, barred_plans, begun_replan, committed_plans, plan_wires
+from stageloom.planner.store.replans import Begun, begun_replan, committed_plans, plan_wires
 from stageloom.planner.store.store import ReadStore, Snapshot
 from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
@@ -36,8 +37,9 @@ from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.trigger import Cause
 
 BARRED_S: Final = 3600.0
-"""What did not gain on a device is not proposed there again for so long: its load may be another by then. Nor
-does it count once the device's costs were renewed."""
+"""What did not gain on a device is not proposed there again for so long under like arrivals.
+
+Nor does it count once the device's costs were renewed."""
 
 _PROVEN_MOST: Final = 16
 _PROVEN_LOOKED_AT: Final = 64  # plans that differ in launch intervals alone count once
@@ -66,7 +68,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             taught_by=begun.calibration.taught_by,
         )
         barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
-        barred = view.read(barred_plans, device, environment, barred_since_us)
+        loads = loads_of(begun.alarm)
+        barred = view.read(barred_plans, device, environment, barred_since_us, loads)
         machine = view.read(machine_of, device)
         times = view.read(whole_times, device, [model.artifact for model in incumbent.models])
     held = begun.calibration
@@ -78,7 +81,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         cause=begun.alarm.cause,
         incumbent=incumbent,
         desired=begun.desired,
-        loads=loads_of(begun.alarm),
+        loads=loads,
         samples=begun.alarm.samples,
         graphs={model.artifact: store.graph(model.artifact) for model in incumbent.models},
         costs=costs,

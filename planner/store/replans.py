@@ -47,17 +47,6 @@ from stageloom.shared.plan import Plan, decode_plan
 
 _LINE: Final = 512  # characters of a text that a message holds
 
-_BARRED: Final = (
-    select(ReplanRow.digest, ReplanRow.structure)
-    .where(
-        ReplanRow.device == bindparam("of"),
-        ReplanRow.environment == bindparam("there"),
-        ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
-        ReplanRow.begun_at_us >= bindparam("since_us"),
-    )
-    .order_by(ReplanRow.replan.desc())
-)
-
 _KNOWN: Final = (
     select(
         DeviceRow.device_class,
@@ -398,14 +387,6 @@ def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> lis
 def _trial_info(row: TrialRow) -> TrialInfo:
     outputs = None if row.outputs is None else msgspec.convert(row.outputs, OutputsInfo)
     return message_of(TrialInfo, row, outputs=outputs)
-
-
-def barred_plans(
-    session: Session, device: DeviceId, environment: str, since_us: int
-) -> list[tuple[Digest, Digest]]:
-    """(plan, structure) of the re-plans that did not gain on this device, newest first."""
-    rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})
-    return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
 
 
 def replan_infos(

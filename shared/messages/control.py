@@ -233,7 +233,7 @@ class UsualLoad(Struct, frozen=True, array_like=True):
     """What is usual for one model, over a minute or since its load changed; 0: not known, or no deadline."""
 
     arrivals_per_s: Real
-    deadline_us: MicroSeconds  # the tightest of its tasks of late, from arrival
+    deadline_us: MicroSeconds  # the usual one of its tasks of late, from arrival; 0 where none had one
 
 
 class AlarmSample(Struct, frozen=True, array_like=True):

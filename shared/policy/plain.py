@@ -41,7 +41,7 @@ class Load:
     queued: int
     oldest_age_s: float = 0.0
     usual_per_s: float = 0.0  # arrivals over a minute, or since the load changed; 0: not known
-    deadline_s: float = 0.0  # the tightest of its tasks of late, from arrival; 0: none had one
+    deadline_s: float = 0.0  # the usual one of its tasks of late, from arrival; 0: none had one
 
     def __post_init__(self) -> None:
         numbers = (

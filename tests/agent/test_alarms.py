@@ -111,7 +111,25 @@ def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
     assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.4), "until it was not seen for long"
 
 
-def test_an_alarms_loads_tell_what_is_usual_and_each_models_own_tightest_deadline() -> None:
+def test_a_task_that_is_submitted_late_changes_neither_thresholds_nor_what_is_told() -> None:
+    device = Device()
+    device.run(5.0, {"a": 5.0}, deadline_s=0.2)
+    device.run(0.4, {"a": 5.0}, deadline_s=0.001)
+    device.run(5.0, {"a": 5.0}, deadline_s=0.2)
+    assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.1)
+    assert device.alarms.loads(device.glance())[0].deadline_s == pytest.approx(0.2)
+
+
+def test_urgent_tasks_among_others_set_the_thresholds_and_the_usual_ones_are_told() -> None:
+    device = Device()
+    for _ in range(5):
+        device.run(1.0, {"a": 5.0}, deadline_s=0.2)
+        device.run(1.4, {"a": 5.0}, deadline_s=0.8)
+    assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.1)
+    assert device.alarms.loads(device.glance())[0].deadline_s == pytest.approx(0.8)
+
+
+def test_an_alarms_loads_tell_what_is_usual_and_each_models_own_deadline() -> None:
     device = Device()
     device.run(20.0, {"a": 5.0, "b": 2.0})
     device.run(10.0, {"b": 2.0}, deadline_s=0.7)

@@ -9,10 +9,11 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.replan.observing import observe, without_costs
+from stageloom.planner.replan.observing import BARRED_S, observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
 from stageloom.planner.schema.replan import Proposer, RegimeLoad
+from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
 from stageloom.planner.store.link import LinkStore
@@ -33,8 +34,8 @@ from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
 CLASS = "cpu-2-core"
 
 
-def alarm(number: int, plan: Plan | None) -> Alarm:
-    load = ModelLoad("relu", 10.0, 1000.0, 3, 20_000)
+def alarm(number: int, plan: Plan | None, arrivals_per_s: float = 10.0) -> Alarm:
+    load = ModelLoad("relu", arrivals_per_s, 1000.0, 3, 20_000)
     return Alarm(
         boot=7,
         number=number,
@@ -118,10 +119,10 @@ class Rig:
         self.rows += 1
         LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
 
-    def replan(self, plan: Plan | None) -> int:
+    def replan(self, plan: Plan | None, arrivals_per_s: float = 10.0) -> int:
         """An alarm under a plan begins a re-plan; what was pending has ended."""
         self.numbers += 1
-        number = LinkStore(self.store).record_alarm(NANO, alarm(self.numbers, plan))
+        number = LinkStore(self.store).record_alarm(NANO, alarm(self.numbers, plan, arrivals_per_s))
         assert number is not None
         return number
 
@@ -181,6 +182,28 @@ def test_plans_that_differ_in_launch_intervals_alone_crowd_no_other_out(rig: Rig
     for us in range(1, 20):
         rig.tried(paced(rig.runs, us), "commit")
     assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (paced(rig.runs, 19), other)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "pairs", "arrivals_per_s", "barred"),
+    [
+        ("no_gain", 8, 10.0, True),
+        ("no_gain", 8, 14.9, True),
+        ("no_gain", 8, 15.1, False),
+        ("rejected", 8, 2.0, False),
+        ("rejected", 0, 2.0, True),
+        ("rolled_back", 8, 2.0, True),
+    ],
+)
+def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
+    rig: Rig, outcome: str, pairs: int, arrivals_per_s: float, barred: bool
+) -> None:
+    other = replace(rig.runs, max_skips=rig.runs.max_skips + 1)
+    rig.store.write(_ended, rig.replanned(other, "reject"), outcome, pairs)
+    number, now = rig.replan(rig.runs, arrivals_per_s), rig.store.read(now_us)
+    expected = ((other.digest, other.structure),) if barred else ()
+    assert observe(rig.store, NANO, number, now).barred == expected
+    assert observe(rig.store, NANO, number, now + round(BARRED_S * 2e6)).barred == ()
 
 
 def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
@@ -289,9 +312,10 @@ def test_what_is_found_ahead_takes_the_place_of_what_was_for_such_arrivals_until
     assert [one.loads[0].arrivals_per_s for one in shown if one.proven_at_us is not None] == [10.0]
 
 
-def _ended(session: Session, number: int, verdict: str) -> None:
+def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
     """As the device's report of its generation's state ends a re-plan."""
-    session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(outcome=verdict or "no_gain"))
+    values = {"outcome": verdict or "no_gain", "pairs": pairs}
+    session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
 
 
 def _rolled_back(session: Session, number: int) -> None:

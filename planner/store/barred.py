@@ -1,0 +1,58 @@
+"""Plans that did not gain on a device lately, and so are not tried there again yet; part of a transaction."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import and_, bindparam, select
+from sqlalchemy.orm import Session
+
+from stageloom.planner.replan.alarm_loads import loads_of
+from stageloom.planner.replan.backoff import judged_rates
+from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
+from stageloom.planner.store.tables import AlarmRow, ReplanRow
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Alarm
+from stageloom.shared.policy.plain import Load
+
+_BARRED: Final = (
+    select(ReplanRow.digest, ReplanRow.structure, ReplanRow.outcome, ReplanRow.pairs, AlarmRow.body)
+    .join(
+        AlarmRow,
+        and_(
+            AlarmRow.device == ReplanRow.device,
+            AlarmRow.boot == ReplanRow.boot,
+            AlarmRow.number == ReplanRow.number,
+        ),
+    )
+    .where(
+        ReplanRow.device == bindparam("of"),
+        ReplanRow.environment == bindparam("there"),
+        ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
+        ReplanRow.digest.is_not(None),
+        ReplanRow.begun_at_us >= bindparam("since_us"),
+    )
+    .order_by(ReplanRow.replan.desc())
+)
+
+
+def barred_plans(
+    session: Session, device: DeviceId, environment: str, since_us: int, loads: Sequence[Load]
+) -> list[tuple[Digest, Digest]]:
+    """(plan, structure) of the re-plans that did not gain on this device, newest first.
+
+    What a trial compared holds for arrivals like those that it met: the plan that gains nothing by day may be
+    the one for the night. A plan that was rolled back, or that failed before any pair of windows said
+    something, is barred under all.
+    """
+    now = judged_rates(loads)
+    rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})
+    return [
+        (Digest(row.digest), Digest(row.structure or row.digest))
+        for row in rows
+        if row.outcome == "rolled_back" or not row.pairs or distance(_met(row.body), now) <= NEAR
+    ]
+
+
+def _met(alarm: bytes) -> tuple[RegimeRate, ...]:
+    return judged_rates(loads_of(msgspec.msgpack.decode(alarm, type=Alarm)))
