@@ -1,7 +1,7 @@
-"""The variance of a real agent's queues over time, from a kept result of `benchmarks.pays`."""
+"""The variance of a real agent's queues over time, from kept results of `benchmarks.pays`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,51 +20,56 @@ class AgentSeries(NamedTuple):
     panels: tuple[Panel, ...]
 
 
+class _Scenario(NamedTuple):
+    """One scenario of one mix in one file."""
+
+    title: str
+    fixed: Line
+    replanned: Line
+
+    @property
+    def ratio(self) -> float | None:
+        """Mean variance with re-planning over that without; None where there is none to compare with."""
+        means = [_mean(line) for line in (self.replanned, self.fixed)]
+        return means[0] / means[1] if all(line.points for line in self[1:]) and means[1] > 0.0 else None
+
+
 def agent_series(results: Path) -> AgentSeries:
-    """Of the newest kept result that has series; without one the claim says that there is none."""
-    for file in sorted(results.glob(Path(PAYS).name), reverse=True):
-        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-        series = [row for row in rows if row.get("part") == "series" and row.get("at_s")]
-        if series:
-            return _compared(file.name, series)
-    return AgentSeries(not_run(_CLAIM, "no result of benchmarks.pays with series is kept"), ())
-
-
-def _compared(file: str, series: list[Mapping[str, Any]]) -> AgentSeries:
-    """A panel per mix and scenario: the phases of its first seed, one after another, with and without."""
-    panels, ratios = [], []
-    for mix, scenario in dict.fromkeys((str(row.get("mix", "")), str(row["scenario"])) for row in series):
-        own = [row for row in series if (str(row.get("mix", "")), str(row["scenario"])) == (mix, scenario)]
-        lines = {on: _line(on, [row for row in own if row["replanning"] is on]) for on in (True, False)}
-        panels.append(
-            Panel(
-                f"agent: {mix} {scenario}".replace("  ", " "),
-                "s",
-                "variance of queued work, s^2",
-                tuple(line for line in lines.values() if line.points),
-            )
-        )
-        means = {on: _mean(line) for on, line in lines.items()}
-        if all(line.points for line in lines.values()) and means[False] > 0.0:
-            ratios.append(means[True] / means[False])
+    """Of all kept results with series; without one the claim says that there is none."""
+    found = [
+        scenario
+        for file in sorted(results.glob(Path(PAYS).name))
+        for scenario in _scenarios(json.loads(file.read_text(encoding="utf-8"))["rows"])
+    ]
+    panels = tuple(
+        Panel(one.title, "s", "variance of queued work, s^2", tuple(line for line in one[1:] if line.points))
+        for one in found
+    )
+    ratios = {one.title: one.ratio for one in found if one.ratio is not None}
     if not ratios:
-        return AgentSeries(
-            not_run(_CLAIM, f"{file} has no scenario with re-planning on and off"), tuple(panels)
-        )
-    ours = f"{', '.join(f'{ratio:.2f}' for ratio in ratios)} times the variance ({file})"
-    return AgentSeries(PaperClaim(_CLAIM, ours, max(ratios) < 1.0), tuple(panels))
+        return AgentSeries(not_run(_CLAIM, "no result of benchmarks.pays with such series is kept"), panels)
+    ours = ", ".join(f"{title}: {ratio:.2f} times" for title, ratio in ratios.items())
+    return AgentSeries(PaperClaim(_CLAIM, f"mean variance, {ours}", max(ratios.values()) < 1.0), panels)
 
 
-def _line(replanning: bool, rows: list[Mapping[str, Any]]) -> Line:
-    """Phases in the order in which they ran, each begins where the one before ended."""
-    seed = min((row["seed"] for row in rows), default=None)
+def _scenarios(rows: Sequence[Mapping[str, Any]]) -> Iterator[_Scenario]:
+    series = [row for row in rows if row.get("part") == "series" and row.get("at_s")]
+    for mix, scenario in dict.fromkeys((row["mix"], row["scenario"]) for row in series):
+        own = [row for row in series if (row["mix"], row["scenario"]) == (mix, scenario)]
+        fixed, replanned = ([row for row in own if row["replanning"] is on] for on in (False, True))
+        title = f"agent, {mix}, {scenario.replace('_', ' ')}"
+        yield _Scenario(title, _line("fixed plan", fixed), _line("re-planning", replanned))
+
+
+def _line(label: str, rows: Sequence[Mapping[str, Any]]) -> Line:
+    """The phases of the first seed in the order in which they ran, each after the one before."""
     points: list[tuple[float, float]] = []
     began_s = 0.0
     for row in rows:
-        if row["seed"] == seed:
+        if row["seed"] == rows[0]["seed"]:
             points += [(began_s + at_s, v) for at_s, v in zip(row["at_s"], row["variance_s2"], strict=True)]
             began_s = points[-1][0]
-    return Line("re-planning" if replanning else "fixed plan", tuple(points))
+    return Line(label, tuple(points))
 
 
 def _mean(line: Line) -> float:

@@ -53,7 +53,7 @@ def _draw(panel: Panel, place: "Axes") -> None:
     else:
         place.set_ylim(bottom=0.0)
     if len(panel.lines) > 1:
-        place.legend(fontsize=8, frameon=False)
+        place.legend(fontsize=8, frameon=False, ncols=1 + len(panel.lines) // 5)
 
 
 def _bars(panel: Panel, place: "Axes") -> None:
@@ -64,6 +64,7 @@ def _bars(panel: Panel, place: "Axes") -> None:
         shift = (number - (len(panel.lines) - 1) / 2) * width
         places = [names.index(str(x)) + shift for x, _ in line.points]
         place.bar(places, [y for _, y in line.points], width, label=line.label)
+    place.margins(y=0.1 + 0.1 * len(panel.lines))  # room for the legend above the bars
     turned = 20 if max(map(len, names)) > 8 else 0
     place.set_xticks(
         range(len(names)), names, fontsize=8, rotation=turned, ha="right" if turned else "center"

@@ -168,10 +168,17 @@ def test_an_agents_series_are_drawn_phase_after_phase_and_compared(tmp_path: Pat
     (tmp_path / "2026-12-01-pays.json").write_text(json.dumps({"rows": rows}))
     found = agent_series(tmp_path)
     assert found.claim.holds is True
-    assert found.claim.ours == "0.62 times the variance (2026-12-01-pays.json)"
-    again, fixed = found.panels[0].lines
+    assert found.claim.ours == "mean variance, agent, ocr, turning mix: 0.62 times"
+    fixed, again = found.panels[0].lines
     assert again.points == ((0.0, 1.0), (2.0, 3.0), (2.0, 0.5), (4.0, 0.5))
     assert fixed.label == "fixed plan"
+
+
+def test_an_agent_whose_queues_diverge_with_replanning_refutes_the_claim(tmp_path: Path) -> None:
+    rows = [_series(False, [1.0, 3.0]), _series(True, [4.0, 6.0])]
+    (tmp_path / "2026-12-01-pays-ocr.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "2026-12-02-pays-zoo.json").write_text(json.dumps({"rows": [{"part": "phase"}]}))
+    assert agent_series(tmp_path).claim.holds is False
 
 
 def test_without_series_of_an_agent_the_claim_says_that_there_are_none(tmp_path: Path) -> None:
