@@ -31,8 +31,8 @@ from random import Random
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
-from benchmarks.learning.pair import graphs_of
 from benchmarks.runner import Report, progress, run
+from benchmarks.zoo import graphs_of
 from stageloom.planner.learning.gpg.lessons import MemberOf
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.blocks import CombinedGraph, combine, split

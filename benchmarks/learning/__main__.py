@@ -34,9 +34,10 @@ from typing import Any, Final
 from benchmarks.learning.attribution_run import DEVICES as ATTRIBUTED_DEVICES
 from benchmarks.learning.attribution_run import LOADS as ATTRIBUTED_LOADS
 from benchmarks.learning.attribution_run import attribute, table
-from benchmarks.learning.pair import MIX, QUEUE, Effort, graphs_of, run_pair, workloads
+from benchmarks.learning.pair import MIX, QUEUE, Effort, run_pair, workloads
 from benchmarks.learning.table import LOADS, verdict
 from benchmarks.runner import Report, progress, run
+from benchmarks.zoo import graphs_of
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS
 from stageloom.planner.twin.device_file import load_device

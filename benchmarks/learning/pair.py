@@ -12,9 +12,7 @@ from math import fsum
 from multiprocessing import get_context
 from typing import Any, Final, NamedTuple
 
-from benchmarks import zoo
 from benchmarks.learning.table import LEARNED_PLAN, SEED
-from benchmarks.runner import progress
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
@@ -29,7 +27,6 @@ from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import bind
-from stageloom.shared.graph import Graph
 from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
@@ -147,13 +144,6 @@ def problem_of(
         make_device=TwinDevices(device, costs, workload),
         members_max=TOP_MEMBERS.get(device.name, OTHER_MEMBERS),
     )
-
-
-def graphs_of(names: Sequence[str]) -> dict[str, Graph]:
-    """Models of the zoo, each from a process of its own: the importer limits the time of its process."""
-    progress(f"importing {', '.join(names)}")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return dict(zip(names, pool.map(zoo.graph_of, names), strict=True))
 
 
 def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:

@@ -9,8 +9,10 @@ format.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,12 @@ def graph_of(name: str, *, width: float = 1.0, size: int | None = None) -> Graph
         write(name, path / "model.onnx", width=width, size=size)
         import_here(path / "model.onnx", {}, path, ImportLimits(), lambda line: None)
         return open_artifact(path / ARTIFACT_NAME).graph
+
+
+def graphs_of(names: Sequence[str]) -> dict[str, Graph]:
+    """Models of the zoo, each from a process of its own: the importer limits the time of its process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        return dict(zip(names, pool.map(graph_of, names), strict=True))
 
 
 def noise_for(artifact: Artifact) -> dict[str, "np.ndarray[Any, Any]"]:
