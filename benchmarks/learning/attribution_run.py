@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.learning.attribution import METHODS, OUTSIDE, RIVAL, TRAINING, Cell, attributed, cell_of
 from benchmarks.learning.margin import Margin, best_of_methods, margin
-from benchmarks.learning.pair import MIX, QUEUE, graphs_of, workloads
+from benchmarks.learning.pair import MIX, QUEUE, workloads
 from benchmarks.runner import Report, progress
+from benchmarks.zoo import graphs_of
 from stageloom.planner.tournament.score import Score
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
