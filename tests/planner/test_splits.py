@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.explain.plan import explain
 from stageloom.planner.plan_request import request_of
@@ -29,12 +30,13 @@ from stageloom.planner.split_search import (
     make,
     splits_operators,
 )
+from stageloom.planner.store.costs import stage_costs
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
-from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.tournament.stored import create
-from stageloom.planner.twin.stored import stored_times
+from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
@@ -42,6 +44,7 @@ from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.messages.telemetry import (
+    PLAN_CHARS,
     CoreRange,
     ExecutorFact,
     ExecutorTime,
@@ -51,6 +54,9 @@ from stageloom.shared.messages.telemetry import (
     PartTiming,
     ProfileResult,
     RowData,
+    StageProfileResult,
+    StageTiming,
+    StepTimings,
 )
 from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
@@ -222,11 +228,26 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
 
 
 def test_nothing_of_a_split_plan_is_kept_as_a_schedule_of_its_model(rig: Rig) -> None:
-    from stageloom.planner.costs.records import found_schedules
-
     rig.measures("onnx", 1000.0)
     plan, _ = rig.made()
     assert found_schedules(plan, {rig.artifact.digest: rig.artifact.graph}) == {}
+
+
+def test_stages_and_steps_of_a_split_plan_are_no_costs_of_its_model_without_splits(rig: Rig) -> None:
+    """A split plan numbers operators anew, so its stages and steps are of others than the artifact's."""
+    rig.measures("onnx", 1000.0)
+    plan, _ = rig.made()
+    rig.store.write(add_plan, "split", plan, "eop")
+    number, _ = rig.store.write(request_stage_profile, NANO, "split")
+    timing = StageTiming(0, 2100.0, 1.0, 9)
+    rig.tells(
+        StageProfileResult(number, plan.digest, 0, CLASS, (timing,), 2200.0, True),
+        StepTimings(plan.digest[:PLAN_CHARS], 0, 1, 50, 110_000, 3_000),
+    )
+    assert rig.store.read(open_requests, [number]) == [], "the request is answered all the same"
+    assert rig.store.read(stage_costs, CLASS, ExecutorOptions()) == []
+    bound = bind(plan, {rig.artifact.digest: rig.artifact.graph})
+    assert served_steps(rig.store, NANO, bound) == []
 
 
 def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) -> None:
