@@ -87,7 +87,6 @@ def _split_request(info: PlanInfo, plan: Plan) -> PlanCreateRequest:
                 model=model.name,
                 launch_interval_s=model.launch_interval_us / 1e6,
                 work_conserving=model.work_conserving,
-                weight=model.weight,
                 queue=model.queue.rule,
                 queue_max_tasks=model.queue.max_tasks,
                 queue_max_bytes=model.queue.max_bytes,

@@ -59,7 +59,7 @@ _OURS: Final = (
 """Fields of a request that a plan with splits heeds."""
 
 _OURS_OF_MODELS: Final = (
-    *("model", "launch_interval_s", "work_conserving", "weight"),
+    *("model", "launch_interval_s", "work_conserving"),
     *("queue", "queue_max_tasks", "queue_max_bytes"),
 )
 
