@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import exp, factorial, fsum, log, prod
 
-from stageloom.planner.tournament.score import Score, better, score_of, spread_of
+from stageloom.planner.tournament.score import Score, improves, score_of, spread_of
 
 ByMethod = Mapping[str, Sequence[Score]]
 """Scores by method, one per seed, of the same seeds in the same order."""
@@ -65,9 +65,11 @@ def margin(over: Sequence[Score], under: Sequence[Score]) -> Margin:
 
 
 def best_of_methods(scores: ByMethod) -> str:
-    """The method whose mean over the seeds is best; of several found level to the first, the best p99."""
-    held = ""
-    for name, found in scores.items():
-        if not held or better(score_of(found), score_of(scores[held])):
+    """The method whose mean over the seeds is best: of those level with the most throughput, by p99."""
+    means = {name: score_of(found) for name, found in scores.items()}
+    top = max(means.values(), key=lambda score: score.throughput_per_s)
+    held = next(name for name, score in means.items() if score is top)
+    for name, score in means.items():
+        if improves(score, means[held], top):
             held = name
     return held

@@ -1,5 +1,6 @@
 """What learning gains: equal evaluations, equal answers for equal seeds, margins with exact intervals."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from benchmarks.learning.attribution import (
     trained,
     transitions_within,
 )
-from benchmarks.learning.attribution_run import HEADLINE, attribute, cell_rows, pieces
+from benchmarks.learning.attribution_run import HEADLINE, attribute, cell_rows, pieces, table
 from benchmarks.learning.margin import best_of_methods, bootstrap_interval, margin
 from benchmarks.learning.pair import MIX, SWAP_S, whole_s, workloads
 from benchmarks.learning.unlearned import SEARCHES, ActionRow, Best, best_seed, local_search, neighbour
@@ -48,6 +49,7 @@ from stageloom.shared.search.costs import CostTable
 from tests.learning.maddpg.toy import LEFT, problem
 from tests.policy.maddpg.cases import space
 
+DOCS = Path(__file__).parents[2] / "docs"
 PROBLEM = problem()
 EVALUATIONS = 30
 SMALL = replace(USUAL, batch=16, actors=(16, 12), critics=(32, 24, 16), actor_after=10, learn_from=60)
@@ -338,3 +340,12 @@ def test_a_load_that_swaps_asks_the_same_of_the_device_under_both_mixes() -> Non
     for mix in zip(*counts, strict=True):
         assert sum(mix) * task_s / SWAP_S == pytest.approx(1.1, rel=0.01)
     assert counts[0] == counts[-1][::-1] and counts[0][0] < counts[0][1]
+
+
+@pytest.mark.promise("learning-gains-counted-best")
+def test_the_pages_table_is_what_its_file_says() -> None:
+    page = (DOCS / "learning.md").read_text()
+    (file,) = sorted((DOCS / "results").glob("*-learning-attribution.json"))
+    lines = table(json.loads(file.read_text())["rows"])
+    assert file.name in page and len(lines) > 2
+    assert "\n".join(lines) in page
