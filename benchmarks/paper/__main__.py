@@ -114,6 +114,11 @@ def measure(report: Report, options: argparse.Namespace) -> int:
         for one in wanted:
             print(f"{one.id:22} {'due ' if one in due else 'kept'} {one.says}")
         return 0
+    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
+        # What numpy computes with reads these when it is loaded. Threads that wait for each other would count
+        # as processor time.
+        command = [sys.executable, "-m", "benchmarks.paper", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
     inputs = Inputs(KeptGraphs(options.cache / "graphs"), ROOT / "docs" / "results", small=options.quick)
     found: dict[str, Finding] = {}
     digests = {one.id: folder.digest_of(one) for one in due}  # of the code that runs, not of later edits
@@ -152,9 +157,4 @@ def _tell(report: Report, wanted: Sequence[Reproduction], found: Mapping[str, Fi
 
 
 if __name__ == "__main__":
-    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
-        # What numpy computes with reads these when it is loaded. Threads that wait for each other would count
-        # as processor time.
-        command = [sys.executable, "-m", "benchmarks.paper", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
     sys.exit(run(measure, ("numpy", "numba", "onnx", "onnxruntime", "matplotlib"), options=_OPTIONS))

@@ -22,7 +22,7 @@ from stageloom.shared.ids import DeviceId
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List learned policies, check them, take them over, give them to devices.",
+    help="List and check learned policies, take them over.",
 )
 
 Unchecked = Annotated[
@@ -95,7 +95,9 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Check whether a policy may plan, on a twin under loads that its training never saw. Keeps the verdict.
+    """Check on a twin whether a policy may plan.
+
+    Its loads are such as the training never saw. The verdict is kept.
 
     It passes if its answers depend on the state, if it beats the best plan that needed no training with
     confidence, and if it is nowhere behind that by more than a margin. Exit code 1: it did not pass.

@@ -178,6 +178,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
             "device_labels",
             "model_versions",
             "models",
+            "part_costs",
+            "handover_costs",
         ):
             session.execute(text(f"DROP TABLE {table}"))
         session.execute(text("CREATE TABLE models (name TEXT, digest TEXT, added_at_us BIGINT)"))
@@ -186,6 +188,8 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
         for table, column in (
             *(("trials", name) for name in ("figure", "latency_ratio", "busy_ratio", "outputs")),
             ("desired", "compare_outputs"),
+            ("profiles", "parts"),
+            *(("checkpoints", name) for name in ("verdict", "unchecked")),
             ("replans", "figure"),
             *(("considered_plans", name) for name in ("p50_s", "share_in_time", "chance")),
         ):
