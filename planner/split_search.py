@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace as replace_struct
@@ -201,8 +200,8 @@ def _candidate(measured: MeasuredModel, name: str, choice: SplitChoice) -> Split
 class Entrants(NamedTuple):
     """Plans with splits that take part in a tournament, and the costs of parts by which it judges them."""
 
-    candidates: tuple[SplitCandidate, ...] = ()
-    parts: Mapping[Digest, PartCosts] = MappingProxyType({})
+    candidates: tuple[SplitCandidate, ...]
+    parts: Mapping[Digest, PartCosts]
 
 
 def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Entrants:
@@ -214,12 +213,12 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
         (choice,) = model_choices(store, asked.models)
         machine = store.read(machine_of, device)
         if machine is None or find_spec("onnx") is None:
-            return Entrants()
+            return Entrants((), {})
         options = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
         pair = ResourcePair((options, options), _cores(asked, machine, device))
         measured = measured_on(store, device, choice, pair)
     except InputError:  # what keeps `eop` from a plan keeps it from taking part, and no more
-        return Entrants()
+        return Entrants((), {})
     most_s = GAIN * measured.session_s[0]
     found = tuple(one for one in proposals(measured) if one.splits and one.seconds < most_s)
     return Entrants(found, {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])})

@@ -1,6 +1,7 @@
 """`plan create --scheduler eop`: from what a device measured of parts to a plan, and its explanation."""
 
 import dataclasses
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -284,13 +285,16 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
 ) -> None:
     """The twin judges them by what was measured, and they are never the plan that is there at once."""
     asked = replace(ONE, scheduler=None, budget_s=2.0, rates=(ArrivalRate(model="dense", per_s=20.0),))
-    assert entrants(rig.store, asked, NANO) == Entrants()
+    assert entrants(rig.store, asked, NANO) == Entrants((), {})
     rig.measures("onnx", 1000.0, handover_us=3000.0)
     assert entrants(rig.store, asked, NANO).candidates == (), "no split pays with such hand-overs"
     rig.measures("onnx", 1000.0)
     found = entrants(rig.store, asked, NANO)
     assert "batch split at 8" in [one.name for one in found.candidates]
-    assert entrants(rig.store, replace(asked, executor="openvino"), NANO) == Entrants()
+    none = entrants(rig.store, replace(asked, executor="openvino"), NANO)
+    assert none == Entrants((), {})
+    for one in (found, none):
+        assert pickle.loads(pickle.dumps(one)) == one, "a tournament's plans are judged in other processes"
     reply = create(rig.store, InlinePool(), SystemClock(), asked, _job(), found)
     assert reply.contest is not None
     judged = {one.name: one for one in reply.contest.judged}

@@ -166,7 +166,7 @@ def _check(request: schema.PlanCreateRequest) -> None:
 def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
     from stageloom.planner.tournament.stored import create  # the twin and numpy, which few planners need
 
-    splits = Entrants()
+    splits = Entrants((), {})
     if request.device is not None:
         found = api.apart(entrants, request, request.device)
         splits = found.result() if isinstance(found, Future) else found
