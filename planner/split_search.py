@@ -20,7 +20,7 @@ from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import TRIED, Machine, machine_of, whole_times
-from stageloom.planner.store.parts import handover_of, part_samples_of
+from stageloom.planner.store.parts import handover_of, part_samples_of, parts_since
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.graph import Graph
@@ -285,7 +285,10 @@ def _known(
     if not parts or handover is None or session_s is None or session_s == float("inf"):
         return None
     held = store.read(calibration_of, device)
-    table = device_costs(store, held.costs_key, options, [(artifact, 1)], graph_of=store.graph)
+    # Parts of before a drift compare with operators of before it, which the class has.
+    same = not held.own or store.read(parts_since, device, device_class, artifact, options, held.at_us)
+    key = held.costs_key if same else device_class
+    table = device_costs(store, key, options, [(artifact, 1)], graph_of=store.graph)
     return SplitMeasurements(
         alone_s=tuple(table.operator_s(artifact, graph, OpId(op)) for op in range(len(graph.operators))),
         parts=parts,

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.explain.plan import explain
 from stageloom.planner.plan_request import request_of
+from stageloom.planner.plan_search import model_choices
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.plan import (
@@ -30,9 +32,10 @@ from stageloom.planner.split_search import (
     check_request,
     entrants,
     make,
+    measured_on,
     splits_operators,
 )
-from stageloom.planner.store.costs import stage_costs
+from stageloom.planner.store.costs import renew_costs, stage_costs
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.predictions import considered_plans
@@ -199,6 +202,24 @@ def test_each_splitter_finds_from_the_store_what_it_finds_from_the_same_times_di
         wanted = {splitters()[name].choose(problem).splits}
     plan, _ = rig.made(replace(ONE, scheduler=name))
     assert plan.models[0].splits in wanted
+
+
+def test_parts_are_compared_with_operators_of_the_same_state_of_a_device_that_drifted(rig: Rig) -> None:
+    """1. Measured. 2. It drifts, so its operators' times double, and parts stay. 3. It measures again."""
+
+    def known_us() -> tuple[float, float, float]:
+        (choice,) = model_choices(rig.store, ONE.models)
+        times, _ = measured_on(rig.store, NANO, choice, PAIR).times
+        whole_part = max(times.parts, key=lambda one: one.extent)
+        return 1e6 * times.alone_s[0], 1e6 * whole_part.seconds, 1e6 * times.session_s / LAYERS
+
+    rig.measures("onnx", 1000.0)
+    assert known_us() == pytest.approx((1000.0, 1000.0, 1000.0))
+    renewal = Renewal(factors={}, others=2.0, stages=(), unseen=())
+    rig.store.write(renew_costs, NANO, renewal, ExecutorOptions(), ratio=2.0, steps_since_us=0)
+    assert known_us() == pytest.approx((1000.0, 1000.0, 1000.0))
+    rig.measures("onnx", 2100.0)
+    assert known_us() == pytest.approx((2100.0, 2100.0, 2100.0))
 
 
 def test_a_plan_file_makes_the_plan_again(rig: Rig) -> None:
