@@ -95,13 +95,8 @@ def _split_request(info: PlanInfo, plan: Plan) -> PlanCreateRequest:
         scheduler=info.scheduler,
         executor=plan.executor.name,
         intra_op_threads=plan.executor.intra_op_threads,
-        precision=cast(PrecisionName, plan.executor.precision),
         further_executors=tuple(
-            FurtherExecutor(
-                name=one.name,
-                intra_op_threads=one.intra_op_threads,
-                precision=cast(PrecisionName, one.precision),
-            )
+            FurtherExecutor(name=one.name, intra_op_threads=one.intra_op_threads)
             for one in plan.further_executors
         ),
         resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),

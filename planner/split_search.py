@@ -8,7 +8,7 @@ plan. Both resources run one of the executors of which all that is known.
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
+from itertools import combinations_with_replacement
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace as replace_struct
@@ -20,9 +20,9 @@ from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import TRIED, Machine, machine_of, whole_times
-from stageloom.planner.store.parts import handover_of, part_samples_of
+from stageloom.planner.store.parts import handover_of, part_samples_of, parts_since
 from stageloom.planner.store.store import ReadStore
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.plan import ExecutorOptions, Plan
@@ -52,10 +52,10 @@ GAIN: Final = 0.97
 little on paper does not on a device (`docs/schedulers/eop.md`)."""
 
 _OURS: Final = (
-    *("scheduler", "plan", "models", "device", "executor", "intra_op_threads", "precision"),
+    *("scheduler", "plan", "models", "device", "executor", "intra_op_threads"),
     *("further_executors", "resources"),
 )
-"""Fields of a request that a plan with splits heeds."""
+"""Fields of a request that a plan with splits heeds. Parts are measured in one precision, the usual one."""
 
 _OURS_OF_MODELS: Final = (
     *("model", "launch_interval_s", "work_conserving"),
@@ -135,6 +135,9 @@ def check_request(request: PlanCreateRequest) -> DeviceId:
             for one in ModelOptions.__struct_fields__
             if one not in _OURS_OF_MODELS and getattr(choice, one) != getattr(usual, one)
         ]
+    given += [
+        f"precision of {one.name}" for one in request.further_executors if one.precision != plain.precision
+    ]
     if given:
         raise InputError(f"{name} decides {given[0].replace('_', ' ')}", remedy="leave that out")
     if len(request.models) != 1:
@@ -212,16 +215,19 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
         check_request(asked)
         (choice,) = model_choices(store, asked.models)
         machine = store.read(machine_of, device)
-        if machine is None or find_spec("onnx") is None:
+        if machine is None:
             return Entrants((), {})
         options = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
         pair = ResourcePair((options, options), _cores(asked, machine, device))
         measured = measured_on(store, device, choice, pair)
-    except InputError:  # what keeps `eop` from a plan keeps it from taking part, and no more
+        proposed = proposals(measured)
+    except (InputError, PlanError):  # what keeps `eop` from a plan keeps it from taking part, and no more
         return Entrants((), {})
     most_s = GAIN * measured.session_s[0]
-    found = tuple(one for one in proposals(measured) if one.splits and one.seconds < most_s)
-    return Entrants(found, {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])})
+    found = {one.plan.digest: one for one in proposed if one.splits and one.seconds < most_s}
+    return Entrants(
+        tuple(found.values()), {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])}
+    )
 
 
 # What is known
@@ -279,7 +285,10 @@ def _known(
     if not parts or handover is None or session_s is None or session_s == float("inf"):
         return None
     held = store.read(calibration_of, device)
-    table = device_costs(store, held.costs_key, options, [(artifact, 1)], graph_of=store.graph)
+    # Parts of before a drift compare with operators of before it, which the class has.
+    same = not held.own or store.read(parts_since, device, device_class, artifact, options, held.at_us)
+    key = held.costs_key if same else device_class
+    table = device_costs(store, key, options, [(artifact, 1)], graph_of=store.graph)
     return SplitMeasurements(
         alone_s=tuple(table.operator_s(artifact, graph, OpId(op)) for op in range(len(graph.operators))),
         parts=parts,
@@ -299,23 +308,18 @@ def _pairs(
         raise InputError(
             f"{device} has not told which cores it has", remedy="start an agent of this version there"
         )
-    first = ExecutorOptions(
-        name=request.executor, intra_op_threads=request.intra_op_threads, precision=request.precision
-    )
+    first = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
     cores = _cores(request, machine, device)
     if request.further_executors:
         (other,) = request.further_executors
-        second = ExecutorOptions(
-            name=other.name, intra_op_threads=other.intra_op_threads, precision=other.precision
-        )
+        second = ExecutorOptions(name=other.name, intra_op_threads=other.intra_op_threads)
         named = [(first, second)]
     elif request.resources or request.executor != PlanCreateRequest().executor:
         named = [(first, first)]
     else:
         ways = [replace(first, name=one) for one in TRIED if one in machine.executors]
         known = [one for one in ways if _known(store, device, choice, one) is not None]
-        named = [pair for pair in product(known, known) if known.index(pair[0]) <= known.index(pair[1])]
-        named = named or [(first, first)]
+        named = list(combinations_with_replacement(known, 2)) or [(first, first)]
     for pair in named:
         for options in pair:
             machine.require(options.name, device)
@@ -325,7 +329,7 @@ def _pairs(
 def _cores(
     request: PlanCreateRequest, machine: Machine, device: DeviceId
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cores of both resources: those of the request, else as many of the device's first as threads."""
+    """Cores of both resources: those of the request, else of the device's first as many as its threads."""
     if request.resources:
         first, second = (one.cores for one in request.resources)
         if missing := {*first, *second} - set(machine.cores):
@@ -335,12 +339,13 @@ def _cores(
             )
         return first, second
     threads = request.intra_op_threads
-    if len(machine.cores) < 2 * threads:
+    both = threads + (request.further_executors[0].intra_op_threads if request.further_executors else threads)
+    if len(machine.cores) < both:
         raise InputError(
-            f"two resources need {counted(2 * threads, 'core')}, and {device} has {len(machine.cores)}",
+            f"two resources need {counted(both, 'core')}, and {device} has {len(machine.cores)}",
             remedy="choose another scheduler",
         )
-    return machine.cores[:threads], machine.cores[threads : 2 * threads]
+    return machine.cores[:threads], machine.cores[threads:both]
 
 
 def _sentence(measured: MeasuredModel, best: SplitCandidate) -> str:

@@ -56,6 +56,17 @@ class StageloomError(Exception):
         sentence = f"{cause}; {remedy}" if remedy else cause
         super().__init__(" ".join(sentence.split()))  # a library's cause may span lines
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its fields: an exception pickles as a call with its sentence, which not every class takes."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[StageloomError], args: tuple[object, ...], fields: dict[str, object]) -> StageloomError:
+    """An error that came from another process."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
 
 class InputError(StageloomError):
     """Something that a person or a file gave us cannot be used."""

@@ -148,9 +148,10 @@ def create(
     \b
     eop splits operators of one model over two resources of a DEVICE that measured parts of them
     (`stageloom device profile DEVICE --splits`): its first two cores, on the executors that are predicted to
-    be fastest, or what --executor or a plan file with two [[resources]] names. eop_paper, separate, equal and
-    fixed are what it is compared with. It says what is predicted with and without splits; where none pays,
-    the plan has none. With --budget and without --scheduler such plans are among those that compete.
+    be fastest, or what --executor (other than onnx, the default) or a plan file with two [[resources]] names.
+    eop_paper, separate, equal and fixed are what it is compared with. It says what is predicted with and
+    without splits; where none pays, the plan has none. With --budget and without --scheduler such plans are
+    among those that compete.
 
     \b
     The keys of --model NAME:KEY=VALUE,... :

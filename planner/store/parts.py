@@ -1,7 +1,8 @@
 """Parts of operators as devices measured them, and hand-overs: what plans with splits are made from.
 
 They are kept under the class that a device was when it measured them, and stay raw where a device drifted
-and has costs of its own: a split is chosen by how times compare, not by what they are.
+and has costs of its own: a split is chosen by how times compare, not by what they are. So operators' times
+that are compared with them are those of the same state of the device; see `parts_since`.
 """
 
 from dataclasses import dataclass
@@ -122,6 +123,25 @@ def part_samples_of(
         .order_by(PartCostRow.operator, PartCostRow.axis, PartCostRow.extent)
     )
     return tuple(PartSample(row.operator, Axis(row.axis), row.extent, row.median_us / 1e6) for row in rows)
+
+
+def parts_since(
+    session: Session,
+    device: DeviceId,
+    device_class: str,
+    artifact: Digest,
+    executor: ExecutorOptions,
+    at_us: int,
+) -> bool:
+    """Whether the device itself measured parts that are kept of an artifact at that time or later."""
+    found = select(PartCostRow.operator).where(
+        PartCostRow.device_class == device_class,
+        PartCostRow.executor == executor_key(executor),
+        PartCostRow.artifact == artifact,
+        PartCostRow.measured_on == device,
+        PartCostRow.measured_at_us >= at_us,
+    )
+    return session.scalar(found.limit(1)) is not None
 
 
 def handover_of(session: Session, device_class: str, executor: ExecutorOptions) -> Handover | None:

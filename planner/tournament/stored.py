@@ -115,7 +115,8 @@ def create(
     info = store.write(add_plan, request.plan or plan.digest[:12], plan, candidate.policy)
     limits = candidate.job.limits
     searched = msgspec.structs.replace(request, scheduler=candidate.job.scheduler, r=limits.r, s=limits.s)
-    rows = _considered(candidates, result, graphs, basis.costs)
+    costs = replace(basis.costs, parts=splits.parts)
+    rows = _considered(candidates, result, graphs, costs)
     record(store, request.device, scheduler_key(searched), plan, graphs, rows)
     return schema.PlanReply(plan=info, search_s=search_s, contest=_info(candidates, stored, result))
 

@@ -57,6 +57,13 @@ def test_parts_are_timed_only_while_idle_and_for_as_long_as_asked(monkeypatch: p
     monkeypatch.setattr(split_timing, "IdleTime", moments)
     artifact, executor = artifact_of("squeezenet"), OnnxExecutor()
     assert executor.time_parts(artifact, PartTimingRequest(wall_s=0.02), lambda: False) == ()
-    some = executor.time_parts(artifact, PartTimingRequest(limit_s=0.3), lambda: True)
-    assert 0 < len({one.op for one in some}) < len(artifact.graph.operators)
+    reader = SplitReader(artifact)
+    wholes = {(op, one.axis): one.extent for op in range(6) for one in reader.axes(op)}
+    for limit_s in (0.3, 0.31, 0.32, 0.33, 0.34):  # it ends at another extent of an axis each time
+        some = executor.time_parts(artifact, PartTimingRequest(limit_s=limit_s), lambda: True)
+        assert 0 < len({one.op for one in some}) < len(artifact.graph.operators)
+        timed: dict[tuple[int, Axis], int] = {}
+        for one in some:
+            timed[one.op, one.axis] = max(one.extent, timed.get((one.op, one.axis), 0))
+        assert timed.items() <= wholes.items(), "an axis counts that was timed up to the whole"
     executor.close()

@@ -11,10 +11,13 @@ from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.explain.plan import explain
 from stageloom.planner.plan_request import request_of
+from stageloom.planner.plan_search import model_choices
+from stageloom.planner.replan.predict import serves
 from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.plan import (
     ArrivalRate,
@@ -29,11 +32,13 @@ from stageloom.planner.split_search import (
     check_request,
     entrants,
     make,
+    measured_on,
     splits_operators,
 )
-from stageloom.planner.store.costs import stage_costs
+from stageloom.planner.store.costs import renew_costs, stage_costs
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.tournament.stored import create
@@ -199,6 +204,24 @@ def test_each_splitter_finds_from_the_store_what_it_finds_from_the_same_times_di
     assert plan.models[0].splits in wanted
 
 
+def test_parts_are_compared_with_operators_of_the_same_state_of_a_device_that_drifted(rig: Rig) -> None:
+    """1. Measured. 2. It drifts, so its operators' times double, and parts stay. 3. It measures again."""
+
+    def known_us() -> tuple[float, float, float]:
+        (choice,) = model_choices(rig.store, ONE.models)
+        times, _ = measured_on(rig.store, NANO, choice, PAIR).times
+        whole_part = max(times.parts, key=lambda one: one.extent)
+        return 1e6 * times.alone_s[0], 1e6 * whole_part.seconds, 1e6 * times.session_s / LAYERS
+
+    rig.measures("onnx", 1000.0)
+    assert known_us() == pytest.approx((1000.0, 1000.0, 1000.0))
+    renewal = Renewal(factors={}, others=2.0, stages=(), unseen=())
+    rig.store.write(renew_costs, NANO, renewal, ExecutorOptions(), ratio=2.0, steps_since_us=0)
+    assert known_us() == pytest.approx((1000.0, 1000.0, 1000.0))
+    rig.measures("onnx", 2100.0)
+    assert known_us() == pytest.approx((2100.0, 2100.0, 2100.0))
+
+
 def test_a_plan_file_makes_the_plan_again(rig: Rig) -> None:
     rig.measures("onnx", 1000.0)
     rig.measures("openvino", 700.0)
@@ -260,6 +283,8 @@ def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) ->
         rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
     with pytest.raises(InputError, match="two resources need 4 cores, and nano has 2"):
         rig.made(replace(ONE, intra_op_threads=2))
+    with pytest.raises(InputError, match="two resources need 3 cores, and nano has 2"):
+        rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino", intra_op_threads=2),)))
     with pytest.raises(InputError, match="no core 7"):
         rig.made(replace(ONE, resources=(CoreSet(cores=(0,)), CoreSet(cores=(7,)))))
 
@@ -270,6 +295,11 @@ def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) ->
         ({"device": None}, "eop plans for a device"),
         ({"lanes": 2}, "eop decides lanes"),
         ({"budget_s": 5.0}, "eop decides budget s"),
+        ({"precision": "bf16"}, "eop decides precision"),
+        (
+            {"further_executors": (FurtherExecutor(name="openvino", precision="bf16"),)},
+            "eop decides precision of openvino",
+        ),
         ({"models": (ModelOptions(model="dense", replicas=2),)}, "eop decides replicas of dense"),
         ({"models": (ModelOptions(model="dense"),) * 2}, "eop plans one model, and 2 are meant"),
         ({"resources": (CoreSet(cores=(0,)),)}, "plans for two resources"),
@@ -291,8 +321,10 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     rig.measures("onnx", 1000.0)
     found = entrants(rig.store, asked, NANO)
     assert "batch split at 8" in [one.name for one in found.candidates]
+    assert len({one.plan.digest for one in found.candidates}) == len(found.candidates)
     none = entrants(rig.store, replace(asked, executor="openvino"), NANO)
     assert none == Entrants((), {})
+    assert entrants(rig.store, replace(asked, precision="bf16"), NANO) == Entrants((), {})
     for one in (found, none):
         assert pickle.loads(pickle.dumps(one)) == one, "a tournament's plans are judged in other processes"
     reply = create(rig.store, InlinePool(), SystemClock(), asked, _job(), found)
@@ -302,6 +334,11 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     split, whole = judged["eop, batch split at 8"], judged["sequential, whole"]
     assert split.p99_s < whole.p99_s
     assert reply.contest.winner.startswith("eop, ") and reply.plan.scheduler == "eop"
+    said = explain(rig.store, reply.plan.plan, NANO)
+    looked_at = rig.store.read(considered_plans, serves(decode_plan(reply.plan.wire)), CLASS)
+    (busy,) = [one.busy for one, _ in looked_at if one.plan == said.digest]
+    assert busy is not None
+    assert 1e3 * busy == pytest.approx(said.predicted_ms), "predicted from the same parts"
 
 
 def _job() -> Job:

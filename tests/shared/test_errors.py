@@ -1,10 +1,21 @@
 """Errors: one line each, an exit code each, and the tree that the module draws."""
 
 import inspect
+import pickle
 import re
 
+import pytest
+
 from stageloom.shared import errors
-from stageloom.shared.errors import ExitCode, OpenInput, PlanError, StageloomError, TaskRefused, UnpinnedShape
+from stageloom.shared.errors import (
+    ExitCode,
+    OpenInput,
+    PlanError,
+    StageloomError,
+    TaskRefused,
+    UnpinnedShape,
+    Unsplittable,
+)
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, StageloomError)]
 
@@ -30,6 +41,20 @@ def test_fields_stay_beside_the_sentence() -> None:
     shape = UnpinnedShape([OpenInput("images", "1x3xhxw", "1x3x224x224")])
     assert [found.name for found in shape.inputs] == ["images"]
     assert TaskRefused("queue_full", "the queue is full").code == "queue_full"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PlanError("it is not legal", remedy="do that"),
+        TaskRefused("queue_full", "the queue is full"),
+        UnpinnedShape([OpenInput("images", "1x3xhxw", "1x3x224x224")]),
+        Unsplittable("axis", "Reshape is not split"),
+    ],
+)
+def test_an_error_comes_from_another_process_as_it_was(error: StageloomError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_open_dimensions_of_all_inputs_are_pinned_by_pasting_the_example() -> None:

@@ -64,8 +64,9 @@ def time_parts(
 ) -> tuple[PartTime, ...]:
     """Times of parts of every operator that may be split, on this thread.
 
-    What the time was too short for is left out, and so are parts that do not run on seeded values. It asks
-    for an idle moment before every run, and keeps no run during which a task came.
+    What the time was too short for is left out, and so are parts that do not run on seeded values: of an axis
+    that is in it the whole extent is, which says what the others are parts of. It asks for an idle moment
+    before every run, and keeps no run during which a task came.
 
     Raises:
         ExecutorError: a part cannot be loaded, or the process may not use a core.
@@ -106,6 +107,8 @@ def _axis_times(
                 return []
             if number and moments.undisturbed:
                 taken.append(took_s)
+    if not taken_s[axis.extent]:
+        return []
     return [PartTime(op, axis.axis, extent, summary(taken)) for extent, taken in taken_s.items() if taken]
 
 
