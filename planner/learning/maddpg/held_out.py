@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.gate import LoadOutcome
 from stageloom.planner.learning.maddpg.problem import Problem, ScheduleEntry, ScheduleTable
 from stageloom.planner.learning.maddpg.replay import Floats
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.work import Environment, EnvironmentStep, clipped_row
-from stageloom.planner.tournament.score import Score, better, figures_of, score_of
+from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.arrivals import Bursty, Poisson, Process
 from stageloom.planner.twin.window import MakeDevice
 from stageloom.shared.plan import Member
@@ -88,17 +88,8 @@ def load_outcome(
 ) -> LoadOutcome:
     """What the policy and the best seed do under one load."""
     table = problem.table()
-    best: tuple[str, tuple[float, ...], Score] | None = None
-    for name, row in seeds(problem.space).items():
-        score = score_of(
-            [
-                _episode(problem, table, policy.book, _always(row), seed, settings.choosing_steps)[0]
-                for seed in range(CHOOSING_SEED, CHOOSING_SEED + settings.choosing_arrivals)
-            ]
-        )
-        if best is None or better(score, best[2]):
-            best = name, row, score
-    assert best is not None
+    best = _best_seed(problem, table, policy.book, settings)
+    best_row = seeds(problem.space)[best]
 
     def says(state: Floats) -> tuple[float, ...]:
         return clipped_row(policy.network.actions(state))
@@ -106,16 +97,29 @@ def load_outcome(
     paired = range(PAIRED_SEED, PAIRED_SEED + settings.arrivals)
     ours = [_episode(problem, table, policy.book, says, seed, settings.steps) for seed in paired]
     theirs = [
-        _episode(problem, table, policy.book, _always(best[1]), seed, settings.steps) for seed in paired
+        _episode(problem, table, policy.book, _always(best_row), seed, settings.steps) for seed in paired
     ]
     met = [state for _, states in (*ours, *theirs) for state in states]
     return LoadOutcome(
         load=load,
-        seed=best[0],
+        seed=best,
         policy=tuple(score for score, _ in ours),
         best_seed=tuple(score for score, _ in theirs),
         actions=np.array([says(state) for state in met], np.float32),
     )
+
+
+def _best_seed(problem: Problem, table: ScheduleTable, book: Book, settings: CheckSettings) -> str:
+    """The seed that a training would hold as the best plan, by name."""
+    held, best = Candidates(problem.space), ""
+    for name, row in seeds(problem.space).items():
+        episodes = [
+            _episode(problem, table, book, _always(row), seed, settings.choosing_steps)[0]
+            for seed in range(CHOOSING_SEED, CHOOSING_SEED + settings.choosing_arrivals)
+        ]
+        if held.judged(row, score_of(episodes)):
+            best = name
+    return best
 
 
 def _always(row: tuple[float, ...]) -> Says:
