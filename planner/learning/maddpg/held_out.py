@@ -32,6 +32,9 @@ PAIRED_SEED: Final = 2_300_000_000
 
 FACTORS: Final = (0.5, 0.75, 1.25, 1.5)
 TURNS_MOST: Final = 2
+_SAME: Final = 0.01
+"""Of a rate: models that bring equal work have no other mix when turned."""
+
 BURST: Final = (1.75, 0.25, 2.0)
 """Factors of the mean rate in and between bursts, and the mean seconds that either lasts."""
 
@@ -56,13 +59,15 @@ def held_out(problem: Problem, make: Callable[[Mapping[str, Process]], MakeDevic
     """The problem under other loads, by name. `make` gives devices where such tasks arrive.
 
     Rates of all models times each of `FACTORS`; the models' shares of the work turned, so that each has that
-    of the next; and every model in bursts of its own, so that rates and mix change within an episode.
-    Arrivals are Poisson.
+    of the next, where that is another mix; and every model in bursts of its own, so that rates and mix change
+    within an episode. Arrivals are Poisson.
     """
     rates = problem.arrivals_per_s
     loads = {f"rates x{factor:g}": tuple(factor * rate for rate in rates) for factor in FACTORS}
     for turn in range(1, min(len(rates) - 1, TURNS_MOST) + 1):
-        loads[f"mix turned by {turn}"] = turned(rates, problem.service_s, turn)
+        other = turned(rates, problem.service_s, turn)
+        if any(abs(one - own) > _SAME * own for one, own in zip(other, rates, strict=True)):
+            loads[f"mix turned by {turn}"] = other
     names = [model.name for model in problem.template.models]
     found: dict[str, Problem] = {}
     for load, per_s in loads.items():

@@ -1,5 +1,6 @@
 """The gate: closed forms of its bounds; an untrained, a constant, a slower and a good policy."""
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import numpy as np
@@ -186,6 +187,13 @@ def test_no_held_out_load_is_the_one_that_training_saw_and_each_has_the_rates_th
         held.arrivals_per_s != trained.arrivals_per_s for name, held in found.items() if name != "bursts"
     )
     assert found["rates x1.5"].arrivals_per_s == pytest.approx((52.5, 37.5))
+
+
+def test_models_that_bring_equal_work_are_not_turned_into_the_mix_that_training_saw() -> None:
+    equal = replace(problem(), arrivals_per_s=tuple(30.0 / one_s for one_s in problem().service_s))
+    assert list(held_out(equal, lambda arrivals: SwayDevices(1.0, arrivals))) == [
+        "rates x0.5", "rates x0.75", "rates x1.25", "rates x1.5", "bursts",
+    ]  # fmt: skip
 
 
 def outcomes(found: dict[str, Problem], network: MaddpgNetwork) -> list[LoadOutcome]:
