@@ -141,12 +141,11 @@ def test_ledgers_of_the_first_revision_learn_what_is_settled_and_what_was_lost(
     store.close()
 
 
-@pytest.mark.promise("migrations-equal-declared-tables")
 @pytest.mark.promise("policy-published-through-gate", "migrations-go-up-older")
-def test_a_policy_that_was_kept_before_there_were_checks_has_no_say_and_stays_where_it_is_attached(
+def test_a_policy_that_was_kept_before_there_were_checks_has_no_say_and_is_there_for_devices_that_have_it(
     tmp_path: Path, database_url: str
 ) -> None:
-    """1. Schema 0024, where a device has such a policy. 2. A planner opens it. 3. It is checked."""
+    """1. Schema 0024 with such a policy. 2. A planner opens it. 3. The policy passes its check."""
     database = Database(database_url or sqlite_url(tmp_path / DATABASE_FILE))
     command.upgrade(schema.alembic_config(database), "0024")
     body, model = b"policy", digest_bytes([b"model"])
@@ -172,6 +171,7 @@ def test_a_policy_that_was_kept_before_there_were_checks_has_no_say_and_stays_wh
     store.close()
 
 
+@pytest.mark.promise("migrations-equal-declared-tables")
 def test_a_second_migration_changes_nothing_and_keeps_the_data(tmp_path: Path, database_url: str) -> None:
     first = Store(tmp_path, database_url)
     enrol(first)
