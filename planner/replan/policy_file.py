@@ -1,7 +1,6 @@
-"""Policies from files: checked, adopted for a device class here, kept with what they say of themselves."""
+"""Policies from files: checked, adopted for a device class here, with what is kept beside them."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -10,14 +9,12 @@ from msgspec import Meta
 
 from stageloom.planner.replan.learned import adopted
 from stageloom.planner.schema.policy import PolicyImportReply
-from stageloom.planner.store.database import Database
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.models import model_infos
-from stageloom.planner.store.policies import store_policy
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import Count, ShortText
 from stageloom.shared.policy.maddpg.checkpoint import KIND, MAX_BYTES, MaddpgCheckpoint, decode, encode
 
@@ -55,25 +52,6 @@ def checked_policy(store: ReadStore, path: Path, device: DeviceId | None) -> Che
     return CheckedPolicy(KIND, body, provenance_of(own), reply)
 
 
-def keep_policy(database: Database, body: bytes, curves: Sequence[Mapping[str, Any]] = ()) -> Digest:
-    """Keep a checkpoint's bytes for the device class that it names; returns its digest.
-
-    Raises:
-        DecodeError: it is no checkpoint.
-        StorageError: the database cannot be written.
-    """
-    found = decode(body)
-    return database.change(
-        store_policy,
-        body,
-        policy=KIND,
-        device_class=found.space.device_class,
-        provenance=provenance_of(found),
-        curves=curves,
-        trained_at_us=time.time_ns() // 1000,
-    )
-
-
 class _Served(msgspec.Struct, frozen=True):
     """What was served under a policy where it was validated."""
 
@@ -92,7 +70,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 def provenance_of(found: MaddpgCheckpoint) -> dict[str, Any]:
-    """What `store_policy` keeps beside a checkpoint's bytes.
+    """What `stageloom.planner.store.policies.store_policy` keeps beside a checkpoint's bytes.
 
     Raises:
         DecodeError: what it says of its training has another form.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, better, improves
 
 RECHECK_S: Final = 20.0
 _RESERVE: Final = 0.25
@@ -61,7 +61,8 @@ class Tournament:
         self._slowest_s = 0.0
         self._recheck_until_s: float | None = None  # once the last evaluation has begun
         self.curve: list[Improvement] = []
-        """Each scores better than the one before it."""
+        """Each scores better than the one before it, and level with the most throughput met until then."""
+        self._top: Score | None = None  # the most throughput of any
         self.evaluated: dict[int, tuple[float, Score]] = {}
         """By candidate: seconds since the start, and its score."""
         self.failures: dict[int, str] = {}
@@ -95,7 +96,9 @@ class Tournament:
             return Actions()
         at_s = now_s - self._began_s
         self.evaluated[candidate] = at_s, score
-        if not self.curve or better(score, self.curve[-1].score):
+        top = self._top or score
+        self._top = max(top, score, key=lambda one: one.throughput_per_s)
+        if not self.curve or improves(score, self.curve[-1].score, top):
             self.curve.append(Improvement(at_s=at_s, candidate=candidate, score=score))
         return self._more(now_s)
 

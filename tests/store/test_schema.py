@@ -1,5 +1,6 @@
 """Migrations: the declared tables, kept data, two planners at once, a newer schema."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,16 @@ from sqlalchemy import MetaData, text
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.devices import device_infos
+from stageloom.planner.store.policies import fitting_policy, keep_verdict, policy_body, policy_infos
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.tables import LedgerRow, Table
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.planner.telemetry import Balance
+from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.architecture.sources import ROOT
-from tests.store.helpers import NANO, enrol, finish, start
+from tests.store.helpers import NANO, enrol, finish, start, verdict_on
 
 
 @pytest.mark.promise("migrations-equal-declared-tables", "migrations-go-up-older")
@@ -135,6 +138,36 @@ def test_ledgers_of_the_first_revision_learn_what_is_settled_and_what_was_lost(
         found = session.scalars(sa.select(LedgerRow).order_by(LedgerRow.boot)).all()
         assert [(row.lost, row.settled) for row in found] == [(0, 10), (7, 10), (0, 42)]
     assert store.read(telemetry_balance, NANO) == Balance(20, 9, 5, 7)
+    store.close()
+
+
+@pytest.mark.promise("policy-published-through-gate", "migrations-go-up-older")
+def test_a_policy_that_was_kept_before_there_were_checks_has_no_say_and_is_there_for_devices_that_have_it(
+    tmp_path: Path, database_url: str
+) -> None:
+    """1. Schema 0024 with such a policy. 2. A planner opens it. 3. The policy passes its check."""
+    database = Database(database_url or sqlite_url(tmp_path / DATABASE_FILE))
+    command.upgrade(schema.alembic_config(database), "0024")
+    body, model = b"policy", digest_bytes([b"model"])
+    digest = digest_bytes([body])
+    row = {
+        "digest": digest, "policy": "maddpg", "device_class": "cpu-2-core",
+        "artifacts": json.dumps({model: "relu"}), "settings": "{}", "versions": "{}", "curves": "[]",
+        "ratio": 0.9, "steps": 70, "trained_at_us": 5, "body": body,
+    }  # fmt: skip
+    tables = MetaData()
+    tables.reflect(database.engine, only=["checkpoints"])
+    with database.engine.begin() as connection:
+        connection.execute(tables.tables["checkpoints"].insert(), [row])
+    database.close()
+    store = Store(tmp_path, database_url)
+    (info,) = store.read(policy_infos)
+    why = f"policy {digest[:12]} was not checked: stageloom policy check {digest[:12]}"
+    assert (info.withheld, info.verdict, info.unchecked, info.unshown) == (why, None, False, "")
+    assert store.read(fitting_policy, "maddpg", "cpu-2-core", [model]) == (b"", why)
+    assert store.read(policy_body, digest) == body, "a device that has it may fetch it again"
+    store.write(keep_verdict, verdict_on(body))
+    assert store.read(fitting_policy, "maddpg", "cpu-2-core", [model]) == (body, "")
     store.close()
 
 

@@ -64,6 +64,15 @@ def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(
         assert made.outcome is not None
 
 
+def test_a_chain_of_plans_that_are_each_level_with_the_one_before_loses_no_throughput() -> None:
+    """Each 0.4 % slower and shorter in p99: the second is level with the first, the others are not."""
+    made = started(4)
+    made.begin()
+    for candidate, (throughput, p99) in enumerate([(100.0, 1.0), (99.6, 0.9), (99.2, 0.8), (98.8, 0.7)]):
+        made.was_evaluated(candidate, score(throughput, p99), 1001.0 + candidate)
+    assert [step.candidate for step in made.curve] == [0, 1]
+
+
 @pytest.mark.promise("contest-answer-before-anything")
 def test_there_is_an_answer_before_anything_was_judged() -> None:
     made = started(3)

@@ -39,13 +39,13 @@ from stageloom.planner.learning.maddpg.work import (
     WorkResult,
     clipped_row,
 )
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, improves
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 
 VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 UNTRAINED = "untrained"
 _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
@@ -78,6 +78,7 @@ class TrainingCourse:
         self.seeds_worth: dict[str, Score] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[TrainingProgress] = []
         self.policy: Score | None = None  # of the best policy so far
+        self._policy_top: Score | None = None  # the most throughput of any policy
         self.policy_weights: Weights = self.learner.policy_weights()
         self.fresh: dict[str, Score] = {}  # the best plan and policy on arrivals that chose neither
         self.transitions = 0
@@ -279,7 +280,9 @@ class TrainingCourse:
             if self.settings.start is Start.BEST_SEED and self._seeds_are_judged():
                 self._start()
             return None
-        if self.policy is None or better(worth, self.policy):
+        top = self._policy_top or worth
+        self._policy_top = max(top, worth, key=lambda score: score.throughput_per_s)
+        if self.policy is None or improves(worth, self.policy, top):
             self.policy, self.policy_weights = worth, work.weights
         assert self.candidates.best is not None
         progress = TrainingProgress(
@@ -318,6 +321,7 @@ class TrainingCourse:
             "schedules": self.table.saved(),
             "history": self.history,
             "policy": self.policy,
+            "policy_top": self._policy_top,
             "fresh": self.fresh,
             "transitions": self.transitions,
             "handed": self._handed - flying,
@@ -368,6 +372,7 @@ class TrainingCourse:
         self.table.restore(plain["schedules"])
         self.history = convert(plain["history"], list[TrainingProgress])
         self.policy = convert(plain["policy"], Score | None)
+        self._policy_top = convert(plain["policy_top"], Score | None)
         self.policy_weights = _arrays(tensors["policy"])
         self.fresh = convert(plain["fresh"], dict[str, Score])
         self.transitions, self._handed = plain["transitions"], plain["handed"]

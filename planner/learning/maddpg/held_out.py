@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from stageloom.planner.learning.maddpg.candidates import seeds
+from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.gate import LoadOutcome
 from stageloom.planner.learning.maddpg.problem import Problem, ScheduleEntry, ScheduleTable
 from stageloom.planner.learning.maddpg.replay import Floats
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.work import Environment, EnvironmentStep, clipped_row
-from stageloom.planner.tournament.score import Score, better, figures_of, score_of
+from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.arrivals import Bursty, Poisson, Process
 from stageloom.planner.twin.window import MakeDevice
 from stageloom.shared.plan import Member
@@ -32,6 +32,9 @@ PAIRED_SEED: Final = 2_300_000_000
 
 FACTORS: Final = (0.5, 0.75, 1.25, 1.5)
 TURNS_MOST: Final = 2
+_SAME: Final = 0.01
+"""Of a rate: models that bring equal work have no other mix when turned."""
+
 BURST: Final = (1.75, 0.25, 2.0)
 """Factors of the mean rate in and between bursts, and the mean seconds that either lasts."""
 
@@ -56,13 +59,15 @@ def held_out(problem: Problem, make: Callable[[Mapping[str, Process]], MakeDevic
     """The problem under other loads, by name. `make` gives devices where such tasks arrive.
 
     Rates of all models times each of `FACTORS`; the models' shares of the work turned, so that each has that
-    of the next; and every model in bursts of its own, so that rates and mix change within an episode.
-    Arrivals are Poisson.
+    of the next, where that is another mix; and every model in bursts of its own, so that rates and mix change
+    within an episode. Arrivals are Poisson.
     """
     rates = problem.arrivals_per_s
     loads = {f"rates x{factor:g}": tuple(factor * rate for rate in rates) for factor in FACTORS}
     for turn in range(1, min(len(rates) - 1, TURNS_MOST) + 1):
-        loads[f"mix turned by {turn}"] = turned(rates, problem.service_s, turn)
+        other = turned(rates, problem.service_s, turn)
+        if any(abs(one - own) > _SAME * own for one, own in zip(other, rates, strict=True)):
+            loads[f"mix turned by {turn}"] = other
     names = [model.name for model in problem.template.models]
     found: dict[str, Problem] = {}
     for load, per_s in loads.items():
@@ -88,17 +93,8 @@ def load_outcome(
 ) -> LoadOutcome:
     """What the policy and the best seed do under one load."""
     table = problem.table()
-    best: tuple[str, tuple[float, ...], Score] | None = None
-    for name, row in seeds(problem.space).items():
-        score = score_of(
-            [
-                _episode(problem, table, policy.book, _always(row), seed, settings.choosing_steps)[0]
-                for seed in range(CHOOSING_SEED, CHOOSING_SEED + settings.choosing_arrivals)
-            ]
-        )
-        if best is None or better(score, best[2]):
-            best = name, row, score
-    assert best is not None
+    best = _best_seed(problem, table, policy.book, settings)
+    best_row = seeds(problem.space)[best]
 
     def says(state: Floats) -> tuple[float, ...]:
         return clipped_row(policy.network.actions(state))
@@ -106,16 +102,29 @@ def load_outcome(
     paired = range(PAIRED_SEED, PAIRED_SEED + settings.arrivals)
     ours = [_episode(problem, table, policy.book, says, seed, settings.steps) for seed in paired]
     theirs = [
-        _episode(problem, table, policy.book, _always(best[1]), seed, settings.steps) for seed in paired
+        _episode(problem, table, policy.book, _always(best_row), seed, settings.steps) for seed in paired
     ]
     met = [state for _, states in (*ours, *theirs) for state in states]
     return LoadOutcome(
         load=load,
-        seed=best[0],
+        seed=best,
         policy=tuple(score for score, _ in ours),
         best_seed=tuple(score for score, _ in theirs),
         actions=np.array([says(state) for state in met], np.float32),
     )
+
+
+def _best_seed(problem: Problem, table: ScheduleTable, book: Book, settings: CheckSettings) -> str:
+    """The seed that a training would hold as the best plan, by name."""
+    held, best = Candidates(problem.space), ""
+    for name, row in seeds(problem.space).items():
+        episodes = [
+            _episode(problem, table, book, _always(row), seed, settings.choosing_steps)[0]
+            for seed in range(CHOOSING_SEED, CHOOSING_SEED + settings.choosing_arrivals)
+        ]
+        if held.judged(row, score_of(episodes)):
+            best = name
+    return best
 
 
 def _always(row: tuple[float, ...]) -> Says:

@@ -17,7 +17,7 @@ from stageloom.planner.learning.maddpg.course import (
 from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.settings import Start, Superblocks
 from stageloom.planner.learning.maddpg.train import train
-from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, collect, run
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, collect, run
 from stageloom.planner.tournament.score import Score
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.plan import Member
@@ -29,6 +29,11 @@ from tests.learning.pools import InlinePool
 from tests.policy.maddpg.cases import space
 
 PROBLEM = problem()
+
+
+def worth(throughput: float, p99: float) -> Score:
+    rest = {"utilisation": 1.0, "queue_variance": 0.0, "variance_growth": 0.0, "met": 1.0}
+    return Score(throughput_per_s=throughput, p99_s=p99, **rest)
 
 
 def followed(course: TrainingCourse, steps: int) -> list[Work]:
@@ -112,10 +117,6 @@ def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
 
 
 def test_the_best_plan_stays_level_with_the_most_throughput_met_interrupted_or_not() -> None:
-    def worth(throughput: float, p99: float) -> Score:
-        rest = {"utilisation": 1.0, "queue_variance": 0.0, "variance_growth": 0.0, "met": 1.0}
-        return Score(throughput_per_s=throughput, p99_s=p99, **rest)
-
     first = Candidates(PROBLEM.space)
     rows = list(seeds(PROBLEM.space).values())
     assert first.judged(rows[0], worth(100.0, 1.0)) and first.judged(rows[1], worth(99.6, 0.9))
@@ -124,6 +125,26 @@ def test_the_best_plan_stays_level_with_the_most_throughput_met_interrupted_or_n
     for candidates in (first, second):
         assert not candidates.judged(rows[2], worth(99.2, 0.8))
         assert candidates.best is not None and candidates.best[0] == rows[1]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_best_policy_stays_level_with_the_most_throughput_met(interrupted: bool) -> None:
+    """Each validated policy serves 0.4 % less than the one before, at a shorter p99."""
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
+    policies: list[Weights] = []
+    while len(policies) < 3:
+        work = course.next_work()
+        assert work is not None
+        done = run(PROBLEM, course.table, course.settings, work)
+        if isinstance(work, Evaluate) and work.weights is not None:
+            at = len(policies)
+            policies.append(work.weights)
+            done = replace(done, found=worth(100.0 - 0.4 * at, 1.0 - 0.1 * at))
+        course.take(work, done)
+        if interrupted:
+            course = TrainingCourse.restored(PROBLEM, course.state())
+    assert course.policy == worth(99.6, 0.9)
+    assert all((course.policy_weights[name] == policies[1][name]).all() for name in policies[1])
 
 
 @pytest.mark.promise("interrupted-training-goes-bit")

@@ -1,10 +1,12 @@
 """The gate: closed forms of its bounds; an untrained, a constant, a slower and a good policy."""
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import numpy as np
 import pytest
 
+from stageloom.planner.learning.maddpg import held_out as held_out_loads
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.gate import P99, THROUGHPUT, LoadOutcome, judge
 from stageloom.planner.learning.maddpg.held_out import CheckSettings, held_out, load_outcome, turned
@@ -187,6 +189,13 @@ def test_no_held_out_load_is_the_one_that_training_saw_and_each_has_the_rates_th
     assert found["rates x1.5"].arrivals_per_s == pytest.approx((52.5, 37.5))
 
 
+def test_models_that_bring_equal_work_are_not_turned_into_the_mix_that_training_saw() -> None:
+    equal = replace(problem(), arrivals_per_s=tuple(30.0 / one_s for one_s in problem().service_s))
+    assert list(held_out(equal, lambda arrivals: SwayDevices(1.0, arrivals))) == [
+        "rates x0.5", "rates x0.75", "rates x1.25", "rates x1.5", "bursts",
+    ]  # fmt: skip
+
+
 def outcomes(found: dict[str, Problem], network: MaddpgNetwork) -> list[LoadOutcome]:
     policy = MaddpgCheckpoint(problem().space, network)
     return [load_outcome(load, held, policy, SETTINGS) for load, held in found.items()]
@@ -204,6 +213,19 @@ def test_policy_and_seed_meet_the_same_arrivals() -> None:
     row = tuple(min(max(action, 1e-4), 1.0 - 1e-4) for action in seed)
     (one, *_) = outcomes({"rates x1.5": where["rates x1.5"]}, saying(problem().space, row))
     assert one.policy == one.best_seed and len(set(one.policy)) == SETTINGS.arrivals
+
+
+def test_the_best_seed_is_not_the_end_of_a_chain_of_level_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each serves 0.4 % less than the one before at a shorter p99: the second is level with the first."""
+    held = loads()["rates x0.5"]
+    names = list(seeds(held.space))
+    looks = SETTINGS.choosing_arrivals
+    told = (score(100.0 - 0.4 * (look // looks), 1.0 - 0.1 * (look // looks)) for look in range(10**6))
+    monkeypatch.setattr(
+        held_out_loads, "_episode", lambda *_: (next(told), [np.zeros(held.space.state_width)])
+    )
+    policy = MaddpgCheckpoint(held.space, swaying(held.space))
+    assert load_outcome("load", held, policy, SETTINGS).seed == names[1] and len(names) > 3
 
 
 def test_the_policys_own_schedules_are_used_for_it_and_for_the_seed() -> None:

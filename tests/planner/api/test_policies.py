@@ -1,18 +1,23 @@
 """Learned policies over the API: a file becomes a policy that the next re-plan asks, and a file again."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.handlers import trainings
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.cli.app import execute
+from stageloom.planner.learning.messages import Checked
+from stageloom.planner.replan.policy_file import provenance_of
 from stageloom.planner.schema.policy import PolicyExportRequest, PolicyInfo, PolicyListRequest
 from stageloom.planner.store.devices import device_info
-from stageloom.planner.store.policies import fitting_policy, policy_infos
+from stageloom.planner.store.policies import fitting_policy, policy_infos, store_policy
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import ExitCode, NotFoundError
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
@@ -21,7 +26,7 @@ from tests.planner.api.conftest import Callers
 from tests.planner.processes import ok
 from tests.planner.world import World
 from tests.policy.maddpg.cases import network, saying
-from tests.store.helpers import NANO
+from tests.store.helpers import NANO, verdict_on
 
 TRAINED_FOR = "twin nano"
 FILE = "maddpg.checkpoint"
@@ -142,6 +147,44 @@ def test_what_is_imported_has_no_say_before_its_check_which_says_what_it_lacks(
     refused = ["policy", "attach", NANO, digest[:12], "--data-dir", str(world.home)]
     assert execute(refused) == ExitCode.DENIED and "was not checked" in capsys.readouterr().err
     assert execute([*refused, "--unchecked"]) == ExitCode.OK
+
+
+@pytest.mark.promise("policy-published-through-gate")
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        ("", ExitCode.OK, "passed its check"),
+        ("it is behind", ExitCode.FAILED, "did not pass its check: it is behind"),
+    ],
+)
+def test_a_checks_exit_code_is_its_verdict(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reason: str,
+    code: ExitCode,
+    said: str,
+) -> None:
+    """The process that judges tells this verdict; planner and command are the real ones."""
+    body = encode(checkpoint(world, transitions=77))
+    digest = world.store.write(
+        store_policy,
+        body,
+        policy="maddpg",
+        device_class=TRAINED_FOR,
+        provenance=provenance_of(decode(body)),
+        curves=(),
+        trained_at_us=1,
+    )
+    verdict = verdict_on(body, reason)
+    told = msgspec.json.encode(Checked(verdict=verdict)).decode()
+    child = (sys.executable, "-c", f"import sys; sys.stdin.readline(); print({told!r})")
+    monkeypatch.setattr(trainings, "_COMMAND", child)
+    command = ["policy", "check", digest[:12], "--twin", "nano", "--data-dir", str(world.home)]
+    assert execute(command) == code
+    assert f"policy {digest[:12]} {said}" in capsys.readouterr().err
+    info = kept(world, digest)
+    assert info.verdict == verdict and (info.withheld == "") is (code == ExitCode.OK)
 
 
 @pytest.mark.promise("policy-published-through-gate")
