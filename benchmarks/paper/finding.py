@@ -129,6 +129,19 @@ def lines_of(rows: Sequence[Row], across: str, up: str, line: str) -> tuple[Line
     )
 
 
+def near(ours: float, claimed: float) -> bool:
+    """Whether a factor is within a quarter of the one that is claimed."""
+    return 0.8 * claimed <= ours <= 1.25 * claimed
+
+
+def near_gain(ours: float, claimed: float) -> bool:
+    """Whether what a factor is above 1 is between half and twice of what is claimed: 1.14 is 14 % more.
+
+    A quarter of the whole factor would let a loss pass for a small gain.
+    """
+    return 1.0 + (claimed - 1.0) / 2.0 <= ours <= 1.0 + 2.0 * (claimed - 1.0)
+
+
 def not_run(claim: str, why: str) -> PaperClaim:
     """A claim that nothing here can try, or could in the time."""
     return PaperClaim(claim, f"not run: {why}", None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, lines_of
+from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, lines_of, near, near_gain
 from benchmarks.paper.graphs import zoo_graph
 from benchmarks.paper.schedules import CostedNetwork
 from stageloom.shared.schedule import Schedule, StageSchedule
@@ -33,7 +33,9 @@ TABLE_3: Final = {
 _NOTE: Final = (
     "Predicted by the cost model on device files of published ceilings (V100: 15.7 TFLOP/s, 900 GB/s; K80, "
     "one GPU: 4.37 TFLOP/s, 240 GB/s; 3 us a launch, 2 us a barrier); r = 3, s = 8. The rooflines know no "
-    "cache, so absolute times are lower than measured ones."
+    "cache, so absolute times are lower than measured ones. The search is exact within its limits under "
+    "these very costs: that its schedule is the best, or longer with smaller limits, follows from that, "
+    "checks the search and says nothing of a GPU."
 )
 
 
@@ -84,7 +86,7 @@ def _crossed(priced: Mapping[str, CostedNetwork], what: str, claimed: float) -> 
         PaperClaim(
             f"another {what}'s schedule costs up to {100 * (claimed - 1):.0f} %",
             f"up to {100 * (max(lost) - 1):.1f} %; {differ} different schedules of {len(found)}",
-            1.0 + (claimed - 1.0) / 2 <= max(lost) <= 1.0 + 2 * (claimed - 1.0),
+            near_gain(max(lost), claimed),
         ),
     )
     lines = tuple(
@@ -143,7 +145,7 @@ def _claims_6(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
         PaperClaim(
             "IOS is 1.1 to 1.5 times as fast as the sequential schedule",
             ", ".join(f"{name} {one:.2f}" for name, one in over.items()),
-            1.0 <= min(over.values()) and max(over.values()) <= 1.65,
+            1.05 <= min(over.values()) and max(over.values()) <= 1.65,
         ),
     ]
     merged = [name for name in names if name in ("randwire", "nasnet_large")]
@@ -232,7 +234,7 @@ def _claims_9(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
             PaperClaim(
                 f"{name}: r = 1, s = 8 still is {claimed} times as fast as in sequence",
                 f"{found['speed-up']:.2f} times",
-                0.8 * claimed <= found["speed-up"] <= 1.25 * claimed,
+                near(found["speed-up"], claimed),
             )
         )
     return tuple(claims)
@@ -267,12 +269,12 @@ def figure_10(inputs: Inputs) -> Finding:
         PaperClaim(
             "at batch 1 the other schedule takes 28 % longer",
             f"{100 * (first - 1):.1f} %",
-            1.14 <= first <= 1.56,
+            near_gain(first, 1.28),
         ),
         PaperClaim(
             "at batch 32 the other schedule takes 8 % longer",
             f"{100 * (second - 1):.1f} %",
-            1.04 <= second <= 1.16,
+            near_gain(second, 1.08),
         ),
         PaperClaim(
             "at batch 32 convolutions f and g (3x1 and 1x3) are merged",
@@ -359,12 +361,12 @@ def figure_16(inputs: Inputs) -> Finding:
         PaperClaim(
             "every block is at least as fast", f"at least {min(gains):.3f} times", min(gains) >= 1.0 - 1e-9
         ),
-        PaperClaim("up to 2.3 times", f"up to {max(gains):.2f} times", 1.84 <= max(gains) <= 2.88),
-        PaperClaim("1.6 times from end to end", f"{total:.2f} times", 1.28 <= total <= 2.0),
+        PaperClaim("up to 2.3 times", f"up to {max(gains):.2f} times", near(max(gains), 2.3)),
+        PaperClaim("1.6 times from end to end", f"{total:.2f} times", near(total, 1.6)),
         PaperClaim(
             "later blocks gain more",
             f"{early:.2f} times in the first half, {late:.2f} after it",
-            late > early,
+            late > 1.02 * early,
         ),
     )
     panel = Panel(

@@ -12,6 +12,9 @@ from benchmarks.paper.finding import Finding, Reproduction, finding_of
 FAILED: Final = "failed"
 """In place of a digest: it runs again next time."""
 
+_DEPTH: Final = 3
+"""Of the file, its finding and the finding's parts."""
+
 
 @dataclass(frozen=True)
 class KeptFinding:
@@ -22,6 +25,19 @@ class KeptFinding:
     digest: str
     day: str
     cpu_s: float
+
+
+def _laid_out(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each claim, row and panel: what changed from run to run is seen at a glance."""
+    if depth == _DEPTH or not value or not isinstance(value, dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_laid_out(one, depth + 1)}" for key, one in value.items()]
+    else:
+        parts = [_laid_out(one, depth + 1) for one in value]
+    inner = ",\n".join(" " * (depth + 1) + part for part in parts)
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n{inner}\n{' ' * depth}{last}"
 
 
 class FindingsFolder:
@@ -52,8 +68,7 @@ class FindingsFolder:
             "finding": kept.finding.plain,
         }
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(plain, indent=1, ensure_ascii=False)
-        self._file(kept.id).write_text(text + "\n", encoding="utf-8")
+        self._file(kept.id).write_text(_laid_out(plain) + "\n", encoding="utf-8")
 
     def due(self, reproductions: Sequence[Reproduction]) -> list[Reproduction]:
         """Those without a finding, or with one of other code or files."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, not_run
+from benchmarks.paper.finding import Finding, Inputs, Line, Panel, PaperClaim, Row, near_gain, not_run
 
 GPU: Final = "2026-11-27-gpu.json"
 GPG_TRAINING: Final = "2026-11-21-gpg.json"
@@ -20,6 +20,11 @@ _GPU_NOTE: Final = (
     f"Read from docs/results/{GPU} (`python -m benchmarks.gpu`, an NVIDIA H200 at 16 bits): device "
     "microseconds of a task, medians over rounds in turns. *torch* is PyTorch's own CUDA graph, *in "
     "sequence* ours with fused kernels, one after another."
+)
+
+_IOS_NOTE: Final = (
+    "*ios* is the fastest of IOS's schedules that were measured (with and without merging, for two constants "
+    "of contention)."
 )
 
 
@@ -40,8 +45,12 @@ def _device_us(inputs: Inputs) -> dict[tuple[str, str], float]:
 
 
 def _ios(times: Mapping[tuple[str, str], float], subject: str) -> tuple[str, float]:
-    """The fastest of IOS's schedules there, by name."""
-    own = {way: us for (of, way), us in times.items() if of == subject and way.startswith("ours_ios_")}
+    """The fastest of IOS's schedules there, by name. The greedy one is what IOS is compared with."""
+    own = {
+        way: us
+        for (of, way), us in times.items()
+        if of == subject and way.startswith("ours_ios_") and way != "ours_ios_greedy"
+    }
     return min(own.items(), key=lambda item: item[1])
 
 
@@ -58,12 +67,12 @@ def ios_figure_6_gpu(inputs: Inputs) -> Finding:
                 "network": subject,
                 "schedule": name,
                 "us": round(us, 1),
-                "throughput over the best": round(best_us / us, 3),
+                "throughput over IOS": round(best_us / us, 3),
             }
             for name, us in (("sequential", in_turn), ("greedy", greedy), ("ios", best_us))
         ]
         asked = "2 to 5 %" if subject == "resnet50" else "1.1 to 1.5 times"
-        low, high = (1.0, 1.06) if subject == "resnet50" else (1.05, 1.65)
+        low, high = (1.01, 1.1) if subject == "resnet50" else (1.05, 1.65)
         text = f"{in_turn / best_us:.3f} times ({way.removeprefix('ours_ios_').replace('_', ' ')})"
         claims.append(
             PaperClaim(
@@ -72,8 +81,8 @@ def ios_figure_6_gpu(inputs: Inputs) -> Finding:
                 low <= in_turn / best_us <= high,
             )
         )
-    panel = _bars("throughput, one task at a time", rows, "network", "throughput over the best", "schedule")
-    return Finding(tuple(claims), tuple(rows), (panel,), _GPU_NOTE)
+    panel = _bars("throughput, one task at a time", rows, "network", "throughput over IOS", "schedule")
+    return Finding(tuple(claims), tuple(rows), (panel,), f"{_GPU_NOTE} {_IOS_NOTE}")
 
 
 def ios_figure_7(inputs: Inputs) -> Finding:
@@ -106,7 +115,7 @@ def ios_figure_7(inputs: Inputs) -> Finding:
             "none of them was on that GPU machine",
         ),
     )
-    return Finding(claims, tuple(rows), (), _GPU_NOTE)
+    return Finding(claims, tuple(rows), (), f"{_GPU_NOTE} {_IOS_NOTE}")
 
 
 def ios_figure_8(inputs: Inputs) -> Finding:
@@ -117,12 +126,12 @@ def ios_figure_8(inputs: Inputs) -> Finding:
         PaperClaim(
             "IOS has 58 % more active warps than the sequential schedule",
             f"{after:.2f} kernels at once instead of {before:.2f}, {100 * (after / before - 1):.0f} % more",
-            1.26 <= after / before <= 1.98,
+            near_gain(after / before, 1.58),
         ),
     )
     note = (
         f"{_GPU_NOTE} Kernels in flight while any is, by intervals of single kernels; active warps were not "
-        "counted."
+        "counted. The sequential schedule is PyTorch's CUDA graph, which has about twice as many kernels."
     )
     return Finding(claims, (), (), note)
 
@@ -226,13 +235,13 @@ def top_figure_26_gpu(inputs: Inputs) -> Finding:
             rises,
         ),
         PaperClaim(
-            "and is nearly saturated there",
+            "at 64 it is no longer in proportion to the batch",
             ", ".join(f"{s} {one:.2f} times for four times 16" for s, one in last.items()),
-            max(last.values()) < 1.6,
+            max(last.values()) < 2.0,
         ),
         not_run(
-            "beyond 64, and with operators in parallel",
-            "batches of 1, 8, 16 and 64 were measured, one graph at a time",
+            "and saturates there, with operators in parallel",
+            "batches of 1, 8, 16 and 64 were measured and none beyond, one graph at a time",
         ),
     )
     lines = tuple(
@@ -258,6 +267,7 @@ def top_figure_21(inputs: Inputs) -> Finding:
             ("the paper's reward", "gpg_paper_reward", "gpg_paper_reward_ratio_median"),
         )
     ]
+    alone, untrained = figures["gpg_actor_ratio_median"], figures["uniform_refined_ratio_median"]
     claims = (
         PaperClaim(
             "GPG converges within 6000 steps, in 20 h",
@@ -271,8 +281,22 @@ def top_figure_21(inputs: Inputs) -> Finding:
             "tried",
             rows[2]["cost over the reference, median"] <= 1.05,
         ),
+        PaperClaim(
+            "as printed, too, where the action alone decides",
+            f"{alone:.4f} of the reference's cost",
+            alone <= 1.05,
+        ),
+        PaperClaim(
+            "it is the training that brings the cost down",
+            f"endings drawn at random, local search included, come to {untrained:.4f}",
+            untrained > 1.05,
+        ),
     )
-    note = f"Read from docs/results/{GPG_TRAINING}, held-out networks, look-ahead and local search included."
+    note = (
+        f"Read from docs/results/{GPG_TRAINING}, held-out networks; look-ahead and local search included but "
+        "where the action alone decides. Steps are those of the training as it was set, not the first at "
+        "which the cost was that low."
+    )
     return Finding(claims, tuple(rows), (), note)
 
 

@@ -24,7 +24,7 @@ TABLE_I: Final = {
 """Milliseconds of Opara's algorithm 1 and of Nimble."""
 
 A100: Final = "a100"
-TWO_ORDERS: Final = 30.0
+TWO_ORDERS: Final = 10**1.5
 """The least ratio that rounds to two orders of magnitude."""
 
 

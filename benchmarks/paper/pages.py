@@ -42,8 +42,9 @@ is kept with a digest of the code and files that made it; it is due again when t
 - **CPU**: measured where the command ran, in processor seconds.
 - **kept**: read from a result in `docs/results`, measured there before, on the device that stands beside it.
 
-A claim *holds* if the shape is there, by a rule that the code states beside it; a factor holds if ours is
-within a quarter of it. *In part* says how many of the claims that were tried do.
+A claim *holds* if the shape is there, by a rule that the code states beside it. A factor ("1.6 times") holds
+if ours is within a quarter of it, a gain in per cent if ours is between half and twice of it. *In part* says
+how many of the claims that were tried do.
 """
 
 
@@ -89,7 +90,8 @@ def _section(one: Reproduction, kept: KeptFinding | None) -> list[str]:
     if kept is None:
         return [*lines, f"Not run yet: `python -m benchmarks.paper --only {one.id}`."]
     finding = kept.finding
-    lines += [f"**{_capital(finding.verdict)}.** Ours: {one.where}; {kept.day}, digest `{kept.digest[:8]}`."]
+    ours = f"Ours: {one.where}; " if one.where else ""
+    lines += [f"**{_capital(finding.verdict)}.** {ours}{kept.day}, digest `{kept.digest[:8]}`."]
     lines += [f"`python -m benchmarks.paper --only {one.id}`", ""]
     if finding.note:
         lines += [*_wrapped(finding.note), ""]

@@ -130,15 +130,26 @@ def searched(case: Combined, network: GpgNetwork, number: int) -> list[Row]:
 
 
 def _claims_13(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
-    times, costs = _medians(rows, "search, ms"), _medians(rows, "cost")
+    times = _medians(rows, "search, ms")
     reached = sorted(members for method, members in times if method == "DP")
     most = reached[-1]
-    sizes = sorted({row["sub-blocks"] for row in rows})
     growth = [times["DP", n] / times["DP", n - 1] for n in reached if n - 1 in reached]
     beyond = sum(row["search, ms"] is None for row in rows if row["method"] == "DP")
     ratio = times["DP", most] / times["GPG", most]
-    worst = max(row["cost"] for row in rows if row["method"] == "GPG")
-    bare = max(costs["GPG actor", size] for size in sizes)
+    known = {
+        (row["sub-blocks"], row["block"]): row["cost"]
+        for row in rows
+        if row["method"] == "DP" and row["cost"] is not None
+    }
+    over = {
+        method: [
+            row["cost"] / known[place]
+            for row in rows
+            if row["method"] == method and (place := (row["sub-blocks"], row["block"])) in known
+        ]
+        for method in ("GPG", "GPG actor")
+    }
+    worst, bare = max(over["GPG"]), max(over["GPG actor"])
     return (
         PaperClaim(
             "the time of dynamic programming grows exponentially with the sub-blocks",
@@ -153,12 +164,13 @@ def _claims_13(rows: Sequence[Row]) -> tuple[PaperClaim, ...]:
         ),
         PaperClaim(
             "its schedules are only slightly dearer",
-            f"at most {100 * (worst - 1):.1f} %, look-ahead and local search included",
+            f"at most {100 * (worst - 1):.1f} % on the {len(known)} blocks that dynamic programming reaches, "
+            "look-ahead and local search included",
             worst <= 1.05,
         ),
         PaperClaim(
             "as printed, too, where the action alone decides",
-            f"the medians are up to {100 * (bare - 1):.0f} % dearer",
+            f"up to {100 * (bare - 1):.0f} % dearer on these",
             bare <= 1.05,
         ),
     )

@@ -17,6 +17,8 @@ from benchmarks.paper.finding import (
     PaperClaim,
     Reproduction,
     finding_of,
+    near,
+    near_gain,
     not_run,
 )
 from benchmarks.paper.graphs import KeptGraphs, with_batch
@@ -171,6 +173,18 @@ def test_ids_are_chosen_by_name_by_paper_and_by_beginning() -> None:
         chosen(["top-figure-9"], known)
 
 
+def test_a_loss_is_not_near_a_small_gain() -> None:
+    assert near(0.95, 1.14)
+    assert not near_gain(0.95, 1.14)
+    assert [near_gain(one, 1.14) for one in (1.06, 1.08, 1.14, 1.27, 1.29)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
 # Pages
 
 GOLDEN = """\
@@ -214,6 +228,21 @@ def test_a_page_says_what_holds_what_does_not_and_what_was_not_run() -> None:
     known = [entry(), entry("top-figure-2", title="Figure 2"), entry("ios-table-1", paper="ios")]
     kept = {"top-figure-1": KeptFinding("top-figure-1", FINDING, "0123456789abcdef", "2026-11-28", 1.0)}
     assert paper_page("top", known, kept) == GOLDEN
+
+
+def test_what_has_no_place_names_none() -> None:
+    known = [entry(where="")]
+    kept = {"top-figure-1": KeptFinding("top-figure-1", FINDING, "0123456789abcdef", "2026-11-28", 1.0)}
+    assert "**In part (1 of 2).** 2026-11-28, digest `01234567`." in paper_page("top", known, kept)
+
+
+def test_a_kept_finding_has_a_line_for_each_claim_row_and_panel(tmp_path: Path) -> None:
+    folder = FindingsFolder(tmp_path)
+    folder.write(KeptFinding("top-figure-1", FINDING, "0123456789abcdef", "2026-11-28", 1.0))
+    lines = (tmp_path / "top-figure-1.json").read_text().splitlines()
+    assert '   {"claim": "it is fast", "ours": "1.5 times", "holds": true},' in lines
+    assert '   {"batch": 1, "speed": 1.25, "same": true}' in lines
+    assert len([line for line in lines if '"lines"' in line]) == 1
 
 
 def test_the_index_has_a_verdict_a_date_and_a_digest_for_every_id() -> None:

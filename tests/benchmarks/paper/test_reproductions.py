@@ -158,6 +158,18 @@ def test_a_kept_result_that_contradicts_the_paper_is_reported_so(tmp_path: Path)
     assert found.verdict == "in part (1 of 3)"
 
 
+def test_the_greedy_schedule_is_none_of_ioss(tmp_path: Path) -> None:
+    ways = {"ours_sequential": 100.0, "ours_ios_greedy": 90.0, "ours_ios_parallel_c=0.2": 99.0}
+    figures = {
+        f"device_us.fp16.{name}.{way}": us
+        for name in ("inception_v3", "resnet50", "squeezenet")
+        for way, us in ways.items()
+    }
+    (tmp_path / "2026-11-27-gpu.json").write_text(json.dumps({"figures": figures}))
+    found = ios_figure_6_gpu(Inputs(fan, tmp_path))
+    assert {row["us"] for row in found.rows if row["schedule"] == "ios"} == {99.0}
+
+
 def _series(replanning: bool, variances: list[float]) -> dict[str, Any]:
     about = {"part": "series", "mix": "ocr", "scenario": "turning_mix", "replanning": replanning, "seed": 1}
     return {**about, "at_s": [0.0, 2.0], "variance_s2": variances, "oldest_age_s": [0.0, 0.0]}
