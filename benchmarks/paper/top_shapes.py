@@ -45,7 +45,7 @@ _NOTE: Final = (
     "Device files of published ceilings; every model as often as the others, at eight times what operators "
     "in turn can serve. Plans are the best combination of blocks that needs no training, their schedules by "
     "a small beam, combined blocks as large as H lets them be. Tasks of all models are added up, so a plan "
-    "that serves more of the light ones counts for more: smaller blocks reach higher sums in that way."
+    "that serves more of the light ones counts for more; that may be why smaller blocks reach higher sums."
 )
 
 

@@ -50,7 +50,9 @@ TINY = Inputs(fan, RESULTS, small=True)
 
 
 def _marked(one: Reproduction) -> Any:
-    return pytest.param(one, id=one.id, marks=[pytest.mark.full] if one.id in _SLOW else [])
+    return pytest.param(
+        one, id=one.id, marks=[pytest.mark.full, pytest.mark.timeout(600)] if one.id in _SLOW else []
+    )
 
 
 @pytest.mark.parametrize("one", [_marked(one) for one in CATALOGUE])
