@@ -9,6 +9,9 @@ which is what is left for more load.
 - *Worse*: latency surely is, by more than `gain`, whatever it saves; or busy seconds surely are and latency
   surely does not gain `worth`, so that nothing which may still happen would pay for them.
 
+Differences that nobody could overlook, surely above `gross`, decide from the `early_pairs`-th pair on:
+a device need not serve under a plan that starves its tasks until small differences could be told.
+
 *Surely*: a one-sided Student bound on the mean over the pairs. It is looked at after every pair and for
 several figures, so its confidence is well above that of one comparison; `benchmarks/trial.py` measures what
 is left.
@@ -53,6 +56,8 @@ class Evidence:
         worth: float,
         guard: float,
         age_floor_s: float,
+        early_pairs: int,
+        gross: float,
     ) -> None:
         """`service_s`: device time of one task, which weighs the models [num_models]. See `TrialConfig`."""
         self.silent = 0
@@ -60,6 +65,7 @@ class Evidence:
         self._min_pairs, self._confidence = min_pairs, confidence
         self._gain, self._worth, self._guard = gain, worth, guard
         self._age_floor_s = age_floor_s
+        self._early_pairs, self._gross = early_pairs, gross
         self._logs = {figure: PairedLogs() for figure in Figure}
         self._p99, self._age = PairedLogs(), PairedLogs()
         self._in_time = PairedLogs()  # differences of shares: above 0 where the candidate is better
@@ -122,10 +128,22 @@ class Evidence:
         if self._age.count >= self._min_pairs and (harm := self._harm()):
             return False, harm
         if self.logs.count < self._min_pairs:
-            return None
+            return self._early()
         if self.figure is Figure.RATE:
             return self._by_rate()
         return self._by_latency_and_busy()
+
+    def _early(self) -> tuple[bool, str] | None:
+        if self.logs.count < self._early_pairs:
+            return None
+        if self._in_time.count >= self._early_pairs and self._fewer_in_time(self._gross):
+            return False, self._said_in_time()
+        low, high = self.logs.bounds(self._confidence)
+        if high < math.log1p(-self._gross):
+            return self._decide(False, self.figure, self._gross)
+        if low > math.log1p(self._gross) and self._unharmed:
+            return self._decide(True, self.figure, self._gross)
+        return None
 
     def _by_rate(self) -> tuple[bool, str] | None:
         low, high = self._bounds(Figure.RATE)
@@ -152,9 +170,10 @@ class Evidence:
             return self._decide(True, Figure.BUSY)
         return None
 
-    def _decide(self, better: bool, figure: Figure) -> tuple[bool, str]:
+    def _decide(self, better: bool, figure: Figure, by: float | None = None) -> tuple[bool, str]:
         self._decided_by = figure
-        return better, f"{'better' if better else 'worse'} by more than {self._gain:.0%}: {self.said(figure)}"
+        than = f"{'better' if better else 'worse'} by more than {self._gain if by is None else by:.0%}"
+        return better, f"{than}: {self.said(figure)}"
 
     def _bounds(self, figure: Figure) -> tuple[float, float]:
         logs = self._logs[figure]
@@ -172,10 +191,10 @@ class Evidence:
         for what, growth in self._harms:
             if growth.bounds(self._confidence)[0] > math.log1p(self._guard):
                 return f"{what} is {math.expm1(growth.mean):.0%} worse over {growth.count} pairs"
-        if self._in_time.bounds(self._confidence)[1] < -self._gain:
-            before, after = self._shares()
-            return f"{after:.0%} of tasks in time instead of {before:.0%} over {self._in_time.count} pairs"
-        return ""
+        return self._said_in_time() if self._fewer_in_time(self._gain) else ""
+
+    def _fewer_in_time(self, by: float) -> bool:
+        return self._in_time.bounds(self._confidence)[1] < -by
 
     @property
     def _unharmed(self) -> bool:
@@ -196,6 +215,10 @@ class Evidence:
             return f"busy time per task {before:.2f} of before, latency {latency:.2f}{self._tasks_in_time()}"
         paid = f" for {busy:.2f} of the busy time per task" if busy > 1 + self._gain else ""
         return f"latency {before:.2f} of before{paid}{self._tasks_in_time()}"
+
+    def _said_in_time(self) -> str:
+        before, after = self._shares()
+        return f"{after:.0%} of tasks in time instead of {before:.0%} over {self._in_time.count} pairs"
 
     def _tasks_in_time(self) -> str:
         before, after = self._shares()

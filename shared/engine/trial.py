@@ -1,8 +1,9 @@
 """The trial of a candidate plan against the control that runs, as a state machine. No clock, no thread.
 
 Windows of the two plans in randomised ABBA order, drained between, never two plans in one window; after
-every pair from the 8th on a sequential test on the paired log ratios of latency and busy seconds, or of
-tasks per second where tasks wait all the time (`evidence.py`): commit, reject, or no gain when time is up.
+every pair from the 8th on (from the 4th, for differences that nobody could overlook) a sequential test on
+the paired log ratios of latency and busy seconds, or of tasks per second where tasks wait all the time
+(`evidence.py`): commit, reject, or no gain when time is up.
 A candidate that crashes, stalls, fails tasks or harms p99, the oldest task's age or the share of tasks in
 time is rejected at once, with the reason.
 
@@ -110,6 +111,8 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     window_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 10.0  # expected in a window, at least
     model_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 2.0  # likewise, of each model that matters
     min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
+    early_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 4  # first look at gross differences: two whole ABBA
+    gross: Share = 0.25
     confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.998  # of each bound at each look
     gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
     worth: Share = 0.1  # so much lower latency may be paid for with busy seconds
@@ -257,6 +260,8 @@ class TrialCore:
             worth=self.config.worth,
             guard=self.config.guard,
             age_floor_s=max(self.config.age_floor_s, slowest_s),
+            early_pairs=self.config.early_pairs,
+            gross=self.config.gross,
         )
         self._failed = dict.fromkeys(Side, 0)
         self._ended = dict.fromkeys(Side, 0)

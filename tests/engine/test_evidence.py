@@ -14,7 +14,15 @@ from tests.engine.trials import figures
 def evidence() -> Evidence:
     """Of one model, with the settings of a trial."""
     return Evidence(
-        (0.005,), min_pairs=8, confidence=0.998, gain=0.02, worth=0.1, guard=0.2, age_floor_s=0.01
+        (0.005,),
+        min_pairs=8,
+        confidence=0.998,
+        gain=0.02,
+        worth=0.1,
+        guard=0.2,
+        age_floor_s=0.01,
+        early_pairs=4,
+        gross=0.25,
     )
 
 
@@ -107,6 +115,39 @@ def test_fewer_tasks_in_time_reject_whatever_the_figures_say() -> None:
     assert decision[0], "one in a hundred is no harm"
 
 
+@pytest.mark.parametrize(
+    ("latency", "in_time", "decision"),
+    [
+        (0.5, 20, (True, "better by more than 25%: latency 0.50 of before")),
+        (0.79, 20, (True, "better by more than 25%: latency 0.79 of before")),
+        (0.81, 20, None),
+        (1.3, 20, None),
+        (1.4, 20, (False, "worse by more than 25%: latency 1.40 of before")),
+        (0.5, 14, (False, "70% of tasks in time instead of 100% over 4 pairs")),
+        (0.5, 16, None),  # a harm, but none that cannot wait for the eighth pair
+    ],
+)
+def test_what_nobody_could_overlook_is_decided_after_four_pairs(
+    latency: float, in_time: int, decision: tuple[bool, str] | None
+) -> None:
+    assert seen(latency, 1.0, pairs=4, in_time=in_time).decision() == decision
+    assert seen(latency, 1.0, pairs=3, in_time=in_time).decision() is None
+
+
+def test_a_gross_difference_that_spreads_as_widely_waits() -> None:
+    found = evidence()
+    for pair in range(4):
+        found.take(figures(), figures(0.008 * (0.1 if pair % 2 else 0.9)))
+    assert found.decision() is None
+
+
+def test_tasks_per_second_are_looked_at_early_too() -> None:
+    found = evidence()
+    for _ in range(4):
+        found.take(figures(saturated=True), figures(saturated=True, completed=(30,)))
+    assert found.decision() == (True, "better by more than 25%: 1.50 times as many tasks per second")
+
+
 def test_tasks_in_time_are_told_where_they_differ() -> None:
     found = evidence()
     for _ in range(8):
@@ -140,8 +181,10 @@ def test_what_takes_over_is_never_worse_in_what_was_measured(
     decision = found.decision()
     if decision is None:
         return
-    assert pairs >= 8
+    assert pairs >= 4
     ratios = [found.ratio_of(figure) or 1.0 for figure in (Figure.LATENCY, Figure.BUSY)]
+    if pairs < 8:
+        assert max(ratios[0], 1 / ratios[0]) > 1.25, "nobody could overlook it"
     if decision[0]:
         assert max(ratios) > 1.02
         assert ratios[0] >= 0.98

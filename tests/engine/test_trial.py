@@ -180,10 +180,12 @@ def test_a_worse_plan_is_rejected_and_the_control_runs_again() -> None:
     assert trial.done[-2] == Activate(Side.CONTROL)
 
 
-def test_nothing_is_decided_before_the_eighth_pair() -> None:
-    for ratio, verdict in ((3.0, Verdict.COMMIT), (0.3, Verdict.REJECT)):
-        result = device(speeds(ratio)).run()
-        assert (result.verdict, result.pairs) == (verdict, 8)
+@pytest.mark.parametrize(("ratio", "pairs"), [(1.2, 8), (3.0, 4), (0.8, 8), (0.3, 4)])
+def test_the_first_look_is_at_the_eighth_pair_and_at_the_fourth_for_gross_differences(
+    ratio: float, pairs: int
+) -> None:
+    result = device(speeds(ratio)).run()
+    assert (result.verdict, result.pairs) == (Verdict.COMMIT if ratio > 1 else Verdict.REJECT, pairs)
 
 
 def test_equal_plans_give_no_gain_when_time_is_up() -> None:
