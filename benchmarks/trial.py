@@ -8,7 +8,7 @@ and medians; the rows say how often the 95 % interval that a trial states holds 
 
 Then the same under load, where windows see tasks that queue: Poisson arrivals of two models with deadlines
 (`trial_load.py`), at 0.25 to 1.1 of what two narrow lanes carry, for a plan against itself, against one whose
-tasks take 5 % longer, and for two narrow lanes against one wide lane, both ways.
+tasks take 5 % longer or twice as long, and for two narrow lanes against one wide lane, both ways.
 
     python -m benchmarks.trial [--quick] [--json]
 """
@@ -52,6 +52,7 @@ LOAD_CASES: Mapping[str, tuple[Shape, Shape]] = {
     "same": (NARROW, NARROW),
     "same_wide": (WIDE_LANE, WIDE_LANE),
     "worse": (NARROW, Shape(2, 1.05)),
+    "starving": (NARROW, Shape(2, 2.0)),
     "to_wide": (NARROW, WIDE_LANE),
     "to_narrow": (WIDE_LANE, NARROW),
 }

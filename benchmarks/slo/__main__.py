@@ -1,6 +1,6 @@
 """How much load Stageloom carries within deadlines, and what users would run instead.
 
-    python -m benchmarks.slo [--json] [--quick] [--mix NAME]... [--minutes M]
+    python -m benchmarks.slo [--json] [--quick] [--mix NAME]... [--only saturated] [--minutes M]
 
 Without `--mix` all four are measured, with `--quick` the first.
 
@@ -14,7 +14,8 @@ written by hand that orders by deadline. These ratios are medians of a bootstrap
 rates of the grid; there are none from fewer than four windows at one rate, as with `--quick`. `p99_*_ms.MIX`
 are latencies in float32 at 0.7 of the best rival's capacity, missing where the share of tasks without a
 result, `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always
-open. Ablations are rows.
+open, of the mix and of each of its models alone, over the best setting, which other windows chose: the
+geometric mean of pairs of windows. `--only saturated` measures nothing else. Ablations are rows.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import math
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "choices": list(MIXES),
         "help": "only this one; repeat for more",
     },
+    "--only": {"choices": ["saturated"], "help": "this part alone"},
     "--minutes": {"type": float, "default": 60.0, "metavar": "M", "help": "for all mixes; default 60"},
     "--cache": {"type": Path, "default": CACHE, "metavar": "DIR", "help": "downloads; default %(default)s"},
 }
@@ -53,6 +56,7 @@ def _measure(report: Report, options: argparse.Namespace) -> int:
     names = options.mix or list(MIXES)[: 1 if options.quick else None]
     options.cache.mkdir(parents=True, exist_ok=True)
     effort = QUICK if options.quick else MixEffort(options.minutes * 60.0 / len(names))
+    effort = replace(effort, saturated_only=options.only == "saturated")
     figures: dict[str, float] = {}
     for name in names:
         progress(name)

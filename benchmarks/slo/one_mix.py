@@ -1,5 +1,6 @@
 """One mix of models: every contestant's capacity, latencies below it, and throughput when saturated."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from stageloom.edge_agent.bench.rival_settings import (
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.shared.engine.windows import PairedLogs
 from stageloom.shared.plan import Plan
 
 STAGELOOM = "stageloom"
@@ -37,6 +39,7 @@ _SETTLED = 6  # windows at the two rates around a capacity that is told beside t
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
 _LOOKING = 0.35  # of a mix's time, then each contestant's capacity is about known
 _SETTLING = 0.5  # then those of Stageloom's ablations and of the finalists are told
+_SURE = 0.975  # either end of an interval
 _LEAST_S = 20.0  # however long starting took
 _FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
 _FINAL = 0.85  # then the finalists' have their windows; the rest is for latencies and saturation
@@ -49,10 +52,13 @@ class MixEffort:
     total_s: float
     window_s: float = 2.0
     every_setting: bool = True  # of rivals; else one of each runtime
+    saturated_only: bool = False  # neither capacities nor latencies
     most_windows: int = 30
     latency_windows: int = 6
-    saturated_s: float = 0.6
-    saturated_rounds: int = 4
+    saturated_s: float = 0.6  # a window that chooses the best rival
+    saturated_rounds: int = 2
+    beside_s: float = 2.0  # one that compares it with the agent
+    beside_rounds: int = 5
     highest_per_s: float = 20_000.0  # beyond this rate, handing tasks over would be what is measured
 
     def search(self, few: int, many: int) -> CapacitySearch:
@@ -68,6 +74,8 @@ QUICK = MixEffort(
     latency_windows=1,
     saturated_s=0.2,
     saturated_rounds=1,
+    beside_s=0.2,
+    beside_rounds=2,
 )
 _QUICK_RIVALS = frozenset({"naive", "ort_2x1", "ov_2x1", "by_deadline_2x1"})
 
@@ -137,6 +145,10 @@ class MixMeasurement:
                 parts["whole"] = self._plan(whole=True)
             less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
             own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
+            if self._effort.saturated_only:
+                contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
+                self._saturate(contest, families)
+                return self._result
             if self._bfloat16:
                 own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
             contest.enter([*settings, *own, *less])
@@ -262,15 +274,29 @@ class MixMeasurement:
     def _saturated(
         self, contest: Contest, load: str, names: Sequence[str], own: str, weights: Sequence[float]
     ) -> None:
+        """The best rival is chosen in windows of its own: the best of many noisy figures is too good."""
         effort = self._effort
-        first = contest.saturated(names, weights, effort.saturated_s, 1)
-        rivals = sorted((name for name in names if name != own), key=lambda name: -first[name][0])[:2]
-        again = contest.saturated([*rivals, own], weights, effort.saturated_s, effort.saturated_rounds)
-        rates = {name: median(first[name] + again.get(name, [])) for name in names}
-        best = max(rivals, key=lambda name: rates[name])
-        for name, rate in rates.items():
-            self._row("saturated", load=load, contestant=name, per_s=rate)
-        self._result.figures[f"auto_over_best_setting.{load}"] = rates[own] / rates[best]
+        looked = contest.saturated(names, weights, effort.saturated_s, effort.saturated_rounds)
+        for name, found in looked.items():
+            self._row("saturated", load=load, contestant=name, per_s=median(found))
+        best = max((name for name in names if name != own), key=lambda name: median(looked[name]))
+        beside = contest.saturated([best, own], weights, effort.beside_s, effort.beside_rounds)
+        logs = PairedLogs()
+        for ours, theirs in zip(beside[own], beside[best], strict=True):
+            logs.add(math.log(ours / theirs))
+        low, high = logs.bounds(_SURE)
+        value = math.exp(logs.mean)
+        self._row(
+            "saturated_over_best",
+            load=load,
+            rival=best,
+            value=value,
+            low=math.exp(low),
+            high=math.exp(high),
+            per_s=median(beside[own]),
+            rival_per_s=median(beside[best]),
+        )
+        self._result.figures[f"auto_over_best_setting.{load}"] = value
 
     def _row(self, part: str, **values: Any) -> None:
         self._result.rows.append({"part": part, "mix": self.name, **values})

@@ -76,7 +76,7 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
     models = [
         prepare(f"tiny{n}", write_tiny(tmp_path / f"source{n}.onnx", n), {}, tmp_path) for n in range(2)
     ]
-    effort = replace(QUICK, window_s=0.05, saturated_s=0.05, highest_per_s=200.0)
+    effort = replace(QUICK, window_s=0.05, saturated_s=0.05, beside_s=0.05, highest_per_s=200.0)
     one = MixMeasurement("tiny", models, (1.0, 2.0), effort, times_folder=str(tmp_path))
     assert set(one.best) == {"tiny0", "tiny1"}
     found = one.run()
@@ -86,7 +86,7 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
     assert ratios == dict.fromkeys(ratios, None)  # of one window a rate
     assert {"over_naive", "over_best", "over_by_deadline"} <= ratios.keys()
     parts = {row["part"] for row in found.rows}
-    assert {"service", "capacity", "ratio", "latency", "saturated"} <= parts
+    assert {"service", "capacity", "ratio", "latency", "saturated", "saturated_over_best"} <= parts
     measured = {row["contestant"] for row in found.rows if row["part"] == "capacity"}
     assert {"naive", "stageloom", "stageloom_unpinned", "stageloom_arrival_order"} <= measured
     json.dumps(found.rows, allow_nan=False)
