@@ -64,16 +64,16 @@ class Processes:
         self.running[name] = process
         return process
 
-    def call(self, name: str, module: str, *arguments: str) -> Any:
+    def call(self, name: str, module: str, *arguments: str, answers: Sequence[int] = (0,)) -> Any:
         """Run a command to its end; with `--json` among its arguments what it printed is decoded.
 
         Raises:
-            DemoFailed: it exited with another code than 0.
+            DemoFailed: it exited with another code than `answers`.
         """
         process = self.start(name, module, *arguments)
         out, _ = process.communicate()
         del self.running[name]
-        if process.returncode:
+        if process.returncode not in answers:
             raise DemoFailed(
                 f"{module} {' '.join(arguments)} exited with {process.returncode}: {self.tail(name)}"
             )
@@ -185,9 +185,9 @@ class System:
         Lines(agent.stdout)
         self.until("the agent to connect", lambda: self.planner("device", "show", self.device)["online"])
 
-    def planner(self, *words: str) -> Any:
+    def planner(self, *words: str, answers: Sequence[int] = (0,)) -> Any:
         """One `stageloom` command; what it printed, decoded."""
-        return self.processes.call("-".join(words[:2]), PLANNER, *words, "--json")
+        return self.processes.call("-".join(words[:2]), PLANNER, *words, "--json", answers=answers)
 
     @cached_property
     def store(self) -> ReadStore:

@@ -29,6 +29,7 @@ from stageloom.planner.store.tables import AlarmRow
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.compiled import compile_ahead
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
+from stageloom.shared.errors import ExitCode
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PlanActivated, QueueSample, RowKind
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource, decode_plan
@@ -42,6 +43,7 @@ _PATIENCE_S: Final = 90.0
 COMMITTED: Final = "committed"
 PENDING: Final = "pending"
 _PROFILES: Final = 3  # a measurement that other programs disturb is refused
+_ANSWERS: Final = (ExitCode.OK, ExitCode.FAILED)  # times of whole models may be there, some operators' not
 _BEHIND: Final = 10  # niceness: a tenth beside one who is not nice
 _ROWS: Final = 100_000
 
@@ -123,7 +125,7 @@ class PaysDevice(System):
         missing = {model.name: "" for model in self.models}
         for _ in range(_PROFILES):
             chosen = (word for name in missing for word in ("--model", name))
-            found = self.planner("device", "profile", self.device, *chosen, *how)
+            found = self.planner("device", "profile", self.device, *chosen, *how, answers=_ANSWERS)
             requests += found["requests"]
             times |= {one["model"]: one["whole_us"] / 1e6 for one in found["measured"] if one["whole_us"]}
             missing = {one["model"]: one["reason"] for one in found["measured"] if one["model"] not in times}
