@@ -230,7 +230,7 @@ def device_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{f"refined_over_listed{end}": round(value, 4) for end, value in ratios.items()},
         "by": found.by,
         "neighbour_was_the_answer": taken,
-        "pays": found.low > 1.0,
+        "pays": found.low > 1.0 and len(by_answer["refined"]) > 1,  # one seed has no interval
     }
 
 
@@ -244,6 +244,8 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         listed: Listed | None = None
         for seed in range(1, seeds + 1):
             file = None if options.state is None else options.state / f"{name}-{neighbours}-{seed}.json"
+            if options.kept and (file is None or not file.exists()):
+                continue
             if file is None or not file.exists():
                 listed = listed or listed_for(name, QUICK_LISTED if options.quick else ())
                 made = compared(listed, seed, neighbours)
@@ -256,6 +258,8 @@ def measure(report: Report, options: argparse.Namespace) -> None:
             else:
                 made = json.loads(file.read_text("utf-8"))
             rows += made
+        if not rows:
+            continue
         together = device_row(rows)
         figures = {f"{name}.{key}": value for key, value in together.items() if isinstance(value, float)}
         report.add(figures, [{"part": "devices", **together}, *({"part": "answers", **row} for row in rows)])
@@ -268,6 +272,7 @@ if __name__ == "__main__":
         "--device": {"action": "append", "choices": DEVICES, "help": "default: all"},
         "--seeds": {"type": int, "default": 3, "help": "of arrivals and draws"},
         "--neighbours": {"type": int, "default": 48, "help": "evaluated after what is listed"},
+        "--kept": {"action": "store_true", "help": "report what --state has, and do nothing else"},
         "--state": {"type": Path, "help": "keep what was done here, and go on from it"},
     }
     sys.exit(run(measure, ("numba",), options=own))
