@@ -1,7 +1,7 @@
 """A plan joined with the graphs it names: checked once, then every later part may rely on it."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -213,7 +213,7 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     _check_places(plan)
     combined = tuple(_bind_combined(index, plan, models) for index in range(len(plan.combined)))
     if plan.wait is not Wait.NONE:
-        _check_wait(plan)
+        check_wait([block.members for block in plan.combined])
     return BoundPlan(plan, models, combined)
 
 
@@ -423,17 +423,21 @@ def _bind_combined(index: int, plan: Plan, models: tuple[BoundModel, ...]) -> Bo
     return BoundCombined(block, graph)
 
 
-def _check_wait(plan: Plan) -> None:
-    """`wait: all` and `timeout` need an acyclic order, and no two blocks of a replica in one."""
-    home = {member: index for index, block in enumerate(plan.combined) for member in block.members}
-    after: dict[int, set[int]] = {index: set() for index in range(len(plan.combined))}
-    for index, block in enumerate(plan.combined):
-        if len({(m.model, m.replica) for m in block.members}) != len(block.members):
+def check_wait(combined: Sequence[Sequence[Member]]) -> None:
+    """Refuse combined blocks, given by their members, that cannot wait for all of these.
+
+    Raises:
+        PlanError: two blocks of one replica are in one, or their order has a cycle.
+    """
+    home = {member: index for index, members in enumerate(combined) for member in members}
+    after: dict[int, set[int]] = {index: set() for index in range(len(combined))}
+    for index, members in enumerate(combined):
+        if len({(m.model, m.replica) for m in members}) != len(members):
             raise PlanError(
                 f"combined block {index} holds two blocks of one replica, which cannot wait for each other",
                 remedy="use wait: none",
             )
-        for m in block.members:
+        for m in members:
             if m.block:
                 after[index].add(home[Member(m.model, m.replica, m.block - 1)])
     try:

@@ -1,5 +1,6 @@
 """Jobs from the command line: a line that shows how far one is, and Ctrl-C, which ends it."""
 
+import re
 import sys
 import time
 from typing import Final, TypeVar
@@ -15,6 +16,7 @@ Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 
 _BAR: Final = 30
+_NUMBERS: Final = re.compile(r"\d+")
 
 
 def run_job(route: Route[Q, R], request: Q) -> R:
@@ -50,12 +52,18 @@ def _followed(caller: Caller, job: JobInfo, line: "_Line") -> JobInfo:
         line.end()
 
 
+_PAUSE_S: Final = 1.0
+"""Between two lines that differ in numbers: a tournament may count hundreds of plans."""
+
+
 class _Line:
-    """One line that is redrawn on a terminal; elsewhere a line for each new text."""
+    """One line that is redrawn on a terminal; elsewhere a line for each new text, but for numbers that change
+    faster than `_PAUSE_S`."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = ""
+        self._words, self._told_s = "", 0.0
         self._began_s = time.monotonic()
 
     def show(self, job: JobInfo) -> None:
@@ -71,6 +79,10 @@ class _Line:
             sys.stderr.write(f"\r\x1b[K{bar}{text}")
             sys.stderr.flush()
         elif text != self._shown:
+            words = _NUMBERS.sub("", told.text)
+            if words == self._words and told.elapsed_s < self._told_s + _PAUSE_S:
+                return
+            self._words, self._told_s = words, told.elapsed_s
             count = f"{told.done} of {told.size}, " if told.size else ""
             progress(f"{told.elapsed_s:.1f} s, {count}{text}")
         self._shown = text

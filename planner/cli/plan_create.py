@@ -35,6 +35,7 @@ from stageloom.shared.ids import DeviceId
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.search.rivals import policies
+from stageloom.shared.text import counted
 
 EXECUTORS: Final = ("onnx", "openvino", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
 
@@ -97,7 +98,7 @@ SearchBudget = Annotated[
         "--budget",
         metavar="TIME",
         help="Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals "
-        "and searches compete on the device's twin; the best so far wins.",
+        "and searches compete on the device's twin, then neighbours of the best; the best so far wins.",
     ),
 ]
 ExecutorName = Annotated[
@@ -250,6 +251,10 @@ def tell_tournament(tournament: TournamentInfo) -> None:
     for point in tournament.judged:
         if point.led:
             progress(f"  {point.at_s:6.1f} s  {point.name:30}  {_score(point)}")
+    if tournament.neighbours:
+        progress(
+            f"{counted(tournament.neighbours, 'neighbour')} of the best plans so far were evaluated, too"
+        )
     if tournament.left:
         progress(f"{tournament.left} more were not evaluated in time")
     for figures in tournament.fresh:

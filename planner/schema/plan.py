@@ -50,9 +50,15 @@ MAX_PUSHED: Final = 512
 
 
 class TournamentFigures(Reply, frozen=True, kw_only=True):
-    """The score of a candidate's plan, `at_s` after the start; `led`: it was the best so far then."""
+    """The score of a candidate's plan, `at_s` after the start; `led`: it was the best so far then.
+
+    A plan of the policy `refined` is a neighbour of the plan called `parent`, from which `move` made it.
+    """
 
     name: ShortText
+    policy: ShortText = ""
+    parent: ShortText = ""
+    move: ShortText = ""
     at_s: Seconds
     throughput_per_s: Seconds
     p99_s: Seconds
@@ -71,18 +77,20 @@ class TournamentFailure(Reply, frozen=True, kw_only=True):
 class TournamentInfo(Reply, frozen=True, kw_only=True):
     """The course of a tournament. `left` counts the candidates that time did not suffice for.
 
-    `twin` and `arrivals` say where the scenario is from. `fresh` has the best so far and the first valid plan
-    on arrivals that did not choose; it is empty where `unchecked` says why, and the first valid plan is the
-    `winner` then.
+    `twin` and `arrivals` say where the scenario is from. `neighbours` of plans that were the best so far were
+    evaluated, too; of these `judged` has those that became the best so far themselves. `fresh` has the first
+    valid plan, the best but for neighbours, and the best so far, on arrivals that did not choose; it is empty
+    where `unchecked` says why, and the first valid plan is the `winner` then.
     """
 
     winner: ShortText
     twin: Line
     arrivals: Line
-    judged: Annotated[tuple[TournamentFigures, ...], Meta(max_length=256)]
+    judged: Annotated[tuple[TournamentFigures, ...], Meta(max_length=1024)]
     failed: Annotated[tuple[TournamentFailure, ...], Meta(max_length=256)]
     left: SmallCount
-    fresh: Annotated[tuple[TournamentFigures, ...], Meta(max_length=2)]
+    neighbours: SmallCount = 0
+    fresh: Annotated[tuple[TournamentFigures, ...], Meta(max_length=3)]
     unchecked: Line = ""
 
 

@@ -17,6 +17,7 @@ from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits
 from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.neighbours import Move
 from stageloom.shared.search.rivals import policies
 
 PER_MODEL: Final = ("ios", "opara", "nimble")
@@ -52,21 +53,46 @@ _OF_MODELS: Final = _JOINT | {"instances-aligned"}
 _SLOW: Final = _JOINT | {"self_acceleration"}  # to search for: many operators at once
 _WHOLE: Final = "whole"
 
+REFINED: Final = "refined"
+"""The policy of a neighbour of a plan that was the best so far."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCandidate:
-    """One policy under one partition."""
+    """One policy under one partition, or a neighbour of another candidate's plan.
+
+    A neighbour's `partition` and the rules of its `job` are those of the listed candidate that it comes from.
+    """
 
     policy: str
     partition: str
     job: SearchJob
     ready: Plan | None = None
     """The plan where it was found before, so that it is evaluated alone."""
+    parent: "PlanCandidate | None" = None
+    """Whose plan it is a neighbour of,"""
+    move: Move | None = None
+    """by which change,"""
+    number: int = 0
+    """and the how manyth neighbour of the tournament it is."""
+
+    @property
+    def listed(self) -> "PlanCandidate":
+        """The candidate that is no neighbour: itself, or the one that its parents come from."""
+        return self if self.parent is None else self.parent.listed
 
     @property
     def name(self) -> str:
         """The policy, and where the models are cut, for people."""
+        listed = self.listed
+        if listed is not self:
+            return f"{REFINED} {self.number} of {listed.name}"
         return f"{self.policy}, {self.partition}"
+
+    def neighbour(self, move: Move, number: int) -> "PlanCandidate":
+        """A neighbour of its plan."""
+        job = replace(self.job, scheduler="beam", budget=SEED_BUDGET)
+        return replace(self, policy=REFINED, job=job, ready=None, parent=self, move=move, number=number)
 
 
 def plan_candidates(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
+from stageloom.planner.tournament.refinement import NeighbourJob
 from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
@@ -100,16 +101,19 @@ class Scenario:
 
 
 def evaluate_candidate(
-    job: SearchJob | Plan, scenario: Scenario, settings: EvaluationSettings
+    job: SearchJob | NeighbourJob | Plan, scenario: Scenario, settings: EvaluationSettings
 ) -> tuple[Plan, Score, float]:
     """A candidate's plan, its score, and how many seconds the search for it took: none for a plan that is
     there.
 
     Raises:
-        SettingError, PlanError: as `run_search` and `Scenario.evaluate`.
+        SettingError, PlanError: as `run_search`, `NeighbourJob.plan` and `Scenario.evaluate`.
     """
     began_s = time.monotonic()
-    plan = run_search(job, time.monotonic) if isinstance(job, SearchJob) else job
+    if isinstance(job, SearchJob):
+        plan = run_search(job, time.monotonic)
+    else:
+        plan = job.plan() if isinstance(job, NeighbourJob) else job
     search_s = time.monotonic() - began_s
     return plan, scenario.evaluate(plan, settings), search_s
 

@@ -15,6 +15,7 @@ from stageloom.planner.tournament.evaluator import (
     evaluate_again,
     evaluate_candidate,
 )
+from stageloom.planner.tournament.refinement import NeighbourJob, Refinement
 from stageloom.planner.tournament.score import Score
 from stageloom.planner.tournament.tournament import (
     Actions,
@@ -24,6 +25,7 @@ from stageloom.planner.tournament.tournament import (
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.plan import Plan
+from stageloom.shared.search.job import SearchJob
 
 CHOICE: Final = EvaluationSettings(seeds=(1_000_001, 1_000_002, 1_000_003))
 """Arrivals by which plans are chosen."""
@@ -42,22 +44,30 @@ _Event: TypeAlias = _Stop | tuple[int, Future[_Evaluated]] | Future[dict[int, Sc
 
 @dataclass(frozen=True, kw_only=True)
 class TournamentResult:
-    """A tournament that has ended. `plans` and `search_s`: of the candidates that were evaluated; `plans` has
-    that of candidate 0 in any case."""
+    """A tournament that has ended.
+
+    `candidates`: the listed ones, and neighbours that were the best so far or failed. `plans` and `search_s`:
+    of those of them that were evaluated; `plans` has that of candidate 0 in any case.
+    """
 
     tournament: Tournament
     outcome: TournamentOutcome
+    candidates: dict[int, PlanCandidate]
     plans: dict[int, Plan]
     search_s: dict[int, float]
 
 
 class TournamentProgress(NamedTuple):
-    """How far a tournament is; `score` is None until a candidate was evaluated."""
+    """How far a tournament is; `score` is None until a candidate was evaluated.
+
+    `done` of the `size` listed candidates, then `neighbours`, None before these may begin.
+    """
 
     done: int
     size: int
     best: str
     score: Score | None
+    neighbours: int | None = None
 
 
 class TournamentRun:
@@ -72,14 +82,27 @@ class TournamentRun:
         clock: Clock,
         *,
         budget_s: float,
+        refinement: Refinement | None = None,
+        choice: EvaluationSettings = CHOICE,
+        fresh: EvaluationSettings = FRESH,
         watch: Callable[[TournamentProgress], None] = lambda progress: None,
     ) -> None:
-        """`first` is the plan of candidate 0; `watch` is told of every change."""
-        self._watch = watch
-        self._candidates, self._scenario, self._pool, self._clock = candidates, scenario, pool, clock
+        """`first` is the plan of candidate 0; `watch` is told of every change.
+
+        `refinement` draws neighbours of the best once all candidates have begun; None: there are none.
+        `choice` and `fresh`: the arrivals that choose, and those of the last evaluation.
+        """
+        self._watch, self._refinement, self._choice, self._fresh = watch, refinement, choice, fresh
+        self._scenario, self._pool, self._clock = scenario, pool, clock
+        self._candidates, self._size = dict(enumerate(candidates)), len(candidates)
+        self._drawn: dict[int, NeighbourJob] = {}  # that are being evaluated
         self._began_s = clock.monotonic_s()
         self._tournament = Tournament(
-            len(candidates), budget_s=budget_s, workers=pool.workers, began_s=self._began_s
+            len(candidates),
+            budget_s=budget_s,
+            workers=pool.workers,
+            began_s=self._began_s,
+            refines=refinement is not None,
         )
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._futures: dict[int, Future[_Evaluated]] = {}
@@ -105,7 +128,11 @@ class TournamentRun:
         if self._last is not None:
             self._last.cancel()
         return TournamentResult(
-            tournament=tournament, outcome=outcome, plans=self._plans, search_s=self._search_s
+            tournament=tournament,
+            outcome=outcome,
+            candidates=self._candidates,
+            plans=self._plans,
+            search_s=self._search_s,
         )
 
     def stop(self) -> None:
@@ -116,21 +143,39 @@ class TournamentRun:
         tournament, curve = self._tournament, self._tournament.curve
         score = curve[-1].score if curve else None
         best = self._candidates[tournament.best].name if score else ""
-        return TournamentProgress(tournament.done, len(self._candidates), best, score)
+        neighbours = tournament.neighbours if tournament.refining else None
+        return TournamentProgress(tournament.done, self._size, best, score, neighbours)
 
     def _execute(self, actions: Actions) -> None:
         for candidate in actions.drop:
-            self._futures.pop(candidate).cancel()
+            if future := self._futures.pop(candidate, None):  # none where nothing was drawn yet
+                future.cancel()
         for candidate in actions.start:
             wanted = self._candidates[candidate]
-            job = wanted.job if wanted.ready is None else wanted.ready
-            future = self._pool.submit(evaluate_candidate, job, self._scenario, CHOICE)
-            self._futures[candidate] = future
-            future.add_done_callback(partial(self._ended, candidate))
+            self._submit(candidate, wanted.job if wanted.ready is None else wanted.ready)
+        for candidate in actions.refine:
+            self._refine(candidate)
         if actions.recheck:
             plans = {candidate: self._plans[candidate] for candidate in actions.recheck}
-            self._last = self._pool.submit(evaluate_again, plans, self._scenario, FRESH)
+            self._last = self._pool.submit(evaluate_again, plans, self._scenario, self._fresh)
             self._last.add_done_callback(self._events.put)
+
+    def _submit(self, candidate: int, job: SearchJob | NeighbourJob | Plan) -> None:
+        future = self._pool.submit(evaluate_candidate, job, self._scenario, self._choice)
+        self._futures[candidate] = future
+        future.add_done_callback(partial(self._ended, candidate))
+
+    def _refine(self, candidate: int) -> None:
+        """Draw a neighbour of the best so far, and have it evaluated."""
+        best = self._tournament.best
+        drawn = None if self._refinement is None else self._refinement.draw(self._plans[best])
+        if drawn is None:
+            self._execute(self._tournament.none_left(candidate, self._clock.monotonic_s()))
+            return
+        number = candidate - self._size + 1
+        self._candidates[candidate] = self._candidates[best].neighbour(drawn.move, number)
+        self._drawn[candidate] = drawn.job
+        self._submit(candidate, drawn.job)
 
     def _ended(self, candidate: int, future: "Future[_Evaluated]") -> None:
         self._events.put((candidate, future))
@@ -147,10 +192,17 @@ class TournamentRun:
         candidate, future = event
         if self._futures.pop(candidate, None) is None:  # it was dropped
             return Actions()
+        job = self._drawn.pop(candidate, None)
         if reason := _failure(future):
             return self._tournament.failed(candidate, reason, now_s)
-        self._plans[candidate], score, self._search_s[candidate] = future.result()
-        return self._tournament.was_evaluated(candidate, score, now_s)
+        plan, score, search_s = future.result()
+        if job is not None and self._refinement is not None:
+            self._refinement.keep(job, plan)
+        self._plans[candidate], self._search_s[candidate] = plan, search_s
+        actions = self._tournament.was_evaluated(candidate, score, now_s)
+        if job is not None and self._tournament.best != candidate:  # hundreds of plans that nobody asks for
+            del self._plans[candidate], self._search_s[candidate], self._candidates[candidate]
+        return actions
 
 
 def _failure(future: "Future[_Evaluated] | Future[dict[int, Score]]") -> str:

@@ -6,6 +6,7 @@ The twin's times and the arrivals come from the store where it has them; the rep
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import fsum
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.tournament.candidates import PlanCandidate, plan_candidates
 from stageloom.planner.tournament.evaluator import Scenario
+from stageloom.planner.tournament.refinement import Refinement
 from stageloom.planner.tournament.runner import TournamentProgress, TournamentResult, TournamentRun
 from stageloom.planner.tournament.score import Score
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
@@ -37,6 +39,7 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import RowKind
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Limits
+from stageloom.shared.text import counted
 
 RECORDED_S: Final = 60.0
 """Seconds of a device's newest telemetry that say what arrives."""
@@ -54,6 +57,7 @@ _DECIDES_OF_MODELS: Final = (
     *("replicas", "batch", "batch_max_delay_s"),
 )
 _TEXT_MAX: Final = 512
+_FAILURES_MAX: Final = 256
 
 
 class StoredScenario(NamedTuple):
@@ -105,20 +109,27 @@ def create(
     if splits.candidates:
         stored = _knowing(stored, splits)
     run = TournamentRun(
-        candidates, first, stored.scenario, pool, clock, budget_s=budget_s, watch=partial(_tell, job)
+        candidates,
+        first,
+        stored.scenario,
+        pool,
+        clock,
+        budget_s=budget_s,
+        refinement=Refinement(graphs, basis.costs, candidates[0].job.limits),
+        watch=partial(_tell, job),
     )
     job.when_cancelled(run.stop)  # it ends with its best so far
     result = run.to_end()
     search_s = clock.monotonic_s() - began_s
     winner = result.outcome.candidate
-    candidate, plan = candidates[winner], result.plans[winner]
+    candidate, plan = result.candidates[winner], result.plans[winner]
     info = store.write(add_plan, request.plan or plan.digest[:12], plan, candidate.policy)
     limits = candidate.job.limits
     searched = msgspec.structs.replace(request, scheduler=candidate.job.scheduler, r=limits.r, s=limits.s)
     costs = replace(basis.costs, parts=splits.parts)
-    rows = _considered(candidates, result, graphs, costs)
+    rows = _considered(result, graphs, costs)
     record(store, request.device, scheduler_key(searched), plan, graphs, rows)
-    return schema.PlanReply(plan=info, search_s=search_s, contest=_info(candidates, stored, result))
+    return schema.PlanReply(plan=info, search_s=search_s, contest=_info(stored, result))
 
 
 def _knowing(stored: StoredScenario, splits: Entrants) -> StoredScenario:
@@ -130,8 +141,11 @@ def _knowing(stored: StoredScenario, splits: Entrants) -> StoredScenario:
 
 def _tell(job: Job, progress: TournamentProgress) -> None:
     score = progress.score
+    text = f"best so far {progress.best}" if score else "the first plan is being evaluated"
+    if score and progress.neighbours is not None:
+        text = f"refining {progress.best}: {counted(progress.neighbours, 'neighbour')}"
     job.progress(
-        f"best so far {progress.best}" if score else "the first plan is being evaluated",
+        text,
         done=progress.done,
         size=progress.size,
         figures={"throughput_per_s": score.throughput_per_s, "p99_s": score.p99_s} if score else None,
@@ -156,16 +170,17 @@ def _check(request: schema.PlanCreateRequest) -> None:
 
 
 def _considered(
-    candidates: Sequence[PlanCandidate],
-    result: TournamentResult,
-    graphs: Mapping[Digest, Graph],
-    costs: CostTable,
+    result: TournamentResult, graphs: Mapping[Digest, Graph], costs: CostTable
 ) -> list[PlanEvaluation]:
-    """A row per plan that was evaluated, in the order of time; the winner's in any case, and last."""
+    """A row per plan that was evaluated, in the order of time; the winner's in any case, and last.
+
+    Of neighbours those that were the best so far: there may be hundreds of others.
+    """
     evaluated, winner = result.tournament.evaluated, result.outcome.candidate
     led = {improvement.candidate for improvement in result.tournament.curve}
     rows = []
-    for number in (*(number for number in evaluated if number != winner), winner):
+    others = (number for number in evaluated if number != winner and number in result.plans)
+    for number in (*others, winner):
         plan = result.plans[number]
         row = evaluation_of(
             plan,
@@ -174,7 +189,7 @@ def _considered(
             else EvaluationVerdict.LED
             if number in led
             else EvaluationVerdict.LOST,
-            scheduler=candidates[number].name,
+            scheduler=result.candidates[number].name,
             how="contest",
             prediction=predict(plan, graphs, costs, ()),
             search_s=result.search_s.get(number),
@@ -188,15 +203,17 @@ def _considered(
     return rows
 
 
-def _info(
-    candidates: Sequence[PlanCandidate], stored: StoredScenario, result: TournamentResult
-) -> schema.TournamentInfo:
-    tournament, outcome = result.tournament, result.outcome
+def _info(stored: StoredScenario, result: TournamentResult) -> schema.TournamentInfo:
+    tournament, outcome, candidates = result.tournament, result.outcome, result.candidates
     led = {improvement.candidate for improvement in tournament.curve}
 
     def figures(number: int, score: Score) -> schema.TournamentFigures:
+        candidate = candidates[number]
         return schema.TournamentFigures(
-            name=candidates[number].name,
+            name=candidate.name,
+            policy=candidate.policy,
+            parent="" if candidate.parent is None else candidate.parent.name,
+            move="" if candidate.move is None else candidate.move.value,
             at_s=tournament.evaluated[number][0],
             throughput_per_s=score.throughput_per_s,
             p99_s=score.p99_s,
@@ -209,12 +226,17 @@ def _info(
         winner=candidates[outcome.candidate].name,
         twin=stored.twin,
         arrivals=stored.arrivals[:_TEXT_MAX],
-        judged=tuple(figures(number, score) for number, (_, score) in tournament.evaluated.items()),
+        judged=tuple(
+            figures(number, score)
+            for number, (_, score) in tournament.evaluated.items()
+            if number in candidates
+        ),
         failed=tuple(
             schema.TournamentFailure(name=candidates[number].name, reason=reason)
-            for number, reason in tournament.failures.items()
+            for number, reason in islice(tournament.failures.items(), _FAILURES_MAX)
         ),
-        left=len(candidates) - tournament.done,
+        left=tournament.left,
+        neighbours=tournament.neighbours,
         fresh=tuple(figures(number, score) for number, score in outcome.fresh.items()),
         unchecked=outcome.unchecked[:_TEXT_MAX],
     )

@@ -2,8 +2,14 @@
 
 Candidate 0 is the first valid plan. It exists before anything is evaluated, and it is the answer whenever
 nothing else proves better. Workers search and evaluate the others, a few at a time; every event returns what
-to do now. At the end the best so far and candidate 0 are evaluated once more, on fresh arrivals. A plan that
-won by the luck of its arrivals loses there, and candidate 0 is the answer.
+to do now. Once all that are listed have begun, and while time is left, neighbours of the best so far are
+drawn and evaluated, each a candidate with a number behind the listed ones: a local search, in which a worker
+may still evaluate a neighbour of what was best when it was drawn.
+
+At the end the best so far, the best listed one and candidate 0 are evaluated once more, on fresh arrivals.
+The best of hundreds of plans by a few arrivals looks better by these than it is. A neighbour that is not
+surely better on fresh arrivals than the best listed one leaves the answer to that, and a listed one that is
+not better than candidate 0 to this.
 
 Time: no task begins or goes on once the rest of the budget is needed for that last evaluation. It is assumed
 to take as long as the slowest task so far, and at most a quarter of the budget. If the budget ends sooner,
@@ -14,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from stageloom.planner.tournament.score import Score, better, improves
+from stageloom.planner.tournament.score import Score, better, improves, surely_better
 
 RECHECK_S: Final = 20.0
 _RESERVE: Final = 0.25
@@ -25,6 +31,7 @@ class Actions(NamedTuple):
 
     drop: tuple[int, ...] = ()  # stop its search or evaluation
     start: tuple[int, ...] = ()  # search and evaluate its plan
+    refine: tuple[int, ...] = ()  # draw a neighbour of the best so far for it, and evaluate that
     recheck: tuple[int, ...] = ()  # evaluate its plan on fresh arrivals, together with the others
 
 
@@ -39,7 +46,7 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TournamentOutcome:
-    """The answer. `fresh`: the scores of the best so far and of candidate 0 on fresh arrivals.
+    """The answer. `fresh`: scores of candidate 0, the best listed one and the best so far on fresh arrivals.
 
     It is empty where `unchecked` says why there was no last evaluation; candidate 0 is the answer then.
     """
@@ -50,12 +57,17 @@ class TournamentOutcome:
 
 
 class Tournament:
-    """`size` candidates, `workers` of which are evaluated at a time; all times are of one clock."""
+    """`size` listed candidates, `workers` of which are evaluated at a time; all times are of one clock.
 
-    def __init__(self, size: int, *, budget_s: float, workers: int, began_s: float) -> None:
+    `refines`: neighbours follow.
+    """
+
+    def __init__(
+        self, size: int, *, budget_s: float, workers: int, began_s: float, refines: bool = False
+    ) -> None:
         assert size > 0 and workers > 0 and budget_s > 0.0
         self._size, self._workers = size, workers
-        self._budget_s, self._began_s = budget_s, began_s
+        self._budget_s, self._began_s, self._refines = budget_s, began_s, refines
         self._next = 0
         self._running: dict[int, float] = {}
         self._slowest_s = 0.0
@@ -63,6 +75,9 @@ class Tournament:
         self.curve: list[Improvement] = []
         """Each scores better than the one before it, and level with the most throughput met until then."""
         self._top: Score | None = None  # the most throughput of any
+        self._listed = 0  # the best of the listed ones
+        self._listed_top: Score | None = None  # the most throughput of these
+        self._tried: int | None = None  # whose neighbours have all been drawn
         self.evaluated: dict[int, tuple[float, Score]] = {}
         """By candidate: seconds since the start, and its score."""
         self.failures: dict[int, str] = {}
@@ -75,8 +90,23 @@ class Tournament:
 
     @property
     def done(self) -> int:
-        """Candidates that were evaluated or failed."""
-        return len(self.evaluated) + len(self.failures)
+        """Listed candidates that were evaluated or failed."""
+        return sum(candidate < self._size for candidate in (*self.evaluated, *self.failures))
+
+    @property
+    def left(self) -> int:
+        """Listed candidates that were neither."""
+        return self._size - self.done
+
+    @property
+    def neighbours(self) -> int:
+        """Neighbours that were evaluated or failed."""
+        return len(self.evaluated) + len(self.failures) - self.done
+
+    @property
+    def refining(self) -> bool:
+        """Whether all listed candidates have begun, and neighbours may."""
+        return self._refines and self._next >= self._size and self._evaluating
 
     @property
     def ends_s(self) -> float:
@@ -97,10 +127,24 @@ class Tournament:
         at_s = now_s - self._began_s
         self.evaluated[candidate] = at_s, score
         top = self._top or score
-        self._top = max(top, score, key=lambda one: one.throughput_per_s)
+        self._top = _most(top, score)
         if not self.curve or improves(score, self.curve[-1].score, top):
             self.curve.append(Improvement(at_s=at_s, candidate=candidate, score=score))
+        if candidate < self._size:
+            self._take_listed(candidate, score)
         return self._more(now_s)
+
+    def _take_listed(self, candidate: int, score: Score) -> None:
+        top = self._listed_top or score
+        if self._listed_top is None or improves(score, self.evaluated[self._listed][1], top):
+            self._listed = candidate
+        self._listed_top = _most(top, score)
+
+    def none_left(self, candidate: int, now_s: float) -> Actions:
+        """There was no neighbour to draw for it: it is as if it had not begun."""
+        self._running.pop(candidate, None)
+        self._tried = self.best
+        return self._more(now_s) if self._evaluating else Actions()
 
     def failed(self, candidate: int, reason: str, now_s: float) -> Actions:
         """A candidate has no plan, or its plan could not be evaluated; the others go on."""
@@ -125,17 +169,26 @@ class Tournament:
         return self._finish(now_s)
 
     def rechecked(self, fresh: Mapping[int, Score]) -> None:
-        """Take the scores of the best so far and of candidate 0 on fresh arrivals."""
+        """Take the scores on fresh arrivals of those that were to be evaluated again."""
         if not self._rechecking:
             return
-        best = self.best
-        wins = best == 0 or 0 not in fresh or better(fresh[best], fresh[0])
-        self._end(best if wins else 0, fresh, "")
+        answer, *challengers = self._finalists
+        for challenger in challengers:
+            wins = surely_better if challenger >= self._size else better
+            if wins(fresh[challenger], fresh[answer]):
+                answer = challenger
+        self._end(answer, fresh, "")
 
     def recheck_failed(self, reason: str) -> None:
         """The last evaluation failed."""
         if self._rechecking:
             self._end(0, {}, reason)
+
+    @property
+    def _finalists(self) -> list[int]:
+        """Candidate 0, unless it failed, the best listed one and the best so far, each once."""
+        first = [] if 0 in self.failures else [0]
+        return list(dict.fromkeys([*first, self._listed, self.best]))
 
     @property
     def _rechecking(self) -> bool:
@@ -157,10 +210,20 @@ class Tournament:
         if now_s >= self.ends_s:
             return self._finish(now_s)
         first = self._next
-        while self._next < self._size and len(self._running) < self._workers:
+        while (self._next < self._size or self._may_refine) and len(self._running) < self._workers:
             self._running[self._next] = now_s
             self._next += 1
-        return Actions(start=tuple(range(first, self._next))) if self._running else self._finish(now_s)
+        if not self._running:
+            return self._finish(now_s)
+        begun = range(first, self._next)
+        return Actions(
+            start=tuple(candidate for candidate in begun if candidate < self._size),
+            refine=tuple(candidate for candidate in begun if candidate >= self._size),
+        )
+
+    @property
+    def _may_refine(self) -> bool:
+        return self.refining and bool(self.curve) and self._tried != self.best
 
     def _finish(self, now_s: float) -> Actions:
         if not self._evaluating:
@@ -174,8 +237,12 @@ class Tournament:
             )
             return Actions(drop=drops)
         self._recheck_until_s = max(self._began_s + self._budget_s, now_s + RECHECK_S)
-        both = {self.best, 0} if 0 not in self.failures else {self.best}
-        return Actions(drop=drops, recheck=tuple(sorted(both)))
+        return Actions(drop=drops, recheck=tuple(sorted(self._finalists)))
 
     def _end(self, candidate: int, fresh: Mapping[int, Score], unchecked: str) -> None:
         self.outcome = TournamentOutcome(candidate=candidate, fresh=dict(fresh), unchecked=unchecked)
+
+
+def _most(one: Score, other: Score) -> Score:
+    """The one with more throughput."""
+    return max(one, other, key=lambda score: score.throughput_per_s)

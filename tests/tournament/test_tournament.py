@@ -28,9 +28,9 @@ def score(throughput_per_s: float, p99_s: float = 0.1) -> Score:
     )
 
 
-def started(size: int, *, budget_s: float = 100.0, workers: int = 1) -> Tournament:
+def started(size: int, *, budget_s: float = 100.0, workers: int = 1, refines: bool = False) -> Tournament:
     """One that begins at second 1,000."""
-    return Tournament(size, budget_s=budget_s, workers=workers, began_s=1000.0)
+    return Tournament(size, budget_s=budget_s, workers=workers, began_s=1000.0, refines=refines)
 
 
 @pytest.mark.promise("contest-answer-before-anything")
@@ -172,3 +172,118 @@ def test_stopping_keeps_the_best_so_far_and_stopping_again_skips_the_last_look()
     assert made.outcome is not None
     assert made.outcome.candidate == 0
     assert made.outcome.unchecked == "it was stopped before the last evaluation"
+
+
+# Refinement
+
+
+def test_neighbours_are_drawn_once_all_that_are_listed_have_begun_by_workers_that_are_free() -> None:
+    made = started(3, workers=2, refines=True)
+    assert made.begin() == Actions(start=(0, 1))
+    refining = [made.refining]
+    assert made.was_evaluated(0, score(10.0), 1001.0) == Actions(start=(2,))
+    assert [*refining, made.refining] == [False, True]
+    assert made.was_evaluated(2, score(20.0), 1002.0) == Actions(refine=(3,)), "1 is still evaluated"
+    assert made.was_evaluated(3, score(5.0), 1003.0) == Actions(refine=(4,))
+    assert made.failed(1, "no plan", 1004.0) == Actions(refine=(5,))
+    assert (made.done, made.left, made.neighbours) == (3, 0, 1)
+
+
+def test_nothing_is_drawn_before_there_is_a_best() -> None:
+    made = started(1, refines=True)
+    made.begin()
+    assert made.failed(0, "no", 1001.0) == Actions()
+    assert made.outcome is not None and made.outcome.unchecked == "no plan was evaluated: no"
+
+
+def test_it_ends_when_the_best_has_no_neighbour_left_and_none_runs() -> None:
+    made = started(1, workers=2, refines=True)
+    made.begin()
+    assert made.was_evaluated(0, score(10.0), 1001.0) == Actions(refine=(1, 2))
+    assert made.none_left(2, 1001.0) == Actions(), "1 still runs, and may become the best"
+    assert made.was_evaluated(1, score(20.0), 1002.0) == Actions(refine=(3, 4)), (
+        "it has neighbours of its own"
+    )
+    assert made.none_left(3, 1002.0) == Actions()
+    assert made.none_left(4, 1002.0) == Actions(recheck=(0, 1))
+    assert made.neighbours == 1
+
+
+def test_the_budget_ends_the_refinement_while_a_neighbour_is_evaluated() -> None:
+    made = started(1, refines=True)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1010.0)
+    assert made.passed(made.ends_s) == Actions(drop=(1,), recheck=(0,))
+    assert made.was_evaluated(1, score(99.0), 1095.0) == Actions()
+    assert made.none_left(2, 1095.0) == Actions()
+
+
+@pytest.mark.promise("contest-answer-before-anything")
+@pytest.mark.parametrize(
+    ("fresh", "answer"),
+    [
+        ({0: 10.0, 1: 20.0, 2: 30.0}, 2),
+        ({0: 10.0, 1: 20.0, 2: 19.0}, 1),
+        ({0: 10.0, 1: 9.0, 2: 9.5}, 0),
+        ({0: 10.0, 1: 9.0, 2: 11.0}, 2),
+    ],
+)
+def test_a_neighbour_has_to_win_on_fresh_arrivals_against_the_best_listed_plan_too(
+    fresh: dict[int, float], answer: int
+) -> None:
+    made = started(2, refines=True)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(20.0), 1002.0)
+    assert made.was_evaluated(2, score(30.0), 1003.0) == Actions(refine=(3,))
+    assert made.stop(1004.0) == Actions(drop=(3,), recheck=(0, 1, 2))
+    made.rechecked({candidate: score(throughput) for candidate, throughput in fresh.items()})
+    assert made.outcome is not None and made.outcome.candidate == answer
+
+
+def test_a_neighbour_that_may_only_be_better_by_chance_leaves_the_answer_to_the_listed_plan() -> None:
+    """On fresh arrivals it has less throughput, by what counts as level, and a shorter p99."""
+    made = started(2, refines=True)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(100.0), 1002.0)
+    made.was_evaluated(2, score(110.0), 1003.0)
+    made.stop(1004.0)
+    made.rechecked({0: score(10.0), 1: score(100.0, 0.2), 2: score(99.6, 0.1)})
+    assert made.outcome is not None and made.outcome.candidate == 1
+
+
+def test_a_listed_plan_that_ends_behind_a_neighbour_is_the_best_of_the_list() -> None:
+    """The slowest search of the list comes back when a neighbour leads already."""
+    made = started(2, workers=2, refines=True)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(2, score(30.0), 1002.0)
+    made.was_evaluated(1, score(20.0), 1003.0)
+    assert [step.candidate for step in made.curve] == [0, 2]
+    assert made.stop(1004.0).recheck == (0, 1, 2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_back_in_whatever_order_it_ends_with_all_that_is_listed(seed: int) -> None:
+    """Neighbours run out at random; workers are never more than there are."""
+    rng = random.Random(seed)
+    size, workers = rng.randint(1, 6), rng.randint(1, 4)
+    made = started(size, workers=workers, refines=True)
+    waiting, now_s, actions = list(made.begin().start), 1000.0, Actions()
+    seen: set[int] = set()
+    while waiting:
+        now_s += 0.01
+        candidate = waiting.pop(rng.randrange(len(waiting)))
+        if candidate >= size and rng.random() < 0.3:
+            actions = made.none_left(candidate, now_s)
+        elif rng.random() < 0.1:
+            actions = made.failed(candidate, "no plan", now_s)
+        else:
+            actions = made.was_evaluated(candidate, score(rng.uniform(1.0, 100.0)), now_s)
+        assert not seen & {*actions.start, *actions.refine}
+        seen |= {*actions.start, *actions.refine}
+        waiting += [*actions.start, *actions.refine]
+        assert len(waiting) <= workers
+    assert made.left == 0
+    assert made.outcome is not None or made.best in actions.recheck
