@@ -12,6 +12,7 @@ import pytest
 import tomllib
 
 from stageloom.planner.cli import app as planner_cli
+from tests.agent.command import agent_command
 from tests.bad_input.situations import DISK_BYTES, Make, run_until_it_answers, situations
 from tests.planner.processes import ROOT, environment
 from tests.scratch import small_disk
@@ -36,16 +37,17 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
 def _command(arguments: list[str], home: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Run one command to its end; its exit code and stderr.
 
-    `stageloom` runs in this process, which is far faster; an agent's command may replace its process.
+    Both command lines run in this process, which is far faster.
     """
     if arguments[0] == "stageloom":
         code = planner_cli.execute(arguments[1:])
         return code, capsys.readouterr().err
-    module = {"stageloom-agent": "stageloom.edge_agent", "application": "tests.bad_input.application"}[
-        arguments[0]
-    ]
+    if arguments[0] == "stageloom-agent":
+        ended = agent_command(arguments[1:], capsys)
+        return ended.returncode, ended.stderr
+    assert arguments[0] == "application"
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments[1:]],
+        [sys.executable, "-m", "tests.bad_input.application", *arguments[1:]],
         capture_output=True,
         text=True,
         timeout=60,

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -438,10 +439,16 @@ def run_command_line() -> None:
     sys.exit(execute(sys.argv[1:]))
 
 
+@cache
+def _command() -> Any:
+    """The tree of commands; building it takes longer than most of them, and an application may run many."""
+    return typer.main.get_command(app)
+
+
 def execute(arguments: list[str]) -> int:
     """One command line; every error is one line on stderr, and the exit code tells its kind."""
     try:
-        code = app(args=arguments or ["--help"], prog_name="stageloom-agent", standalone_mode=False)
+        code = _command()(args=arguments or ["--help"], prog_name="stageloom-agent", standalone_mode=False)
         sys.stdout.flush()
     except StageloomError as error:
         return _fail(str(error), error.exit_code)

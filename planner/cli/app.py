@@ -2,6 +2,8 @@
 
 import os
 import sys
+from functools import cache
+from typing import Any
 
 import typer
 
@@ -137,11 +139,17 @@ def _renamed(words: list[str]) -> list[str]:
     return [*new, *words[len(old) :]]
 
 
+@cache
+def _command() -> Any:
+    """The tree of commands; building it takes longer than most of them, and an application may run many."""
+    return typer.main.get_command(app)
+
+
 def execute(arguments: list[str] | None) -> int:
     """Run one command line and return its exit code; every error is one line on stderr."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        code = app(args=_renamed(take_options(words)), prog_name="stageloom", standalone_mode=False)
+        code = _command()(args=_renamed(take_options(words)), prog_name="stageloom", standalone_mode=False)
         sys.stdout.flush()
     except StageloomError as error:
         return _fail(str(error), error.exit_code)

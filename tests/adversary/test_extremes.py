@@ -29,7 +29,7 @@ from tests.adversary.rig import BOOT, CODECS, Device, Rig
 from tests.planner.api.http import LocalHttp, asked
 from tests.store.conftest import database_url
 
-__all__ = ["database_url"]  # both databases in every run: their limits differ
+__all__ = ["database_url"]  # both databases for what devices say in every run: their limits differ
 
 SENT_LONG_AGO_US = 1_700_000_000_000_000
 EXTREME_ROWS = tuple(extremes(shapes.type_info(telemetry.RowData)))
@@ -144,6 +144,9 @@ def status_of(path: Path, route: Route[Any, Any], request: Request) -> int:
 
 @pytest.mark.promise("extreme-field-message-taken")
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgres", marks=pytest.mark.full)], indirect=True
+)
 def test_no_operators_request_at_its_extremes_fails_the_planner(rig: Rig) -> None:
     """Each is carried out, or refused with a reason; the planner is never at its wits' end."""
     good = rig.device("good")

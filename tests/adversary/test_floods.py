@@ -185,6 +185,9 @@ class Good:
 
 
 @pytest.mark.promise("device-floods-way-protocol")
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgres", marks=pytest.mark.full)], indirect=True
+)
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 def test_beside_a_flood_every_message_of_a_good_device_is_answered_and_what_stays_is_bounded(
     side: Side, flood: Flood

@@ -48,6 +48,7 @@ from stageloom.shared.errors import SettingError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import read_keys, write_keys
 from stageloom.shared.token import Endpoints, JoinToken, format_token
+from tests.agent.command import agent_command
 from tests.agent.process import AgentProcess
 
 
@@ -94,9 +95,15 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_error_is_one_line_with_its_remedy_and_exit_code(
-    tmp_path: Path, arguments: list[str], code: int, message: str
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = _command(*arguments, home=tmp_path)
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    done = agent_command(arguments, capsys)
     assert done.returncode == code
     assert done.stdout == ""
     *progress, error = done.stderr.splitlines()

@@ -75,20 +75,33 @@ def serves(setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None
 
 
 RIVALS = (NAIVE, *ONNXRUNTIME, by_deadline({}))
+OPENVINO_RIVALS = (
+    OPENVINO_LATENCY,
+    *OPENVINO,
+    reduced(OPENVINO_LATENCY),
+    by_deadline({"tiny0": RuntimeName.OPENVINO}),
+)
+
+
+KINDS = {"naive", "ort_2x1", "ort_per_model", "ov_latency", "ov_2x1", by_deadline({}).name}
+"""One setting of each kind; others of a kind differ from it in numbers and are for the marker `full`."""
+
+
+def of_each_kind(settings: Sequence[ContestantSetting]) -> list[object]:
+    return [
+        pytest.param(one, id=one.name, marks=[] if one.name in KINDS else [pytest.mark.full])
+        for one in settings
+    ]
 
 
 @pytest.mark.promise("contestants-wait-suspended")
-@pytest.mark.parametrize("setting", RIVALS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", of_each_kind(RIVALS))
 def test_onnxruntime_serves_by_each_setting(setting: ContestantSetting, models: list[ModelUnderTest]) -> None:
     serves(setting, models)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
-@pytest.mark.parametrize(
-    "setting",
-    (OPENVINO_LATENCY, *OPENVINO, reduced(OPENVINO_LATENCY), by_deadline({"tiny0": RuntimeName.OPENVINO})),
-    ids=lambda setting: setting.name,
-)
+@pytest.mark.parametrize("setting", of_each_kind(OPENVINO_RIVALS))
 def test_openvino_serves_by_each_setting(setting: ContestantSetting, models: list[ModelUnderTest]) -> None:
     serves(setting, models)
 

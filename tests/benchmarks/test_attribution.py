@@ -72,6 +72,14 @@ TRAININGS = {
 }
 
 
+def _trainings() -> list[object]:
+    """Those that run other code than the usual one; the others differ in a number."""
+    numbers = ("frozen", "without pull")
+    return [
+        pytest.param(name, marks=[pytest.mark.full] if name in numbers else []) for name in sorted(TRAININGS)
+    ]
+
+
 def score(throughput: float, p99: float = 1.0) -> Score:
     return Score(
         throughput_per_s=throughput,
@@ -109,7 +117,7 @@ def test_a_search_runs_the_windows_it_was_given(name: str) -> None:
     assert (answer.evaluations, devices.windows) == (wanted, wanted * WINDOWS)
 
 
-@pytest.mark.parametrize("name", sorted(TRAININGS))
+@pytest.mark.parametrize("name", _trainings())
 def test_a_training_runs_the_windows_it_was_given(name: str) -> None:
     """A superblock as printed runs nothing: its window is one of those given, and no device's."""
     settings, as_printed = TRAININGS[name]

@@ -139,7 +139,7 @@ class Device:
             return bool(condition(last))
 
         try:
-            until(reached, timeout_s=PATIENCE_S)
+            until(reached, timeout_s=PATIENCE_S, pause_s=0.1)  # each look takes a command and a request
         except AssertionError as error:
             error.add_note(f"waited for {what}; the planner sees {last}")
             raise

@@ -8,9 +8,9 @@ import pytest
 from stageloom.planner.cli.app import execute
 from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.store.policies import policy_infos
-from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode
 from tests.store.helpers import add_model
+from tests.store.migrated import new_store
 
 SHORT = ["--imitation-steps", "1", "--episodes", "1", "--seed", "4"]
 TRAIN = ["policy", "train", "gpg"]
@@ -20,7 +20,7 @@ TRAIN = ["policy", "train", "gpg"]
 def home(tmp_path: Path) -> Path:
     """A planner's data with one model."""
     (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     add_model(store, tmp_path, "relu", operators=6)
     store.close()
     return tmp_path / "home"
@@ -36,7 +36,7 @@ def test_a_training_leaves_a_policy_that_searches_take_and_curves(
     assert execute(command) == ExitCode.OK
     printed = json.loads(capsys.readouterr().out)
     assert printed["ended"] == "done" and printed["settings"]["seed"] == 4
-    store = Store(home)
+    store = new_store(home)
     (kept,) = store.read(policy_infos)
     assert kept.digest == printed["checkpoint"] and list(kept.artifacts.values()) == ["relu"]
     assert trained_policy(store, "any class") == (out / "gpg.checkpoint").read_bytes()
@@ -50,7 +50,7 @@ def test_a_training_leaves_a_policy_that_searches_take_and_curves(
 def test_a_planner_without_models_has_nothing_to_learn_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Store(tmp_path).close()
+    new_store(tmp_path).close()
     assert execute([*TRAIN, "--data-dir", str(tmp_path)]) == ExitCode.USAGE
     assert "stageloom model add" in capsys.readouterr().err
 

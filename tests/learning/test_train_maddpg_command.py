@@ -10,13 +10,13 @@ from stageloom.planner.cli.app import execute
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.policies import fitting_policy, newest_policy, policy_infos
-from stageloom.planner.store.store import Store
 from stageloom.planner.twin.device_file import parse_device
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.store.helpers import NANO
+from tests.store.migrated import new_store
 
 MODELS = ["--model", "relu", "--model", "wide"]
 RATES = ["--rate", "relu=300", "--rate", "wide=200"]
@@ -54,7 +54,7 @@ def test_a_training_leaves_a_policy_and_a_plan(
     assert not verdict["passed"], "20 transitions teach nothing"
     assert f"policy {printed['checkpoint'][:12]} did not pass its check: {verdict['reason']}" in said.err
 
-    store = Store(home)
+    store = new_store(home)
     (kept,) = store.read(policy_infos)
     assert kept.digest == printed["checkpoint"] and sorted(kept.artifacts.values()) == ["relu", "wide"]
     assert kept.device_class == store.read(device_info, NANO).device_class

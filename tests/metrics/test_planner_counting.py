@@ -11,13 +11,13 @@ from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.metrics.counting import CountedPool, PlannerCounters
 from stageloom.planner.metrics.scrape import MOST_DEVICES
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.messages.telemetry import Ledger, RowKind, TaskCounters, TrialEnded
 from stageloom.shared.metrics import SECONDS
 from tests.store.helpers import NANO, enrol, row
+from tests.store.migrated import new_store
 
 
 class PlayedPool:
@@ -81,7 +81,7 @@ def test_copy_does_not_move_on() -> None:
 @pytest.mark.promise("metrics-count-each-once")
 def test_rows_that_come_again_are_counted_once(tmp_path: Path) -> None:
     counters = PlannerCounters()
-    store = Store(tmp_path, clock=ManualClock())
+    store = new_store(tmp_path, clock=ManualClock())
     enrol(store)
     link = LinkStore(store, counters.rows_stored)
     verdict = TrialEnded(

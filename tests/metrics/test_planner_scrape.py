@@ -25,6 +25,7 @@ from stageloom.shared.metrics import MetricKind
 from tests.planner.api.rig import unverified
 from tests.planner.world import World
 from tests.store.helpers import NANO, enrol, row
+from tests.store.migrated import begin_migrated
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
         search="local",
         search_workers=1,
     )
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as running:
         yield running
 

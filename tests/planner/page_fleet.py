@@ -56,6 +56,7 @@ from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.search.graphs import model
+from tests.store.migrated import begin_migrated
 
 SIZE: Final = 50
 BROWSER: Final = "/usr/bin/chromium"
@@ -97,6 +98,7 @@ def page_fleet(folder: Path) -> Iterator[PageFleet]:
         search="local",
         search_workers=1,
     )
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner, ExitStack() as devices:
         with PlannerClient(data_dir=config.data_dir) as client:
             tokens = {

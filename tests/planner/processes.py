@@ -82,12 +82,12 @@ def plan_file(path: Path, **fields: Any) -> str:
     return str(path)
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = 30.0, pause_s: float = 0.02) -> Any:
     """Poll until `condition` is true and return its value; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return value
 
 

@@ -17,7 +17,6 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.machines import Machine
 from stageloom.planner.store.plans import add_plan, plan_info
-from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
@@ -34,6 +33,7 @@ from stageloom.shared.plan import (
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.job import run_search
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+from tests.store.migrated import new_store
 
 CLASS = "cpu-2-core"
 FACTS = MachineFacts(
@@ -46,7 +46,7 @@ class Rig:
     """A store with a device, `long` of 40 operators and `short` of 4."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store(folder)
+        self.store = new_store(folder)
         enrol(self.store)
         self.artifacts = {
             name: add_model(self.store, folder, name, operators)

@@ -15,8 +15,8 @@ from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
 from stageloom.planner.cli import app, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
-from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode
+from tests.store.migrated import new_store
 
 
 def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -136,7 +136,7 @@ def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
 def test_a_command_in_its_old_words_does_the_same_with_a_hint(
     old: list[str], new: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Store(tmp_path).close()
+    new_store(tmp_path).close()
     answers = []
     for words in (old, new):
         code = app.execute([*words, "--data-dir", str(tmp_path), "--json"])

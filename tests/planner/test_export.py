@@ -15,7 +15,6 @@ from onnx import helper
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.importer.api import artifact_path, import_model
@@ -24,6 +23,7 @@ from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from tests.agent.chrome_format import problems
 from tests.importer.models import info, model_of
 from tests.planner.processes import ok
+from tests.store.migrated import new_store
 
 SCHEDULERS = ("greedy", "nimble", "sequential")
 
@@ -51,7 +51,7 @@ class Exported:
         report = import_model(file, shapes={}, out_dir=home.parent)
         path = artifact_path(home.parent, report.digest)
         self.graph = open_artifact(path, report.digest).graph
-        self.store = Store(home)
+        self.store = new_store(home)
         self.plans: dict[str, Plan] = {}
         for name in ("left", "right"):
             self.store.add_model(name, path, report.digest)

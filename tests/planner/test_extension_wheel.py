@@ -20,6 +20,7 @@ from stageloom.shared.plan import Plan, decode_plan
 from tests.planner.processes import ROOT, ok
 from tests.planner.world import World
 from tests.shared.strangers import install
+from tests.store.migrated import begin_migrated
 
 SOURCE = ROOT / "examples" / "extension"
 
@@ -56,6 +57,7 @@ def world(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """A running planner's data."""
     monkeypatch.syspath_prepend(str(installed))
     config = PlannerConfig(data_dir=tmp_path / "home", listen="127.0.0.1:0", search="local", search_workers=1)
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         yield World(config.data_dir, planner.store)
 

@@ -18,13 +18,14 @@ from stageloom.shared.errors import StorageError
 from stageloom.shared.messages.telemetry import RowKind
 from tests.planner.processes import until
 from tests.store.helpers import enrol, history, write_of
+from tests.store.migrated import new_store
 
 DAY = Retention(86_400, 0, 0)
 
 
 def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = Store(tmp_path, clock=clock)
+    store = new_store(tmp_path, clock=clock)
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 99)])
     clock.advance(2 * 86_400)
@@ -44,7 +45,7 @@ def test_a_planner_that_stops_does_not_wait_for_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "tidy", lambda store, keep: itertools.repeat(1))  # there is always more
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     Housekeeper(store, DAY).close()
     store.close()
 
@@ -59,7 +60,7 @@ def test_a_failing_database_is_logged_and_tried_again_later(
         raise StorageError("the disk is full", remedy="free space")
 
     monkeypatch.setattr(housekeeping, "tidy", broken)
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     with caplog.at_level(logging.WARNING, "stageloom.planner.housekeeping"):
         housekeeper = Housekeeper(store, DAY)
         assert asked.wait(30)

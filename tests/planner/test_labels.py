@@ -15,13 +15,14 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from tests.planner.processes import ok, stageloom
 from tests.store.helpers import enrol
+from tests.store.migrated import new_store
 
 A, B, C = DeviceId("a"), DeviceId("b"), DeviceId("c")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path)
+    made = new_store(tmp_path)
     for number, device in enumerate((A, B, C), 1):
         enrol(made, device, number)
     yield made
@@ -90,7 +91,7 @@ def test_a_selection_takes_devices_that_have_all_its_labels(store: Store) -> Non
 
 def test_the_list_of_devices_is_filtered_by_label_without_a_planner(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     enrol(store, A, 1)
     enrol(store, B, 2)
     store.write(change_labels, B, LabelChanges({"site": "a"}, ()))

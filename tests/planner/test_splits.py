@@ -40,7 +40,6 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
-from stageloom.planner.store.store import Store
 from stageloom.planner.tournament.stored import create
 from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.planner.twin.times import StepTimes
@@ -71,6 +70,7 @@ from stageloom.shared.search.measured_splits import PartSample, SplitMeasurement
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from tests.learning.pools import InlinePool
 from tests.store.helpers import NANO, enrol, row
+from tests.store.migrated import new_store
 
 CLASS = "cpu-2-core"
 LAYERS = 4
@@ -92,7 +92,7 @@ class Rig:
     """A store with a device and the model; the device measures by a law of its own."""
 
     def __init__(self, folder: Path, artifact: Artifact) -> None:
-        self.store = Store(folder)
+        self.store = new_store(folder)
         enrol(self.store)
         self.artifact = artifact
         self.store.add_model("dense", artifact.path, artifact.digest)

@@ -28,6 +28,7 @@ from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.messages.control import Alarm
 from tests.planner.processes import ok, until
 from tests.store.helpers import NANO, enrol
+from tests.store.migrated import begin_migrated
 
 SECRET = secret_text(bytes(range(32)))
 ALARM, VERDICT = WebhookEvent
@@ -285,6 +286,7 @@ def test_an_alarm_reaches_a_receiver_that_verifies_it(
 ) -> None:
     """1. Refused without leave to go inside. 2. An alarm is told once, however often it comes."""
     config = PlannerConfig(data_dir=tmp_path / "home", listen="127.0.0.1:0", search="local", search_workers=1)
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         home = str(config.data_dir)
         assert execute(["webhook", "add", receiver.url, "--data-dir", home]) == ExitCode.USAGE

@@ -33,6 +33,7 @@ from stageloom.shared.search.costs import CostTable
 from tests.planner.processes import ok
 from tests.search.graphs import DIAMOND, model
 from tests.store.helpers import NANO, enrol, row
+from tests.store.migrated import new_store
 
 KINDS = {
     ProfileResult: RowKind.PROFILE_RESULT,
@@ -48,7 +49,7 @@ class World:
         """`store`: that of a planner that runs on `home`."""
         home.mkdir(exist_ok=store is not None)
         self.home, self.clock, self.rows = home, ManualClock(), 0
-        self.store = store or Store(home, clock=self.clock)
+        self.store = store or new_store(home, clock=self.clock)
         _, graph = model("diamond", DIAMOND)
         self.digest, blob = pack_artifact(graph, b"diamond")
         (home / "diamond.artifact").write_bytes(blob)

@@ -24,7 +24,6 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.replans import end_replan, replan_infos
-from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, UsualLoad
@@ -47,6 +46,7 @@ from stageloom.shared.search.arrangements import Arrangement, arranged_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.planner.processes import until
 from tests.store.helpers import NANO, add_model, enrol
+from tests.store.migrated import new_store
 
 CLASS = "cpu-2-core"
 BOOT = 7
@@ -60,7 +60,7 @@ class Planner:
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
-        self.store = Store(folder, clock=self.clock)
+        self.store = new_store(folder, clock=self.clock)
         self.rows, self.alarms = 0, 0
         self.searched: list[Any] = []
         enrol(self.store)

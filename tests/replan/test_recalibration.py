@@ -26,7 +26,6 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.policies import keep_verdict, store_policy
 from stageloom.planner.store.replans import replan_infos
-from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import Clock, SystemClock
@@ -43,6 +42,7 @@ from tests.planner.processes import until
 from tests.policy.maddpg.cases import network
 from tests.replan.drifting import BOOT, CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
 from tests.store.helpers import NANO, kept_schedule, verdict_on
+from tests.store.migrated import new_store
 from tests.store.test_checkpoints import PROVENANCE
 
 SLOW = f"{CLASS}, 15 W"
@@ -54,7 +54,7 @@ class World:
     def __init__(
         self, folder: Path, *, idle: bool = True, clock: Clock | None = None, pool: InlinePool | None = None
     ) -> None:
-        self.store = Store(folder, clock=clock)
+        self.store = new_store(folder, clock=clock)
         self.device = DriftingDevice(self.store, folder, idle=idle)
         self.due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
         self.replanner = Replanner(

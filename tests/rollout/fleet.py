@@ -16,6 +16,7 @@ from stageloom.shared.messages.control import Desired, DeviceState, Report
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.token import JoinToken
 from tests.store.helpers import chain, enrol, small_plan
+from tests.store.migrated import new_store
 
 
 def add_version(store: Store, folder: Path, name: str, weights: str, operators: int = 4) -> Digest:
@@ -32,7 +33,7 @@ class Fleet(FleetLink):
 
     def __init__(self, home: Path, devices: int, *, store: Store | None = None) -> None:
         self.clock = ManualClock()
-        self.store = store or Store(home, clock=self.clock)
+        self.store = store or new_store(home, clock=self.clock)
         self.names = [DeviceId(f"d{number:02}") for number in range(devices)]
         self.up = set(self.names)
         self.told: list[tuple[DeviceId, int]] = []

@@ -12,7 +12,7 @@ from benchmarks.control_plane.planner import MODEL, PLAN, Enrolled, enrol, free_
 from stageloom.planner.labels import LabelChanges
 from stageloom.planner.store.desired import Push, push_wanted
 from stageloom.planner.store.labels import change_labels
-from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry_history import telemetry_history
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import RowKind
@@ -20,13 +20,14 @@ from stageloom.shared.token import Endpoints
 from tests.planner.processes import PlannerProcess, ok, until
 from tests.rollout.fleet import add_version
 from tests.rollout.linked import LinkedFleet
+from tests.store.migrated import new_store
 
 
 def prepare(home: Path, devices: int) -> tuple[list[Enrolled], Digest, Digest]:
     """A planner's data: labelled devices that should run version 1 of a model; versions 2 and 3."""
     home.mkdir()
     fleet = enrol(home, devices)
-    store = Store(home)
+    store = new_store(home)
     pushes = [Push(device=one.device, plan=PLAN, decided_by="operator") for one in fleet]
     store.write(push_wanted, pushes)
     for one in fleet:

@@ -10,7 +10,6 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.store import Store
 from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.telemetry import Balance, TelemetryAccount
 from stageloom.shared.ids import DeviceId, Digest
@@ -19,6 +18,7 @@ from stageloom.shared.messages.telemetry import Ledger
 from stageloom.shared.plan import Plan
 from tests.link.memory_store import MemoryStore
 from tests.store.helpers import add_model, enrol, key, row, small_plan
+from tests.store.migrated import new_store
 
 DEVICES = (DeviceId("one"), DeviceId("two"))
 OPERATIONS = 120
@@ -29,7 +29,7 @@ class Pair:
 
     def __init__(self, folder: Path, rng: Random) -> None:
         self.rng = rng
-        self.real = Store(folder)
+        self.real = new_store(folder)
         self.model = MemoryStore()
         self.plans: list[Plan] = []
         for number in range(3):

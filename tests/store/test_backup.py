@@ -26,6 +26,7 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, TelemetryAck, encode_row
 from tests.planner.processes import ok, stageloom
 from tests.store.helpers import NANO, T0_US, add_model, enrol, small_plan, start, write_of
+from tests.store.migrated import new_store
 
 BOOT = 9
 
@@ -64,7 +65,7 @@ def test_after_a_restoration_produced_is_stored_and_dropped_and_lost_and_spooled
     lost, and the operator is told."""
     home, agent = tmp_path / "home", Agent(tmp_path / "spool")
     home.mkdir()
-    store = Store(home)
+    store = new_store(home)
     enrol(store)
     agent.measure(100)
     agent.upload(store)
@@ -106,7 +107,7 @@ def test_a_backup_of_a_planner_that_writes_is_as_of_one_moment(tmp_path: Path) -
     half, its books balance, and a later one has at least what an earlier one has."""
     home = tmp_path / "home"
     home.mkdir()
-    store = Store(home)
+    store = new_store(home)
     enrol(store)
     digest = add_model(store, tmp_path)
     store.write(add_plan, "first", small_plan(store), "sequential")
@@ -147,7 +148,7 @@ for first in itertools.count(0, 20):
 
 def test_a_backup_is_secret_complete_and_replaces_nothing(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     digest = add_model(store, tmp_path)
     (tmp_path / "home" / KEY_FILE).write_bytes(b"keys")
     (tmp_path / "home" / ARTIFACT_FOLDER / "ab").mkdir(exist_ok=True)
@@ -170,7 +171,7 @@ def test_a_model_that_goes_away_meanwhile_is_no_hole_in_the_backup(
 ) -> None:
     """1. the database is copied; 2. the operator removes a model before its file is; 3. the backup starts
     over, and is of a moment without the model."""
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     add_model(store, tmp_path)
     asked: list[Digest] = []
     path_of = Blobs.path
@@ -191,7 +192,7 @@ def test_a_model_that_goes_away_meanwhile_is_no_hole_in_the_backup(
 def test_no_planner_and_no_folder_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no planner data"):
         backup(tmp_path, "", tmp_path / "b.tar", ())
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     with pytest.raises(StorageError, match=r"there is no directory .*absent for the backup; make it first"):
         backup(tmp_path, "", tmp_path / "absent" / "b.tar", ())
     store.close()
@@ -208,16 +209,16 @@ def test_a_database_on_a_server_is_left_to_its_own_tools(tmp_path: Path, databas
 def test_a_copy_of_a_stopped_planners_file_is_a_backup_too(tmp_path: Path) -> None:
     """The plain way: stop, copy the file, start; what was acknowledged after the copy is counted as lost."""
     (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 9)])
     store.close()
     shutil.copy(tmp_path / "home" / DATABASE_FILE, tmp_path / "copy")
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     LinkStore(store).append_telemetry([write_of(10, 19)])
     store.close()
     shutil.copy(tmp_path / "copy", tmp_path / "home" / DATABASE_FILE)
-    store = Store(tmp_path / "home")
+    store = new_store(tmp_path / "home")
     LinkStore(store).append_telemetry([write_of(20, 24)])
     assert store.read(telemetry_balance, NANO) == Balance(25, 15, 0, 10)
     LinkStore(store).append_telemetry(

@@ -23,6 +23,7 @@ from stageloom.planner.store.trusted_time import (
 from stageloom.shared.clock import ManualClock
 from tests.planner.processes import until
 from tests.store.helpers import enrol, write_of
+from tests.store.migrated import new_store
 
 DAY_S = 86_400.0
 TWO_YEARS_S = 730 * DAY_S
@@ -209,7 +210,7 @@ def test_the_log_says_once_that_old_rows_are_held_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    store = Store(tmp_path, clock=clock)
+    store = new_store(tmp_path, clock=clock)
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 9)])
     run(store, 0.0)

@@ -14,7 +14,6 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_prediction, newest_predictions
 from stageloom.planner.store.profiles import request_profile
-from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import base_device
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import ExitCode, InputError
@@ -33,6 +32,7 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+from tests.store.migrated import new_store
 
 SECOND = 1_000_000
 CREATE = ("prediction", "create", "tuned")
@@ -44,7 +44,7 @@ class Home:
     def __init__(self, path: Path, clock: ManualClock) -> None:
         self.path = path / "home"
         self.path.mkdir()
-        self.store = Store(self.path, clock=clock)
+        self.store = new_store(self.path, clock=clock)
         enrol(self.store)
         self.artifact: Digest = add_model(self.store, path)
         self.plan: Plan = small_plan(self.store)

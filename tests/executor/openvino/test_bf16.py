@@ -65,8 +65,8 @@ def computed(openvino: OpenvinoExecutor, key: PlanKey, plan: Plan, model: Artifa
     ("name", "schedule"),
     [
         ("squeezenet_bypass", "greedy"),
-        ("googlenet", "ios"),
-        ("resnet50", "nimble"),
+        pytest.param("googlenet", "ios", marks=pytest.mark.full),
+        pytest.param("resnet50", "nimble", marks=pytest.mark.full),
         pytest.param("inception_v3", "ios", marks=pytest.mark.full),
     ],
 )

@@ -15,6 +15,7 @@ from stageloom.planner.schema.base import Request
 from stageloom.planner.service import Planner
 from stageloom.planner.store.store import Store
 from tests.planner.world import World
+from tests.store.migrated import begin_migrated
 
 R = TypeVar("R")
 
@@ -28,6 +29,7 @@ def api_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
         search="local",
         search_workers=1,
     )
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         yield planner
 
@@ -43,6 +45,7 @@ def remote_planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner
         search="local",
         search_workers=1,
     )
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         yield planner
 

@@ -20,10 +20,10 @@ from stageloom.planner.api.server import ApiServer, ServerLimits
 from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.base import Done, Request
-from stageloom.planner.store.store import Store
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.messages.base import Name, SmallCount
 from tests.planner.api.context import planner_context
+from tests.store.migrated import new_store
 
 
 class TryRequest(Request, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class ApiRig:
     ) -> None:
         self.folder = folder
         self.path = socket_path(folder)
-        self.store = Store(folder)
+        self.store = new_store(folder)
         certificate = folder / "api.pem"
         pinned = certificate_digest(certificate) if tls else b""
         self.context = planner_context(self.store, SystemClock(), certificate=pinned)
@@ -162,7 +162,7 @@ class Gate:
 
 
 def unverified() -> ssl.SSLContext:
-    """What a stranger connects with."""
-    context = ssl.create_default_context()
+    """What a stranger connects with: loading the machine's certificates takes longer than a request."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -8,9 +8,10 @@ import pytest
 
 from stageloom.planner.api.apart import MOST_OPEN, StoreReaders
 from stageloom.planner.store.models import model_infos
-from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import NotFoundError, UnavailableError
 from tests.store.helpers import add_model
+from tests.store.migrated import new_store
 
 
 def names(store: ReadStore) -> list[str]:
@@ -23,7 +24,7 @@ def lost(store: ReadStore) -> None:
 
 @pytest.fixture
 def readers(tmp_path: Path) -> Iterator[StoreReaders]:
-    with closing(Store(tmp_path)) as store:
+    with closing(new_store(tmp_path)) as store:
         add_model(store, tmp_path)
     with closing(StoreReaders(tmp_path, "")) as made:
         yield made

@@ -24,13 +24,13 @@ from stageloom.planner.schema.replan import ReplanningChangeRequest, ReplanningS
 from stageloom.planner.schema.service import SettingsRequest, WatchRequest
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.store import Store
 from stageloom.shared import failpoint
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, NotFoundError, StorageError
 from stageloom.shared.ids import DeviceId
 from tests.planner.api.context import QuietFleet, answer_of, planner_context
 from tests.store.helpers import NANO, add_model, enrol, small_plan
+from tests.store.migrated import new_store
 
 MODELS = (ModelOptions(model="relu"),)
 
@@ -38,7 +38,7 @@ MODELS = (ModelOptions(model="relu"),)
 @pytest.fixture
 def api(tmp_path: Path) -> ApiContext:
     """A planner with a device and nothing else."""
-    store = Store(tmp_path, clock=ManualClock())
+    store = new_store(tmp_path, clock=ManualClock())
     enrol(store)
     return planner_context(store, ManualClock())
 
@@ -140,7 +140,7 @@ def test_two_who_change_how_a_device_is_replanned_at_once_both_do(api: ApiContex
 
 
 def test_settings_are_told_without_a_password(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     api = planner_context(
         store, ManualClock(), database_url="postgresql+psycopg://planner:hunter2@db/planner"
     )

@@ -9,8 +9,8 @@ import pytest
 
 from stageloom.planner.api.handlers.models import model_export
 from stageloom.planner.schema.model import ModelExportRequest
-from stageloom.planner.store.store import Store
 from tests.store.helpers import add_model
+from tests.store.migrated import new_store
 
 
 def test_an_export_is_made_beside_the_database_and_one_that_fails_leaves_nothing(
@@ -18,7 +18,7 @@ def test_an_export_is_made_beside_the_database_and_one_that_fails_leaves_nothing
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    store = Store(home)
+    store = new_store(home)
     add_model(store, tmp_path)
     api: Any = SimpleNamespace(reader=store, config=SimpleNamespace(data_dir=home))
     call: Any = SimpleNamespace()

@@ -26,6 +26,7 @@ from tests.e2e.networks import write_chain
 from tests.planner.api.rig import unverified
 from tests.planner.world import World
 from tests.store.helpers import NANO
+from tests.store.migrated import begin_migrated
 
 HERE_ONLY = {
     *("up", "version", "model inspect", "scheduler check"),
@@ -127,6 +128,7 @@ def test_every_command_works_on_a_planner_elsewhere(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("STAGELOOM_HOME", str(here))
     monkeypatch.delenv("STAGELOOM_PLANNER", raising=False)
     ends: dict[str, tuple[int, str]] = {}
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         World(config.data_dir, planner.store).kept("greedy")
         with PlannerClient(data_dir=config.data_dir) as local:
@@ -147,6 +149,7 @@ def test_a_client_that_goes_by_names_accepts_the_planners_own_certificate(tmp_pa
     config = PlannerConfig(
         data_dir=tmp_path, listen="127.0.0.1:0", api="127.0.0.1:0", advertise="localhost", search="local"
     )
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner:
         assert planner.api_url.startswith("https://localhost:")
         _, _, certificate = (tmp_path / "api.pem").read_text().partition("-----END PRIVATE KEY-----")
@@ -176,6 +179,7 @@ def test_a_given_certificate_is_shown_and_the_next_connection_sees_its_renewal(t
         with unverified().wrap_socket(socket.create_connection(address)) as connection:
             return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").digest()
 
+    begin_migrated(config.data_dir)
     with closing(Planner(config)) as planner, PlannerClient(data_dir=config.data_dir) as local:
         address = ("127.0.0.1", int(planner.api_url.rpartition(":")[2]))
         made = local.call(routes.ACCESS_CREATE, AccessCreateRequest(name="admin", role=Role.ADMIN))

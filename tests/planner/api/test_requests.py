@@ -24,7 +24,6 @@ from stageloom.planner.schema.job import JobCancelRequest, JobEventsRequest, Job
 from stageloom.planner.schema.service import BackupRequest
 from stageloom.planner.store import access as access_log
 from stageloom.planner.store.access import audit_entries, note_request, take_key
-from stageloom.planner.store.store import Store
 from stageloom.shared.errors import (
     DecodeError,
     ExitCode,
@@ -48,6 +47,7 @@ from tests.planner.api.rig import (
     TryRequest,
     served,
 )
+from tests.store.migrated import new_store
 
 ONE = TryRequest(name="one")
 READ_PATH, WRITE_PATH = unbind(READ, ONE)[0], unbind(WRITE, ONE)[0]
@@ -403,7 +403,7 @@ def test_a_flood_of_one_client_takes_no_entry_of_another_from_the_audit_log(
     """Nor one of what the client itself did, where it floods with what is refused."""
     monkeypatch.setattr(access_log, "AUDIT_ROWS", 3)
     monkeypatch.setattr(access_log, "_THIN_EVERY", 1)
-    with closing(Store(tmp_path)) as store:
+    with closing(new_store(tmp_path)) as store:
         for who, status in (("ci", 201), ("other", 201), *(("ci", 403),) * 9):
             store.write(note_request, Principal(who, Role.VIEWER, "::1"), "try", "it", status)
         found, _ = store.read(audit_entries)

@@ -1,7 +1,6 @@
 """What each role may do over TLS, of every route; and that a token is refused once it was revoked."""
 
 import http.client
-import ssl
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from stageloom.planner.service import Planner
 from stageloom.planner.store.access import audit_entries
 from stageloom.shared.errors import ExitCode, UnavailableError
 from stageloom.shared.ids import Digest
+from tests.planner.api.rig import unverified
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,8 @@ def tokens(remote_planner: Planner) -> dict[str, str]:
 
 def _status(remote_planner: Planner, route: Route[Any, Any], token: str) -> int:
     """How a request is answered whose path names nothing that exists and whose body is empty."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     port = int(remote_planner.api_url.rpartition(":")[2])
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=unverified(), timeout=20)
     path = route.path.replace("{", "").replace("}", "")
     bearer = token.partition(".")[0]
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
