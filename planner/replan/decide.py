@@ -18,8 +18,7 @@ from typing import Final, TypeAlias
 from msgspec import structs
 
 from stageloom.planner.replan.judge import LIKELY, TASKS, Judged, chance_of_gain, harms
-from stageloom.planner.replan.levers import by_deadline, may_go_by_deadline
-from stageloom.planner.replan.policy import How, Observation, Proposal
+from stageloom.planner.replan.policy import How, Observation, Proposal, ordered_by_deadline
 from stageloom.planner.replan.predict import (
     CostPrediction,
     evaluation_of,
@@ -178,8 +177,9 @@ def _judge(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judg
 
 
 def _is_an_order(seen: Observation, plan: Plan) -> bool:
-    """Whether it is the plan that runs, with the earliest deadline first."""
-    return may_go_by_deadline(seen.incumbent) and plan.digest == by_deadline(seen.incumbent).digest
+    """Whether it is the plan that runs, in the order of its tasks' deadlines."""
+    ordered = ordered_by_deadline(seen)
+    return ordered is not None and plan.digest == ordered.digest
 
 
 def _is_barred(seen: Observation, plan: Plan) -> bool:

@@ -130,10 +130,8 @@ class PlainPolicy:
         """
         scene = seen.scene(1)
         if scene is None:
-            wanted = any(load.deadline_s > 0.0 for load in seen.loads)
-            if not wanted or not may_go_by_deadline(seen.incumbent):
-                return ()
-            return [Proposal(by_deadline(seen.incumbent), How.ARRANGED, "arranged")]
+            ordered = ordered_by_deadline(seen)
+            return () if ordered is None else [Proposal(ordered, How.ARRANGED, "arranged")]
         models = [_choice(seen, model, model.cuts) for model in seen.incumbent.models]
         times = [scene.times.get(model.artifact, {}) for model in models]
         plans = levers(seen.incumbent, models, times, scene.demand, seen.cores)
@@ -179,6 +177,13 @@ class PlainPolicy:
     def remark(self, seen: Observation) -> str:
         """A remark on the proposals for the re-plan's record; mostly empty."""
         return ""
+
+
+def ordered_by_deadline(seen: Observation) -> Plan | None:
+    """The incumbent by deadline, where its tasks have deadlines and its order is another; else None."""
+    if not any(load.deadline_s > 0.0 for load in seen.loads) or not may_go_by_deadline(seen.incumbent):
+        return None
+    return by_deadline(seen.incumbent)
 
 
 def _assignment(plan: Plan) -> Assignment:
