@@ -196,7 +196,7 @@ def test_a_cell_compares_every_contestant_with_the_fixed_rule_on_other_arrivals_
         seeds.append(seed)
         return STARVED.make_device(seed)  # type: ignore[return-value]
 
-    rows = cell_rows(STARVED._replace(make_device=noted), 5.0, 5.0)
+    rows = cell_rows(STARVED._replace(make_device=noted), 3.0, 3.0)
     where = {"device": "toy", "structure": "whole", "load": 1.5, "deadline_over_service": 5.0}
     found = [{**where, **row} for row in rows]
     fixed = next(row for row in found if row.get("contestant") == FIXED)
