@@ -4,6 +4,7 @@
                                   [--untrained] [--state DIR]
     python -m benchmarks.learning --attribution [--json] [--device NAME]... [--workload NAME]... [--seeds N]
                                   [--evaluations N] [--workers N] [--state DIR]
+    python -m benchmarks.learning --launcher [--quick] [--json] [--device NAME]...
     python -m benchmarks.learning --table FILE
 
 Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds
@@ -20,7 +21,12 @@ training. --untrained: rivals and seeds alone.
 --attribution compares the training with methods that learn nothing and with itself less one part, all with
 equal evaluations (`benchmarks.learning.attribution`): per cell `learned_over_best_unlearned` with a 95 %
 interval over --seeds. --evaluations: of each method and seed, 20 simulated seconds each. Ctrl-C ends it with
-the cells that are complete. --table prints docs/learning.md's table from a kept file.
+the cells that are complete.
+
+--launcher asks what launch intervals can do under deadlines that a fixed rule cannot: strict intervals that
+an oracle finds, beside the earliest deadline first (`benchmarks.learning.launcher`). --quick: one load.
+
+--table prints docs/learning.md's table from a kept file of either.
 """
 
 import argparse
@@ -33,7 +39,11 @@ from typing import Any, Final
 
 from benchmarks.learning.attribution_run import DEVICES as ATTRIBUTED_DEVICES
 from benchmarks.learning.attribution_run import LOADS as ATTRIBUTED_LOADS
-from benchmarks.learning.attribution_run import attribute, table
+from benchmarks.learning.attribution_run import attribute
+from benchmarks.learning.attribution_run import table as attribution_table
+from benchmarks.learning.launcher_run import DEVICES as LAUNCHER_DEVICES
+from benchmarks.learning.launcher_run import launcher
+from benchmarks.learning.launcher_run import table as launcher_table
 from benchmarks.learning.pair import MIX, QUEUE, Effort, run_pair, workloads
 from benchmarks.learning.table import LOADS, verdict
 from benchmarks.runner import Report, progress, run
@@ -49,14 +59,19 @@ from stageloom.shared.search.costs import CostTable
 EVALUATIONS: Final = 48
 """So that nano, xavier_nx and i7_7700 take no longer than 90 minutes on two cores."""
 
-KNOWN_DEVICES: Final = sorted({*TOP_MEMBERS, *ATTRIBUTED_DEVICES})
+KNOWN_DEVICES: Final = sorted({*TOP_MEMBERS, *ATTRIBUTED_DEVICES, *LAUNCHER_DEVICES})
 KNOWN_LOADS: Final = list(dict.fromkeys((*LOADS, *ATTRIBUTED_LOADS)))
 
 
 def measure(report: Report, options: argparse.Namespace) -> int:
     """All pairs, one after another; 1 where the planner falls behind a rival."""
     if options.table:
-        print("\n".join(table(json.loads(options.table.read_text("utf-8"))["rows"])))
+        rows = json.loads(options.table.read_text("utf-8"))["rows"]
+        contest = any(row.get("part") == "contestants" for row in rows)
+        print("\n".join(launcher_table(rows) if contest else attribution_table(rows)))
+        return 0
+    if options.launcher:
+        launcher(report, options.device or LAUNCHER_DEVICES, quick=options.quick)
         return 0
     if options.attribution:
         attribute(
@@ -121,6 +136,7 @@ if __name__ == "__main__":
         "--state": {"type": Path, "help": "keep what was done here, and go on from it"},
         "--untrained": {"action": "store_true", "help": "rivals and seeds alone"},
         "--attribution": {"action": "store_true", "help": "what the training gains over other methods"},
+        "--launcher": {"action": "store_true", "help": "what launch intervals can do under deadlines"},
         "--seeds": {"type": int, "default": 5, "help": "of the attribution"},
         "--evaluations": {"type": int, "default": EVALUATIONS, "help": "of each method and seed"},
         "--workers": {

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from msgspec import structs
 
 from stageloom.planner.replan.judge import LIKELY, TASKS, Judged, chance_of_gain, harms
-from stageloom.planner.replan.policy import How, Observation, Proposal
+from stageloom.planner.replan.policy import How, Observation, Proposal, ordered_by_deadline
 from stageloom.planner.replan.predict import (
     CostPrediction,
     evaluation_of,
@@ -168,11 +168,18 @@ def _judge(seen: Observation, base: CostPrediction, proposal: Proposal) -> _Judg
     if barred:
         return judged(EvaluationVerdict.BARRED, found)
     predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
-    asked = _is_asked_alone(seen, proposal)  # an operator asked for it to be tried; a trial does no harm
-    if other and not asked and predicted > _most(proposal, found.measured and base.measured):
+    # A trial does no harm: of what an operator asked for, and where busy seconds say nothing of an order.
+    tried = _is_asked_alone(seen, proposal) or _is_an_order(seen, plan)
+    if other and not tried and predicted > _most(proposal, found.measured and base.measured):
         return judged(EvaluationVerdict.WORSE, found)
     ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0
     return judged(EvaluationVerdict.BEHIND, found, predicted - ahead)
+
+
+def _is_an_order(seen: Observation, plan: Plan) -> bool:
+    """Whether it is the plan that runs, in the order of its tasks' deadlines."""
+    ordered = ordered_by_deadline(seen)
+    return ordered is not None and plan.digest == ordered.digest
 
 
 def _is_barred(seen: Observation, plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 
 from stageloom.planner.replan.judge import ModelDemand
 from stageloom.planner.replan.scene import WayTimes
-from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule, StepChoice
+from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule, StepChoice, Wait
 from stageloom.shared.search.arrangements import Times, arranged_plan, arrangements, patience_of
 from stageloom.shared.search.compose import ModelChoice
 
@@ -50,7 +50,7 @@ def levers(
         for arrangement in arrangements(known, most, incumbent.executor, len(cores), patience_s)
         if all(options in one for options, one in zip(arrangement.run_by, known, strict=True))
     ]
-    found += _by_deadline(incumbent)
+    found += [by_deadline(incumbent)] if may_go_by_deadline(incumbent) else []
     found += [plan for one in [*found, incumbent] for plan in _batched(one, models, times)]
     return [
         one
@@ -63,18 +63,23 @@ def _of_one(ways: WayTimes) -> Times:
     return {options: taken for (options, batch), taken in ways.items() if batch == 1 and taken < math.inf}
 
 
-def _by_deadline(plan: Plan) -> list[Plan]:
-    """The plan with the earliest deadline first; none where it has it."""
-    if plan.step_choice is StepChoice.DEADLINE or plan.wait.value != "none":
-        return []
+def by_deadline(plan: Plan) -> Plan:
+    """The plan with the earliest deadline first over all models, and what can no longer end in time given up.
+
+    Launch intervals go: no strict ones serve more in time (docs/learning.md, "The launcher").
+    """
     models = tuple(
         replace(one, launch_interval_us=0, queue=replace(one.queue, rule=QueueRule.DEADLINE))
         for one in plan.models
     )
-    changed = replace(
+    return replace(
         plan, models=models, step_choice=StepChoice.DEADLINE, max_skips=_OVERDUE_AFTER, run_ahead=1
     )
-    return [changed]
+
+
+def may_go_by_deadline(plan: Plan) -> bool:
+    """Whether `by_deadline` is another order than the plan's: combined blocks that wait keep their own."""
+    return plan.step_choice is not StepChoice.DEADLINE and plan.wait is Wait.NONE
 
 
 def _batched(plan: Plan, models: Sequence[ModelChoice], times: Sequence[WayTimes]) -> list[Plan]:

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from stageloom.planner.replan.levers import levers
+from stageloom.planner.replan.levers import by_deadline, levers, may_go_by_deadline
 from stageloom.planner.replan.predict import keeps_up
 from stageloom.planner.replan.scene import LoadScene, WayTimes
 from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import AlarmSample
-from stageloom.shared.plan import ModelPlan, Plan, StepChoice
+from stageloom.shared.plan import ModelPlan, Plan
 from stageloom.shared.policy.plain import Load, plain_replan
 from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
@@ -116,18 +116,22 @@ class PlainPolicy:
         """
         others = {plan.structure: plan for plan in reversed(seen.proven)}
         others.pop(seen.incumbent.structure, None)
-        paced_others = [paced(plan, seen) for plan in reversed(others.values())]
+        paced_others = [plain_replan(plan, seen.loads) for plan in reversed(others.values())]
         proposals = [Proposal(plan, How.PROVEN) for plan in paced_others if keeps_up(plan, seen.loads)]
-        other_pace = paced(seen.incumbent, seen)
+        other_pace = plain_replan(seen.incumbent, seen.loads)
         if other_pace is not seen.incumbent:
             proposals.append(Proposal(other_pace, How.INTERVALS))
         return proposals
 
     def arranged(self, seen: Observation) -> Sequence[Proposal]:
-        """Other ways to share the cores of the device, where it told of them; no search is needed either."""
+        """Other ways to share the cores of the device, where it told of them; no search is needed either.
+
+        Elsewhere the earliest deadline first, where tasks have deadlines.
+        """
         scene = seen.scene(1)
         if scene is None:
-            return ()
+            ordered = ordered_by_deadline(seen)
+            return () if ordered is None else [Proposal(ordered, How.ARRANGED, "arranged")]
         models = [_choice(seen, model, model.cuts) for model in seen.incumbent.models]
         times = [scene.times.get(model.artifact, {}) for model in models]
         plans = levers(seen.incumbent, models, times, scene.demand, seen.cores)
@@ -160,7 +164,7 @@ class PlainPolicy:
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found: those plans, with launch intervals for the loads."""
-        return [Proposal(paced(plan, seen), How.SEARCH, job.scheduler) for job, plan in found]
+        return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
@@ -175,11 +179,11 @@ class PlainPolicy:
         return ""
 
 
-def paced(plan: Plan, seen: Observation) -> Plan:
-    """With launch intervals for the loads; a plan that goes by deadlines and has none needs none."""
-    if plan.step_choice is StepChoice.DEADLINE and not any(one.launch_interval_us for one in plan.models):
-        return plan
-    return plain_replan(plan, seen.loads)
+def ordered_by_deadline(seen: Observation) -> Plan | None:
+    """The incumbent by deadline, where its tasks have deadlines and its order is another; else None."""
+    if not any(load.deadline_s > 0.0 for load in seen.loads) or not may_go_by_deadline(seen.incumbent):
+        return None
+    return by_deadline(seen.incumbent)
 
 
 def _assignment(plan: Plan) -> Assignment:

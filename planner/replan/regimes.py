@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from stageloom.planner.replan.policy import How, Observation, Proposal, paced
+from stageloom.planner.replan.policy import How, Observation, Proposal
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
-from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.plain import Load, plain_replan
 from stageloom.shared.policy.regime import weights
 from stageloom.shared.policy.trigger import Cause
 
@@ -110,9 +110,9 @@ def known_winner(seen: Observation, library: Sequence[KnownRegime]) -> Proposal 
     if best is None:
         return None
     if best.structure != seen.incumbent.structure:
-        return Proposal(paced(best, seen), How.REGIME)
+        return Proposal(plain_replan(best, seen.loads), How.REGIME)
     if seen.cause == Cause.REGIME.value:
-        return Proposal(paced(seen.incumbent, seen), How.REGIME)
+        return Proposal(plain_replan(seen.incumbent, seen.loads), How.REGIME)
     return None
 
 
@@ -128,4 +128,4 @@ def expected_plan(seen: Observation, known: Sequence[ExpectedRegime]) -> Proposa
     far, _, at = min(found, default=(math.inf, 0, 0))
     if far > NEAR or known[at].plan.structure == seen.incumbent.structure:
         return None
-    return Proposal(paced(known[at].plan, seen), How.EXPECTED)
+    return Proposal(plain_replan(known[at].plan, seen.loads), How.EXPECTED)

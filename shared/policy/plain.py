@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stageloom.shared.plan import ModelPlan, Plan
+from stageloom.shared.plan import ModelPlan, Plan, StepChoice
 
 HEADROOM: Final = 0.25
 """Launches above arrivals where no queue asks for more: at exactly the arrivals a queue can only grow."""
@@ -70,12 +70,19 @@ def plain_replan(plan: Plan, loads: Sequence[Load]) -> Plan:
 
     A model's rate never lies below its arrivals, neither those of late nor the usual ones. A model without a
     load, or without arrivals and queue, keeps its interval, as does one that was never measured or, where
-    nothing is queued at all, any that keeps up.
+    nothing is queued at all, any that keeps up. A plan that needs no intervals gets none.
     """
+    if needs_no_intervals(plan):
+        return plan
     by_model = {load.model: load for load in loads}
     rates = _rates_per_s(plan, by_model)
     models = tuple(_with_rate(model, by_model.get(model.name), rates) for model in plan.models)
     return plan if models == plan.models else replace(plan, models=models)
+
+
+def needs_no_intervals(plan: Plan) -> bool:
+    """Whether it goes by deadlines and has no launch intervals: in that order they would move nothing."""
+    return plan.step_choice is StepChoice.DEADLINE and not any(one.launch_interval_us for one in plan.models)
 
 
 def _rates_per_s(plan: Plan, loads: Mapping[str, Load]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, StepChoice
 from stageloom.shared.policy.plain import HEADROOM, TOLERANCE, Load, plain_replan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.search.graphs import CHAIN, model
@@ -121,6 +121,13 @@ def test_queued_work_empties_at_the_same_instant_and_the_capacity_is_used_up() -
     assert 60 / (b - 20.0) == pytest.approx(drained_s, rel=1e-3)
     assert c == pytest.approx(5.0 * (1 + HEADROOM), rel=1e-3)
     assert (a * 0.01 + b * 0.005 + 5.0 * 0.02) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_plan_that_goes_by_deadlines_gets_intervals_only_if_it_has_some() -> None:
+    ordered = replace(PLAN, step_choice=StepChoice.DEADLINE)
+    assert plain_replan(ordered, BURST) is ordered
+    spaced = replace(with_intervals((9_000_000, 0, 0)), step_choice=StepChoice.DEADLINE)
+    assert plain_replan(spaced, BURST).models == plain_replan(with_intervals((9_000_000, 0, 0)), BURST).models
 
 
 def test_two_lanes_have_twice_the_capacity() -> None:

@@ -8,12 +8,13 @@ import pytest
 from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
 from stageloom.planner.replan.decide import decide, without_search
+from stageloom.planner.replan.levers import by_deadline
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.predict import keeps_up, predict, serves
 from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.shared.ids import DeviceId, OpId
 from stageloom.shared.messages.telemetry import GroupSpan, StepTrace
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, QueueRule, StepChoice, Wait
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
@@ -228,3 +229,36 @@ def test_compared_plans_show_what_differs_and_how_far_stages_drifted() -> None:
     }
     assert drifts[1].planned_s == 2.0 and drifts[1].measured_s == 2.0 and drifts[1].drift == 1.0
     assert drift(candidate, GRAPHS, SECOND_EACH, [])[0].measured_s is None
+
+
+WANTED = tuple(replace(load, deadline_s=20.0) for load in LOADS)
+
+
+def test_where_nothing_is_known_of_cores_tasks_with_deadlines_get_the_earliest_first_on_trial() -> None:
+    """Busy seconds are the same in any order, so that a trial must tell."""
+    now = seen(loads=WANTED)
+    found = decide(now, PlainPolicy().arranged(now))
+    assert found.proposal is not None
+    plan = found.proposal.plan
+    assert plan.step_choice is StepChoice.DEADLINE and plan.combined == now.incumbent.combined
+    assert {(one.queue.rule, one.launch_interval_us) for one in plan.models} == {(QueueRule.DEADLINE, 0)}
+    assert (found.proposal.how, found.predicted) == (How.ARRANGED, 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loads": LOADS},
+        {"incumbent": by_deadline(plan_of())},
+        {"incumbent": replace(plan_of(), wait=Wait.ALL)},
+    ],
+    ids=["no deadlines", "it has that order", "its combined blocks wait"],
+)
+def test_the_order_is_not_proposed_where_it_would_change_nothing(changes: dict[str, object]) -> None:
+    assert PlainPolicy().arranged(seen(**{"loads": WANTED, **changes})) == ()
+
+
+def test_an_order_that_gained_nothing_is_barred_like_any_plan() -> None:
+    tried = by_deadline(plan_of())
+    now = seen(loads=WANTED, barred=((tried.digest, tried.structure),))
+    assert decide(now, PlainPolicy().arranged(now)).proposal is None

@@ -18,7 +18,7 @@ from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from stageloom.shared.policy.maddpg.actions import BlockCombination, combine_blocks, intervals_us
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 from stageloom.shared.policy.maddpg.space import Space
-from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.plain import Load, needs_no_intervals
 from stageloom.shared.policy.queues import PolicySample
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.baselines import sequential
@@ -94,7 +94,9 @@ def decide(
 
 
 def plan_of(template: Plan, intervals_us: Sequence[int], combined: Sequence[CombinedBlock]) -> Plan:
-    """The template with these launch intervals and combined blocks."""
+    """The template with these combined blocks, and with these launch intervals unless it needs none."""
+    if needs_no_intervals(template):
+        return replace(template, combined=tuple(combined))
     pairs = zip(template.models, intervals_us, strict=True)
     return replace(
         template,

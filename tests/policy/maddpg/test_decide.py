@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import InputError
-from stageloom.shared.plan import Plan, Wait
+from stageloom.shared.plan import Plan, StepChoice, Wait
 from stageloom.shared.policy.maddpg.actions import actions_of
 from stageloom.shared.policy.maddpg.decide import Blocks, decide, replanned
 from stageloom.shared.policy.maddpg.space import Space
@@ -44,6 +44,13 @@ def test_the_plan_has_the_policys_blocks_and_intervals_and_all_else_of_the_incum
     assert intervals == [int(1e6 * (0.004 * 0.1 / 1.05) ** 0.5), int(1e6 * (0.001 * 0.01 / 1.05) ** 0.5)]
     back = tuple(replace(one, launch_interval_us=0) for one in made.models)
     assert replace(made, models=back, combined=PLAN.combined) == PLAN
+
+
+def test_a_plan_that_goes_by_deadlines_gets_the_policys_blocks_and_no_intervals() -> None:
+    ordered = replace(PLAN, step_choice=StepChoice.DEADLINE)
+    made = replanned(SPACE, POLICY, {}, ordered, "toy", GRAPHS, SAMPLES, LOADS)
+    assert [block.members for block in made.combined] == list(TOGETHER)
+    assert replace(made, combined=ordered.combined) == ordered
 
 
 def test_schedules_come_from_the_book_and_are_sequential_where_it_has_none() -> None:
