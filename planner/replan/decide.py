@@ -107,6 +107,24 @@ def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | Non
     return ReplanDecision(proposal, taken.predicted, reason, (taken,))
 
 
+def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | None:
+    """What ran until other arrivals came, to be tried now that they are gone; None where it failed lately.
+
+    Nor where it is not legal, or its cost is unknown. No prediction is asked: the trial is short, and what
+    the device showed of the two plans, it showed under other arrivals.
+    """
+    if proposal is None:
+        return None
+    _, row, _ = _judge(seen, predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), proposal)
+    if row.verdict in (EvaluationVerdict.SAME, EvaluationVerdict.BARRED, EvaluationVerdict.ILLEGAL):
+        return None
+    if row.predicted is None:
+        return None
+    taken = structs.replace(row, verdict=EvaluationVerdict.TAKEN)
+    reason = f"{proposal.how.value}: it ran here until other arrivals came"
+    return ReplanDecision(proposal, taken.predicted, reason, (taken,))
+
+
 def without_search(
     seen: Observation, proposals: Iterable[Proposal], expected: Proposal | None = None
 ) -> ReplanDecision | None:

@@ -82,6 +82,7 @@ class How(str, Enum):
     """Where a proposal comes from."""
 
     REGIME = "regime"  # it won here before under such arrivals
+    RETURNING = "returning"  # it ran here until other arrivals came, which are gone
     PROVEN = "proven"  # it won here before
     EXPECTED = "expected"  # found ahead for such arrivals, and not tried yet
     ARRANGED = "arranged"  # another way to share the cores

@@ -39,12 +39,16 @@ class RegimeRate(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownRegime:
-    """An entry: `lost` is the structure of the plan that the winner was tried against."""
+    """An entry: `lost` is the structure of the plan that the winner was tried against.
+
+    `replaced` is that plan where the winner took its place; None where the winner ran before.
+    """
 
     rates: tuple[RegimeRate, ...]
     winner: Plan
     lost: Digest
     at_us: int
+    replaced: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,24 @@ def known_winner(seen: Observation, library: Sequence[KnownRegime]) -> Proposal 
     if seen.cause == Cause.REGIME.value:
         return Proposal(plain_replan(seen.incumbent, seen.loads), How.REGIME)
     return None
+
+
+def returning_plan(seen: Observation, library: Sequence[KnownRegime]) -> Proposal | None:
+    """The plan that the incumbent took the place of, where the arrivals under which it did are gone.
+
+    It lost under those alone, and ran before they came. `library` is newest first.
+    """
+    if seen.cause not in OF_LOAD:
+        return None
+    now = rates_of(seen.cause, seen.loads)
+    won = [one for one in library if one.winner.structure == seen.incumbent.structure]
+    before = next((one.replaced for one in won if one.replaced is not None), None)
+    if before is None:
+        return None
+    beaten = [distance(one.rates, now) for one in won if one.lost == before.structure]
+    if not NEAR < min(beaten) < math.inf:
+        return None
+    return Proposal(plain_replan(before, seen.loads), How.RETURNING)
 
 
 def expected_plan(seen: Observation, known: Sequence[ExpectedRegime]) -> Proposal | None:

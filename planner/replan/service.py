@@ -18,11 +18,18 @@ from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.backoff import not_again_yet
-from stageloom.planner.replan.decide import ReplanDecision, by_regime, decide, rearranged, without_search
+from stageloom.planner.replan.decide import (
+    ReplanDecision,
+    by_regime,
+    by_return,
+    decide,
+    rearranged,
+    without_search,
+)
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import ahead, library, observe, recalibration, without_costs
 from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal, ReplanSettings
-from stageloom.planner.replan.regimes import expected_plan, known_winner
+from stageloom.planner.replan.regimes import expected_plan, known_winner, returning_plan
 from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
@@ -136,8 +143,11 @@ class Replanner:
         drifted = seen.cause == Cause.DRIFT.value
         decision = None
         if not drifted:
-            decision = by_regime(seen, known_winner(seen, library(self._store, seen)))
+            known = library(self._store, seen)
+            decision = by_regime(seen, known_winner(seen, known))
             decision = decision or without_search(seen, self._policy.at_once(seen), self._expected(seen))
+            if decision is None and seen.settings.proposer is not Proposer.LEARNED:
+                decision = by_return(seen, returning_plan(seen, known))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:

@@ -43,6 +43,7 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             won=won.digest,
             won_structure=won.structure,
             lost_structure=lost.structure,
+            replaced=control.digest if won is candidate else None,
             loads=msgspec.msgpack.encode(rates_of(replan.cause, loads)),
             at_us=ended.decided_us,
         )
@@ -70,7 +71,7 @@ def known_regimes(
         ReplanRow.at_us > RegimeRow.at_us,
     )
     rows = session.execute(
-        select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.loads, RegimeRow.at_us)
+        select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.replaced, RegimeRow.loads, RegimeRow.at_us)
         .where(
             RegimeRow.device == device,
             RegimeRow.environment == environment,
@@ -80,13 +81,15 @@ def known_regimes(
         .order_by(RegimeRow.at_us.desc(), RegimeRow.boot, RegimeRow.sequence.desc())
         .limit(_MOST)
     ).all()
-    plans = {digest: known_plan(session, digest) for digest in {row.won for row in rows}}
+    named = {digest for row in rows for digest in (row.won, row.replaced) if digest is not None}
+    plans = {digest: known_plan(session, digest) for digest in named}
     return [
         KnownRegime(
             rates=msgspec.msgpack.decode(row.loads, type=tuple[RegimeRate, ...]),
             winner=plan,
             lost=Digest(row.lost_structure),
             at_us=row.at_us,
+            replaced=plans.get(row.replaced),
         )
         for row in rows
         if (plan := plans[row.won]) is not None

@@ -23,7 +23,7 @@ from stageloom.shared.errors import StorageError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId
 
-REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 26))
+REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 27))
 """Every revision in `migrations/versions`, oldest first; a test keeps the two equal."""
 
 

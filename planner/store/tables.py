@@ -462,7 +462,8 @@ class TrialRow(Table):
 class RegimeRow(Table):
     """Which plan won a trial under which arrivals, those of the alarm that led to it; keyed as its trial.
 
-    `loads`: the models' `stageloom.planner.replan.regimes.RegimeRate`.
+    `replaced`: the plan that the winner took the place of; none where that ran before. `loads`: the models'
+    `stageloom.planner.replan.regimes.RegimeRate`.
     """
 
     __tablename__ = "regimes"
@@ -473,6 +474,7 @@ class RegimeRow(Table):
     won: Mapped[str] = mapped_column(_DIGEST)
     won_structure: Mapped[str] = mapped_column(_DIGEST)
     lost_structure: Mapped[str] = mapped_column(_DIGEST)
+    replaced: Mapped[str | None] = mapped_column(_DIGEST)
     loads: Mapped[bytes]
     at_us: Mapped[int]
 

@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
-from stageloom.planner.replan.decide import decide, without_search
+from stageloom.planner.replan.decide import by_return, decide, without_search
 from stageloom.planner.replan.levers import by_deadline
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.predict import keeps_up, predict, serves
@@ -262,3 +262,19 @@ def test_an_order_that_gained_nothing_is_barred_like_any_plan() -> None:
     tried = by_deadline(plan_of())
     now = seen(loads=WANTED, barred=((tried.digest, tried.structure),))
     assert decide(now, PlainPolicy().arranged(now)).proposal is None
+
+
+def test_what_ran_until_other_arrivals_came_is_tried_whatever_is_predicted_of_it() -> None:
+    """One that costs more busy seconds by the formula; not where it failed lately, is not legal, or runs."""
+    dear = replace(plan_of(), lanes=2)
+    stages = len(plan_of().combined[0].schedule.stages)  # type: ignore[union-attr]
+    here = seen(costs=measured(plan_of(), [0.1] * stages))
+    decision = by_return(here, Proposal(dear, How.RETURNING))
+    assert decision is not None and decision.proposal is not None and decision.proposal.plan is dear
+    assert [row.verdict for row in decision.evaluations] == [EvaluationVerdict.TAKEN]
+    barred = replace(here, barred=((dear.digest, dear.structure),))
+    assert by_return(barred, Proposal(dear, How.RETURNING)) is None
+    illegal = replace(dear, models=tuple(replace(one, cuts=(99,)) for one in dear.models))
+    assert by_return(here, Proposal(illegal, How.RETURNING)) is None
+    assert by_return(here, Proposal(here.incumbent, How.RETURNING)) is None
+    assert by_return(here, None) is None

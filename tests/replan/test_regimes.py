@@ -16,6 +16,7 @@ from stageloom.planner.replan.regimes import (
     expected_plan,
     known_winner,
     rates_of,
+    returning_plan,
     winner,
 )
 from stageloom.shared.ids import Digest
@@ -34,6 +35,10 @@ def rates(*per_s: float) -> tuple[RegimeRate, ...]:
 
 def entry(won: Plan, lost: Plan, per_s: tuple[float, ...], at_us: int = 0) -> KnownRegime:
     return KnownRegime(rates(*per_s), won, lost.structure, at_us)
+
+
+def commit(won: Plan, before: Plan, per_s: tuple[float, ...], at_us: int = 0) -> KnownRegime:
+    return replace(entry(won, before, per_s, at_us), replaced=before)
 
 
 def times(per_s: tuple[float, ...], factor: float) -> tuple[float, ...]:
@@ -102,6 +107,22 @@ def test_the_plan_that_runs_is_the_answer_to_other_arrivals_that_it_won_under() 
     found = known_winner(seen(A, "regime", DAY), library)
     assert found is not None and found.plan is A
     assert known_winner(seen(A, "variance", DAY), library) is None, "it does not cope: look for another"
+
+
+def test_what_ran_until_other_arrivals_came_returns_when_they_are_gone() -> None:
+    library = [entry(B, C, NIGHT), commit(B, A, NIGHT)]
+    found = returning_plan(seen(B, "variance", DAY), library)
+    assert found is not None and found.how is How.RETURNING and found.plan.structure == A.structure
+    assert returning_plan(seen(B, "variance", times(NIGHT, 1.4)), library) is None, "it lost under these"
+    assert returning_plan(seen(C, "variance", DAY), library) is None, "another plan runs"
+    assert returning_plan(seen(B, "drift", DAY), library) is None, "costs are not what they were"
+    assert returning_plan(seen(B, "variance", DAY), [entry(B, A, NIGHT)]) is None, "what was tried never ran"
+
+
+def test_what_lost_under_these_arrivals_too_does_not_return() -> None:
+    library = [commit(B, A, NIGHT), entry(B, A, DAY)]
+    assert returning_plan(seen(B, "variance", times(DAY, 1.2)), library) is None
+    assert returning_plan(seen(B, "variance", times(DAY, 3.0)), library) is not None
 
 
 @pytest.mark.parametrize("cause", ["drift", "power_mode"])

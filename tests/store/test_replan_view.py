@@ -264,6 +264,7 @@ def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: R
     newest, older = rig.store.read(known_regimes, NANO, CLASS)
     assert (newest.winner, newest.lost) == (third, rig.runs.structure)
     assert (older.winner, older.lost) == (rig.runs, other.structure)
+    assert (newest.replaced, older.replaced) == (rig.runs, None)
     assert newest.rates == (RegimeRate("relu", 10.0, 1e-3),)
     assert rig.store.read(known_regimes, NANO, "another class") == []
     assert rig.store.read(known_regimes, NANO, CLASS, newest.at_us) == [newest]
