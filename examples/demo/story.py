@@ -211,10 +211,11 @@ class _Story:
         device.replanning(False)  # the plan that won is to be seen at work, and not on trial again
         self.tell_of_replans(load.began_s, told)
         self.say("the device was planned anew" if answer else "nothing was gained in that time")
-        self.trace()
         since_s = time.monotonic()
         while time.monotonic() < since_s + self.options.afterwards_s:
             self.pause()
+        self.undisturbed_until_s = time.monotonic()  # commands that read a recording take cores themselves
+        self.trace()
         device.until("the last re-plan to end", device.settled)
         return load, answer
 
@@ -279,7 +280,7 @@ class _Story:
             active_s = self.monotonic_s(answer.at_us) + answer.trigger_to_active_ms / 1e3
         ends = {BEFORE: (load.began_s, min([*begun_s, active_s, paper_s]))}
         if answer is not None:
-            ends[AFTER] = (active_s, paper_s)
+            ends[AFTER] = (active_s, min(paper_s, self.undisturbed_until_s))
         for who, (begin_s, end_s) in ends.items():
             if windows := load.windows(begin_s + SETTLED_S, end_s):
                 self.serve(who, STAYING, load.rate_per_s, STAYED_S, windows)
