@@ -102,9 +102,7 @@ def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | Non
         return ReplanDecision(None, None, KEPT_BY_REGIME, (row,))
     if row.verdict is EvaluationVerdict.ILLEGAL or row.predicted is None:
         return None
-    taken = structs.replace(row, verdict=EvaluationVerdict.TAKEN)
-    reason = f"{known.how.value}: it won under such arrivals here"
-    return ReplanDecision(proposal, taken.predicted, reason, (taken,))
+    return _taken(proposal, row, "it won under such arrivals here")
 
 
 def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | None:
@@ -120,9 +118,13 @@ def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | 
         return None
     if row.predicted is None:
         return None
+    return _taken(proposal, row, "it ran here until other arrivals came")
+
+
+def _taken(proposal: Proposal, row: PlanEvaluation, why: str) -> ReplanDecision:
+    """A proposal that is pushed without a word of the others."""
     taken = structs.replace(row, verdict=EvaluationVerdict.TAKEN)
-    reason = f"{proposal.how.value}: it ran here until other arrivals came"
-    return ReplanDecision(proposal, taken.predicted, reason, (taken,))
+    return ReplanDecision(proposal, taken.predicted, f"{proposal.how.value}: {why}", (taken,))
 
 
 def without_search(

@@ -39,10 +39,6 @@ class Figure(str, Enum):
     BUSY = "busy"  # device seconds per completed task
 
 
-_KEPT = 0.005
-"""A gain waits while the mean says that more of the tasks in time than this are lost: half a point. Latency
-weighs models by their work, so a heavy one may gain what many small ones lose."""
-
 _SEEN = 0.01
 """Shares of tasks in time that differ by less are not worth a word."""
 
@@ -62,6 +58,7 @@ class Evidence:
         age_floor_s: float,
         early_pairs: int,
         gross: float,
+        spared: float,
     ) -> None:
         """`service_s`: device time of one task, which weighs the models [num_models]. See `TrialConfig`."""
         self.silent = 0
@@ -69,7 +66,7 @@ class Evidence:
         self._min_pairs, self._confidence = min_pairs, confidence
         self._gain, self._worth, self._guard = gain, worth, guard
         self._age_floor_s = age_floor_s
-        self._early_pairs, self._gross = early_pairs, gross
+        self._early_pairs, self._gross, self._spared = early_pairs, gross, spared
         self._logs = {figure: PairedLogs() for figure in Figure}
         self._p99, self._age = PairedLogs(), PairedLogs()
         self._in_time = PairedLogs()  # differences of shares: above 0 where the candidate is better
@@ -202,9 +199,12 @@ class Evidence:
 
     @property
     def _unharmed(self) -> bool:
-        """A gain that may be paid for in other ways waits until that is sure, or time is up."""
+        """A gain that may be paid for in other ways waits until that is sure, or time is up.
+
+        Latency weighs models by their work: a heavy one may gain what many small ones lose in tasks in time.
+        """
         grown = any(growth.mean > math.log1p(self._guard) for _, growth in self._harms)
-        return not grown and self._in_time.mean >= -_KEPT
+        return not grown and self._in_time.mean >= -self._spared
 
     # Words
 

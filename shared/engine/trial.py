@@ -113,6 +113,7 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
     early_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 4  # first look at gross differences: two whole ABBA
     gross: Share = 0.25
+    spared: Share = 0.005  # so much of the tasks in time a gain may cost on average
     confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.998  # of each bound at each look
     gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
     worth: Share = 0.1  # so much lower latency may be paid for with busy seconds
@@ -262,6 +263,7 @@ class TrialCore:
             age_floor_s=max(self.config.age_floor_s, slowest_s),
             early_pairs=self.config.early_pairs,
             gross=self.config.gross,
+            spared=self.config.spared,
         )
         self._failed = dict.fromkeys(Side, 0)
         self._ended = dict.fromkeys(Side, 0)

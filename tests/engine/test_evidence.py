@@ -23,6 +23,7 @@ def evidence() -> Evidence:
         age_floor_s=0.01,
         early_pairs=4,
         gross=0.25,
+        spared=0.005,
     )
 
 
