@@ -36,7 +36,7 @@ setup: $(VENV)/.installed ## Build .venv with everything that demo and tests nee
 demo: setup ## Planner, agent and three clients on this machine; the report lands in var/demo/
 	$(BIN)/python -m examples.demo
 
-test: setup ## The test suite, 25 minutes of processor time: about 13 minutes on 2 cores
+test: setup ## The test suite, 14 minutes on 2 cores
 	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile -m 'not full and not gpu' || \
 		$(BIN)/python -m pytest $(PLUGINS) $(ALONE) -m 'not full and not gpu'
 
