@@ -7,7 +7,7 @@ name in capitals. `agent.json`, which version 0.1.0 had, is read where there is 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,6 +32,7 @@ _MAX_SETTINGS_BYTES = 1 << 20
 
 Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
 Precision = Literal["fp32", "bf16", "tf32", "fp16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Variance = Annotated[float, Meta(gt=0.0, le=1e15)]
 
 
@@ -56,7 +57,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     home: str = ""  # state directory; empty: $STAGELOOM_AGENT_HOME, else var/agent
     models: tuple[ModelFile, ...] = ()  # served alone; empty: what the planner desires, or last-known-good
     executor: str = AUTO  # for plans made here; auto: measured per model, the settings below are unused
-    precision: Precision = "fp32"  # for plans made here; auto: fp32, or bf16 where it may be used, too
+    precision: Precision = "fp32"  # for plans made here; auto: fp32, or this where it is there
     scheduler: str = "greedy"  # for plans made here
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps

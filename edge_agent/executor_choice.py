@@ -20,7 +20,7 @@ from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.machine.device import device_class
-from stageloom.edge_agent.machine.executors import machine_facts
+from stageloom.edge_agent.machine.executors import machine_facts, usable_on_gpu
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import WayRequests
 from stageloom.shared.errors import StorageError
@@ -28,7 +28,7 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.arrangements import Times, widths
+from stageloom.shared.search.arrangements import ON_GPU, Times, widths
 from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
@@ -40,13 +40,18 @@ TIMES_NAME: Final = "executor_times"
 """The file in the agent's home that remembers."""
 
 _PACKAGES: Final = {"onnx": "onnxruntime", "openvino": "openvino"}
-_REDUCES: Final = ("openvino",)
+GPU_PRECISIONS: Final = ("tf32", "fp16")
+"""Of executors on a GPU, beside float32."""
+
+_REDUCES: Final = {"openvino": ("bf16",), **dict.fromkeys(ON_GPU, GPU_PRECISIONS)}
+"""Precisions that executors know beside float32, and are used where they are allowed."""
 _MOST: Final = 1024  # times that are remembered
 
 
 def installed() -> tuple[str, ...]:
-    """Executors on the processor that this environment has."""
-    return tuple(name for name, package in _PACKAGES.items() if find_spec(package) is not None)
+    """Executors that this environment has: on the processor, then on a GPU."""
+    on_cores = tuple(name for name, package in _PACKAGES.items() if find_spec(package) is not None)
+    return (*on_cores, *usable_on_gpu())
 
 
 def ways(executors: Sequence[str], cores: int, precision: str = "fp32") -> list[ExecutorOptions]:
@@ -57,8 +62,8 @@ def ways(executors: Sequence[str], cores: int, precision: str = "fp32") -> list[
     return [
         ExecutorOptions(name=name, intra_op_threads=threads, precision=one)
         for name in executors
-        for one in dict.fromkeys(("fp32", precision if name in _REDUCES else "fp32"))
-        for threads in widths(cores)
+        for one in dict.fromkeys(("fp32", precision if precision in _REDUCES.get(name, ()) else "fp32"))
+        for threads in (widths(cores) if name not in ON_GPU else (1,))
     ]
 
 
@@ -219,7 +224,7 @@ class ExecutorChoice:
     def _cause(self, plan: Plan) -> str:
         """What was measured, for people."""
         said = []
-        if plan.lanes != self._running.lanes:
+        if plan.lanes != self._running.lanes and plan.resources:
             threads = max(options.intra_op_threads for options in plan.executors)
             said.append(f"{counted(plan.lanes, 'lane')} of {counted(threads, 'thread')}")
         for index, model in enumerate(plan.models):

@@ -13,11 +13,12 @@ from typing import Final, Protocol
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, StageProfileRequest
 from stageloom.shared.plan import ExecutorOptions
-from stageloom.shared.search.arrangements import Times
+from stageloom.shared.search.arrangements import ON_GPU, Times
 from stageloom.shared.search.compose import ModelChoice, compose
 
 LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
-ROUNDS: Final = 2  # of every model on every executor
+GPU_LIMIT_S: Final = 60.0  # the same on a GPU: kernels are looked for
+ROUNDS: Final = 2  # of every model on every executor on the processor; a GPU is timed by its own clock
 OWN_REQUESTS: Final = 1 << 40
 """From here on requests are the agent's own: the planner numbers its from 1."""
 
@@ -55,10 +56,10 @@ class WayRequests:
             return []
         wanted = [
             (choice, need, options)
-            for _ in range(ROUNDS)
+            for round_ in range(ROUNDS)
             for choice, need in models
             for options in self._wanted
-            if options not in self._times.of(choice.artifact)
+            if options not in self._times.of(choice.artifact) and not (round_ and options.name in ON_GPU)
         ]
         return [self._request(*one) for one in wanted]
 
@@ -69,7 +70,11 @@ class WayRequests:
         plan = compose([choice], executor=options)
         self.open[number] = choice, options
         return StageProfileRequest(
-            request=number, plan_digest=plan.digest, plan=plan.wire, artifacts=(need,), budget_s=LIMIT_S
+            request=number,
+            plan_digest=plan.digest,
+            plan=plan.wire,
+            artifacts=(need,),
+            budget_s=GPU_LIMIT_S if options.name in ON_GPU else LIMIT_S,
         )
 
 

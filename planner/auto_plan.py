@@ -20,7 +20,7 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
-from stageloom.shared.search.arrangements import Times
+from stageloom.shared.search.arrangements import ON_GPU, Times
 from stageloom.shared.search.auto import AUTO, auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
@@ -142,7 +142,7 @@ def _times(
         one.artifact: {
             way: seconds
             for (way, batch), seconds in rows.get(one.artifact, {}).items()
-            if batch == one.batch and way.name in usable and way.name in CHOSEN
+            if batch == one.batch and way.name in usable and way.name in (*CHOSEN, *ON_GPU)
         }
         for one in choices
     }
@@ -156,12 +156,12 @@ def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) ->
     usual = machine.executors[0]
     cores = counted(len(machine.cores), "core")
     lanes = f", {MAX_LANES} of them used" if len(machine.cores) > MAX_LANES else ""
-    executors = [name for name in machine.executors if name == usual or name in CHOSEN[:-1]]
+    executors = [name for name in machine.executors if name == usual or name in (*CHOSEN[:-1], *ON_GPU)]
     said = [f"{device} has {cores}{lanes} and {' and '.join(executors)}"]
     runs = [_runs(name, one) for name, one in models.items() if one.times]
     if runs:
         said.append(_listed(runs))
-    tried = [name for name in machine.executors if name == usual or name in TRIED]
+    tried = [name for name in machine.executors if name == usual or name in (*TRIED, *ON_GPU)]
     for executor in tried:
         single = ExecutorOptions(name=executor)
         missing = [name for name, one in models.items() if single not in one.times]

@@ -20,6 +20,7 @@ from benchmarks.gpu.results import Deadline, Results, Settings, why
 from benchmarks.gpu.rivals import MIX, compile_child, row_name, use_precision
 from benchmarks.gpu.serving import Service, ServingRows
 from benchmarks.gpu.table import Table
+from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.machine.utilisation import this_machine
 from stageloom.shared.plan import Plan
 
@@ -82,8 +83,12 @@ class Run:
             ceilings.add_to(results)
         if settings.wants("probes"):
             run_probes(bench, results)
-        if settings.wants("correctness", "table", "serving", "switching", "concurrency"):
+        if settings.wants("correctness", "table", "switching", "concurrency"):
             self._measure(compiled, ceilings)
+        elif settings.wants("serving"):
+            with results.attempt("serving", f"executor {settings.executor}"):
+                self._service = Service(make_executor(settings.executor), self._subjects)
+                self._serve_rows(ServingRows(self._service, self._subjects, settings, results, None))
         if settings.wants(PART):
             add_process_rows(results, self.device, self._subjects, settings, self.deadline, self.folder)
         self._note_clocks("after")
@@ -156,23 +161,26 @@ class Run:
 
     def _serve(self, table: Table) -> dict[str, Any]:
         """Plans in the engine; the figures of the switches."""
-        settings, results, deadline = self.settings, self.results, self.deadline
+        settings, results = self.settings, self.results
         assert table.ours is not None
         if isinstance(table.ours.executor, ResidentExecutor):
             table.ours.executor.builds_ahead = True  # as on a device that serves
         self._service = service = Service(table.ours.executor, self._subjects)
         switch: dict[str, Any] = {}
         rows = ServingRows(service, self._subjects, settings, results, self._best_mix(table))
-        if settings.wants("serving"):
-            with results.attempt("serving", "full queues"):
-                rows.full_queues(deadline.within((deadline.left_s - _AFTER_FULL_QUEUES_S) / 2))
         if settings.wants("switching"):
             with results.attempt("switching", "between sequential graphs and ours"):
-                switch = rows.switches(deadline)
+                switch = rows.switches(self.deadline)
         if settings.wants("serving"):
-            with results.attempt("serving", "open loads"):
-                rows.open_loads(deadline.within(deadline.left_s - _CONCURRENCY_S), self._rng)
+            self._serve_rows(rows)
         return switch
+
+    def _serve_rows(self, rows: ServingRows) -> None:
+        results, deadline = self.results, self.deadline
+        with results.attempt("serving", "full queues"):
+            rows.full_queues(deadline.within((deadline.left_s - _AFTER_FULL_QUEUES_S) / 2))
+        with results.attempt("serving", "open loads"):
+            rows.open_loads(deadline.within(deadline.left_s - _CONCURRENCY_S), self._rng)
 
     def _best_mix(self, table: Table) -> Plan | None:
         """The fastest joint plan of one replica each: 7 masks are soon captured, those of 12 members not."""

@@ -23,6 +23,7 @@ from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.twin.arrivals import Periodic, Poisson, Process, arrivals
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan
+from stageloom.shared.search.arrangements import Arrangement, arranged_plan
 from stageloom.shared.search.compose import ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import run_search
@@ -40,6 +41,7 @@ _SWITCHING_S: Final = 25.0
 _SEQUENTIAL: Final = "sequential"
 _RIVALS: Final = (_SEQUENTIAL, "instances", "batching")
 _OURS: Final = "ours, best"
+_SHARED: Final = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 8), (4, 8))  # lanes and batches
 _QUEUE: Final = QueuePlan(max_tasks=4096, max_bytes=8 << 30)
 
 
@@ -254,7 +256,19 @@ def rival_plans(subjects: Sequence[Subject], options: ExecutorOptions, ours: Pla
         for candidate in candidates
         if candidate.partition == "whole"
     }
+    plans |= shared_gpu_plans(models, options)
     return plans if ours is None else {**plans, _OURS: ours}
+
+
+def shared_gpu_plans(models: Sequence[ModelChoice], options: ExecutorOptions) -> dict[str, Plan]:
+    """What `auto` makes for a GPU, with other numbers of lanes and other batches."""
+    count = len(models)
+    return {
+        f"auto, lanes {lanes}, batch {batch}": arranged_plan(
+            models, Arrangement(lanes, 0, (1,) * count, (options,) * count, (batch,) * count), ()
+        )
+        for lanes, batch in _SHARED
+    }
 
 
 class ServingRows:

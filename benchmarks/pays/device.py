@@ -19,7 +19,6 @@ from benchmarks.processes import PLANNER, DemoFailed, System
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.in_process import is_installed
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
-from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.times_alone import EXECUTOR_OF
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.planner.store.devices import device_info
@@ -93,7 +92,7 @@ class PaysDevice(System):
         _put_behind(self.processes.running["planner"].pid)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as commands:
             list(commands.map(self._add, self.models))
-        for executor in (EXECUTOR_OF[runtime] for runtime in RuntimeName if is_installed(runtime)):
+        for executor in (executor for runtime, executor in EXECUTOR_OF.items() if is_installed(runtime)):
             for threads in sorted({1, len(os.sched_getaffinity(0))}):
                 self._profile(executor, threads)
 

@@ -8,10 +8,14 @@ from importlib.util import find_spec
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
+from stageloom.edge_agent.machine.device import gpu_names
+from stageloom.edge_agent.machine.executors import onnx_facts
 
 
 def is_installed(runtime: RuntimeName) -> bool:
-    """Whether its package is there; it is not imported."""
+    """Whether its package is there, and what that computes on; it is not imported."""
+    if runtime is RuntimeName.CUDA:
+        return onnx_facts().cuda and bool(gpu_names())
     return find_spec(runtime.value) is not None
 
 

@@ -14,6 +14,7 @@ from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
+    CUDA,
     NAIVE,
     ONNXRUNTIME,
     OPENVINO,
@@ -24,8 +25,11 @@ from stageloom.edge_agent.bench.rival_settings import (
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
-from stageloom.edge_agent.lifecycle.alone import AUTO_PRECISIONS
-from stageloom.edge_agent.machine.device import cpu_name
+from stageloom.edge_agent.config import Precision
+from stageloom.edge_agent.executor_choice import GPU_PRECISIONS, TIMES_NAME, ExecutorTimes
+from stageloom.edge_agent.machine.device import cpu_name, device_class, gpu_names
+from stageloom.edge_agent.machine.executors import usable_on_gpu
+from stageloom.edge_agent.store import StateFile
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
@@ -51,18 +55,12 @@ class StatedLoad:
     rates_per_s: Mapping[str, float] = field(default_factory=dict)
     deadlines_ms: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 120.0  # for all of it; more time gives narrower intervals
-    precision: str = "fp32"  # that is allowed: bf16 where OpenVINO uses it by default
+    precision: Precision = "fp32"  # that is allowed beside float32
 
     def check(self, names: Sequence[str]) -> None:
         """Raises:
-        InputError: it names an unknown model, or rates of some models only; or a number is not positive, or
-            there is no such precision.
+        InputError: it names an unknown model, or rates of some models only; or a number is not positive.
         """
-        if self.precision not in AUTO_PRECISIONS:
-            raise InputError(
-                f"nothing is compared in the precision {self.precision!r}",
-                remedy=f"use one of {', '.join(AUTO_PRECISIONS)}",
-            )
         for option, given in (("--rate", self.rates_per_s), ("--deadline", self.deadlines_ms)):
             if unknown := sorted(given.keys() - set(names)):
                 raise InputError(
@@ -95,7 +93,11 @@ class OwnResult:
     def document(self) -> dict[str, Any]:
         """As one JSON object."""
         return {
-            "machine": {"processor": cpu_name(), "cores": len(os.sched_getaffinity(0))},
+            "machine": {
+                "processor": cpu_name(),
+                "cores": len(os.sched_getaffinity(0)),
+                **({"gpu": ", ".join(gpu_names())} if gpu_names() else {}),
+            },
             "models": self.models,
             "capacities": self.capacities,
             "absent": dict(self.absent),
@@ -153,12 +155,15 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
         return _Bench(models, load, progress).run()
 
 
-def settings_for(precision: str, *, openvino: bool) -> list[RivalSetting]:
-    """What is compared with; where bf16 is allowed, OpenVINO's settings in it as well."""
+def settings_for(precision: str, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
+    """What is compared with, the naive one first; where fewer bits are allowed, runtimes in what they make of
+    that as well. CUDA's provider has nothing below TF32 for a model in float32."""
     tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
     if openvino:
         by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
         tuned += [*by_hand, *(map(reduced, by_hand) if precision == "bf16" else ())]
+    if cuda:
+        return [*CUDA, *(map(reduced, CUDA) if precision in GPU_PRECISIONS else ()), NAIVE, *tuned]
     return [NAIVE, *tuned]
 
 
@@ -169,6 +174,7 @@ class _Bench:
         self._models = models
         self._load = load
         self._progress = progress
+        self._on_gpu = usable_on_gpu()
         self._require_precision()
         reduces = load.precision == "bf16"
         self._services = TimesAlone.measure(models, _SERVICE_S, progress, bfloat16=reduces)
@@ -179,6 +185,13 @@ class _Bench:
 
     def _require_precision(self) -> None:
         if self._load.precision == "fp32":
+            return
+        if self._load.precision in GPU_PRECISIONS:
+            if not self._on_gpu:
+                raise ExecutorError(
+                    f"executors on a GPU compute in {self._load.precision}, and none is usable here",
+                    remedy="`stageloom-agent doctor` says why; or leave --precision out",
+                )
             return
         if not is_installed(RuntimeName.OPENVINO):
             raise ExecutorError(
@@ -207,22 +220,41 @@ class _Bench:
 
     def run(self) -> OwnResult:
         """All of it."""
-        plan = own_plan(self._models, self._times())
         load = ContestLoad(
             weights=self._weights,
             deadlines_s=[self._deadlines[model.name] for model in self._models],
             window_s=_WINDOW_S,
         )
-        with Contest(self._models, load, self._progress) as contest:
+        with (
+            tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder,
+            Contest(self._models, load, self._progress) as contest,
+        ):
             settings = settings_for(
-                self._load.precision, openvino=RuntimeName.OPENVINO in self._services.runtimes
+                self._load.precision,
+                openvino=RuntimeName.OPENVINO in self._services.runtimes,
+                cuda=RuntimeName.CUDA in self._services.runtimes,
             )
+            self._naive = settings[0].name
             self._progress("starting the agent and what it is compared with")
-            contest.enter([*settings, AgentSetting(OURS, plan.wire)])
+            contest.enter([*settings, self._ours(folder)])
             if OURS not in contest.names:
                 raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
             found = self._capacities(contest)
-            return self._result(found, contest.absent, plan)
+            return self._result(found, contest.absent, self._plan(folder))
+
+    def _ours(self, folder: str) -> AgentSetting:
+        """On the processor with the plan that it would make; with a GPU an agent that measures by itself."""
+        if not self._on_gpu:
+            return AgentSetting(OURS, self._plan(folder).wire)
+        self._progress("the agent measures the models on its executors first")
+        return AgentSetting(OURS, precision=self._load.precision, times_folder=folder)
+
+    def _plan(self, folder: str) -> Plan:
+        times = self._times()
+        if self._on_gpu:
+            kept = ExecutorTimes(StateFile(Path(folder, TIMES_NAME)), device_class())
+            times = {one.name: kept.of(one.digest) for one in self._models}
+        return own_plan(self._models, times)
 
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
         busy_s = sum(
@@ -240,7 +272,7 @@ class _Bench:
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
         rivals = [name for name in found if name != OURS]
         best = max(rivals, key=lambda name: found[name].per_s, default="")
-        last = [name for name in dict.fromkeys((OURS, best, NAIVE.name)) if name in found]
+        last = [name for name in dict.fromkeys((OURS, best, self._naive)) if name in found]
         search = CapacitySearch(few=1, many=_MOST_WINDOWS, highest=highest)
         self._progress(f"measuring {', '.join(last)} again at that load, in turns")
         contest.capacities(
@@ -254,7 +286,7 @@ class _Bench:
         if not rivals:
             raise ExecutorError("nothing that it could be compared with serves these models")
         best = max(rivals, key=lambda name: found[name].per_s)
-        naive = NAIVE.name if NAIVE.name in found else best
+        naive = self._naive if self._naive in found else best
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(
@@ -295,12 +327,16 @@ class _Bench:
 
 def result_text(result: OwnResult) -> str:
     """As a person reads it; the sentence that says what to do comes last."""
-    lines = ["model                 deadline     on onnxruntime   on openvino   runs on"]
+    runtimes = [one for one in RuntimeName if any(f"{one.value}_ms" in row for row in result.models)]
+    columns = [f"on {one.value}" for one in runtimes]
+    lines = [f"{'model':20} {'deadline':>10}  {'  '.join(columns)}   runs on"]
     for row in result.models:
-        times = [_shown_ms(row.get(f"{runtime.value}_ms")) for runtime in RuntimeName]
+        times = [
+            f"{_shown_ms(row.get(f'{one.value}_ms')):>{len(column)}}"
+            for one, column in zip(runtimes, columns, strict=True)
+        ]
         lines.append(
-            f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {times[0]:>15} {times[1]:>13}   "
-            f"{row['executor']}"
+            f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {'  '.join(times)}   {row['executor']}"
         )
     lines += ["", "served by              tasks a second within the deadlines (95 % interval)"]
     for row in sorted(result.capacities, key=lambda row: -row["per_s"]):

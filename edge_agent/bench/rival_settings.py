@@ -18,7 +18,8 @@ class Family(Enum):
     ONNXRUNTIME = "onnxruntime"
     OPENVINO_DEFAULT = "openvino_default"
     OPENVINO = "openvino"
-    REDUCED = "reduced"  # OpenVINO in fewer bits than the model says, which is its default on some processors
+    CUDA = "cuda"
+    REDUCED = "reduced"  # in fewer bits than the model says, which is a default of OpenVINO and of CUDA
     BY_DEADLINE = "by_deadline"  # a hand-written loop that orders by deadline; no setting of any runtime
 
 
@@ -86,10 +87,23 @@ OPENVINO_LATENCY: Final = replace(_openvino("ov_latency", hint="LATENCY"), famil
 """The latency hint and a thread for each model."""
 
 
+def _cuda(name: str, workers: int) -> RivalSetting:
+    return RivalSetting(name, Family.CUDA, RuntimeOptions(runtime=RuntimeName.CUDA, workers=workers))
+
+
+NAIVE_CUDA: Final = _cuda("cuda_per_model", 0)
+"""A session on the GPU and a thread for each model: what people do first there."""
+
+CUDA: Final = (NAIVE_CUDA, _cuda("cuda_1", 1), _cuda("cuda_2", 2), _cuda("cuda_4", 4))
+"""Workers, one session for each model on the GPU."""
+
+
 def reduced(setting: RivalSetting) -> RivalSetting:
-    """The same in the precision that OpenVINO chooses by default: bfloat16 on processors that have it."""
+    """The same in the precision that its runtime chooses by default: OpenVINO bfloat16 on processors that
+    have it, CUDA TF32."""
     options = replace(setting.options, float32=False)
-    return replace(setting, name=f"{setting.name}_bf16", family=Family.REDUCED, options=options)
+    bits = "tf32" if setting.family is Family.CUDA else "bf16"
+    return replace(setting, name=f"{setting.name}_{bits}", family=Family.REDUCED, options=options)
 
 
 def by_deadline(chosen: Mapping[str, RuntimeName]) -> RivalSetting:

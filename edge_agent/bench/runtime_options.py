@@ -10,6 +10,7 @@ class RuntimeName(Enum):
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
+    CUDA = "onnxruntime_cuda"  # onnxruntime's CUDA provider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class RuntimeOptions:
     threads: int = 0  # inside an operator; 0: the runtime's default
     spinning: bool = False  # onnxruntime's threads keep a core busy while they wait
     hint: str = ""  # OpenVINO's PERFORMANCE_HINT, which chooses threads and streams
-    float32: bool = True  # OpenVINO computes as the model says; else in bfloat16 where the processor has it
+    float32: bool = True
+    """It computes as the model says; else OpenVINO in bfloat16 where the processor has it, CUDA in TF32."""
 
     def runtime_of(self, model: str) -> RuntimeName:
         """What runs a model."""

@@ -43,6 +43,8 @@ def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> R
 def _calls(options: RuntimeOptions, model: ModelUnderTest, workers: int, index: int) -> list[Call]:
     if options.runtime_of(model.name) is RuntimeName.ONNXRUNTIME:
         return [onnxruntime_call(model.path, options.threads, spinning=options.spinning)] * workers
+    if options.runtime_of(model.name) is RuntimeName.CUDA:
+        return [cuda_call(model.path, tf32=not options.float32)] * workers
     from stageloom.edge_agent.bench.openvino_rival import compiled_call, properties_of
 
     properties = properties_of(options)
@@ -71,6 +73,24 @@ def onnxruntime_call(path: Path, threads: int, *, spinning: bool) -> Call:
     if not spinning:
         wanted.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(path), wanted, providers=["CPUExecutionProvider"])
+    return partial(session.run, None)
+
+
+def cuda_call(path: Path, *, tf32: bool) -> Call:
+    """A session on the GPU as it comes; `tf32`: products in TF32, which is onnxruntime's default.
+
+    Raises:
+        Exception: onnxruntime does not take the model, or has no GPU.
+    """
+    import onnxruntime
+
+    onnxruntime.preload_dlls()  # CUDA and cuDNN from wheels
+    wanted = onnxruntime.SessionOptions()
+    wanted.log_severity_level = _QUIET
+    provider = ("CUDAExecutionProvider", {"use_tf32": int(tf32)})
+    session = onnxruntime.InferenceSession(str(path), wanted, providers=[provider, "CPUExecutionProvider"])
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise RuntimeError("onnxruntime took the processor in the GPU's place: a library of CUDA is missing")
     return partial(session.run, None)
 
 

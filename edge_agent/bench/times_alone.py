@@ -12,6 +12,7 @@ from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.arrangements import Times, widths
 
 EXECUTOR_OF: Final = {RuntimeName.ONNXRUNTIME: "onnx", RuntimeName.OPENVINO: "openvino"}
+"""What runs a model whole as the runtime does. On a GPU none does: there the agent measures."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class TimesAlone:
 
         `bfloat16`: OpenVINO in this precision, too.
         """
+        lanes = widths(len(os.sched_getaffinity(0)))
         taken = {}
         for runtime in filter(is_installed, RuntimeName):
             reduces = bfloat16 and runtime is RuntimeName.OPENVINO
             for precision in ("fp32", "bf16") if reduces else ("fp32",):
-                for threads in widths(len(os.sched_getaffinity(0))):
+                for threads in lanes if runtime is not RuntimeName.CUDA else lanes[:1]:
                     progress(f"timing each model alone on {runtime.value}, {threads=}, {precision}")
                     options = RuntimeOptions(
                         runtime=runtime, workers=1, threads=threads, float32=precision == "fp32"
@@ -60,9 +62,11 @@ class TimesAlone:
         return min(times, key=lambda pair: pair[0], default=None)
 
     def of(self, model: str, *precisions: str) -> Times:
-        """As an agent would have measured it, that may use these precisions beside float32."""
+        """As an agent that may use these precisions beside float32 would have measured it on cores."""
         return {
             ExecutorOptions(name=EXECUTOR_OF[runtime], intra_op_threads=threads, precision=precision): taken
             for (runtime, threads, precision), found in self.taken.items()
-            if precision in ("fp32", *precisions) and isinstance(taken := found[model], float)
+            if runtime in EXECUTOR_OF
+            and precision in ("fp32", *precisions)
+            and isinstance(taken := found[model], float)
         }

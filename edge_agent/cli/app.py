@@ -81,8 +81,8 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Precision of plans made here. bf16: about twice as fast where the processor has it, and "
-            "results are approximate; `verify --precision bf16` tells how far.",
+            help="Precision of plans made here. bf16: about twice as fast where the processor has it; tf32, "
+            "fp16: on a GPU. Results are approximate then; `verify --precision bf16` tells how far.",
             show_default="fp32",
         ),
     ] = None,

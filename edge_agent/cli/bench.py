@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_models
+
+if TYPE_CHECKING:
+    from stageloom.edge_agent.config import Precision
 
 
 def bench(
@@ -36,7 +39,9 @@ def bench(
     precision: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="fp32, or bf16: the agent may use it, and OpenVINO runs in it as well."
+            metavar="NAME",
+            help="fp32, or what the agent may use beside it: bf16, which OpenVINO is compared in as well, or "
+            "on a GPU tf32 or fp16, and onnxruntime is compared in tf32 as well.",
         ),
     ] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
@@ -44,8 +49,9 @@ def bench(
     """Find what serves your own models best on this machine.
 
     A default session per model, tuned settings of onnxruntime and OpenVINO, and the agent with its own plan
-    take turns on the same random arrivals, and each one's load within the deadlines is found. It ends with a
-    sentence that says what to use.
+    take turns on the same random arrivals, and each one's load within the deadlines is found. With a GPU,
+    onnxruntime's sessions there are among them, where it is installed for that. It ends with a sentence that
+    says what to use.
 
     \b
     stageloom-agent bench detector.onnx classifier.onnx
@@ -61,11 +67,25 @@ def bench(
         rates_per_s=by_model("--rate", rate or (), names),
         deadlines_ms=by_model("--deadline", deadline or (), names),
         seconds=seconds,
-        precision=precision,
+        precision=known_precision(precision),
     )
     with ended_politely():
         result = compare(arguments, load, lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(result.document(), indent=2) if as_json else result_text(result))
+
+
+def known_precision(name: str) -> "Precision":
+    """Raises:
+    InputError: nothing is compared in it.
+    """
+    from stageloom.edge_agent.config import PRECISIONS
+
+    found = next((one for one in PRECISIONS if one == name), None)
+    if found is None:
+        raise InputError(
+            f"nothing is compared in the precision {name!r}", remedy=f"use one of {', '.join(PRECISIONS)}"
+        )
+    return found
 
 
 def by_model(option: str, given: Sequence[str], names: Sequence[str]) -> Mapping[str, float]:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
-from stageloom.edge_agent.executor_choice import ExecutorTimes, OwnModels
+from stageloom.edge_agent.executor_choice import GPU_PRECISIONS, ExecutorTimes, OwnModels
+from stageloom.edge_agent.machine.executors import usable_on_gpu
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import SettingError, UnpinnedShape
@@ -18,9 +18,6 @@ from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.text import counted
-
-AUTO_PRECISIONS: Final = ("fp32", "bf16")
-"""Those of the executors on the processor; bf16 is used where it is allowed and there."""
 
 Progress = Callable[[str], None]
 
@@ -37,10 +34,10 @@ def require_names(config: AgentConfig) -> None:
         raise SettingError(
             f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(names)}"
         )
-    if config.executor == AUTO and config.precision not in AUTO_PRECISIONS:
+    if config.executor == AUTO and config.precision in GPU_PRECISIONS and not usable_on_gpu():
         raise SettingError(
-            f"no executor that auto chooses from knows the precision {config.precision!r}",
-            remedy=f"use {' or '.join(AUTO_PRECISIONS)}, or name the executor",
+            f"executors on a GPU know the precision {config.precision!r}, and none can be used here",
+            remedy="use fp32 or bf16; `stageloom-agent doctor` says what the GPU lacks",
         )
 
 

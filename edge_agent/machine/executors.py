@@ -16,6 +16,7 @@ from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
 from stageloom.edge_agent.machine.device import driver_version, gpu_names, installed
 from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, MachineFacts
+from stageloom.shared.search.arrangements import ON_GPU
 
 _LIBRARIES = re.compile(r"nvidia-(cudnn|cublas|cuda-runtime)(-cu\d+)?$")
 
@@ -101,6 +102,14 @@ def executor_problems() -> dict[str, str]:
         twice=len(runtimes) > 1,
         openvino=find_spec("openvino") is not None,
     )
+
+
+def usable_on_gpu() -> tuple[str, ...]:
+    """Executors on a GPU that plans can name here, as far as the installed files tell."""
+    if not gpu_names():
+        return ()
+    problems = executor_problems()
+    return tuple(name for name in ON_GPU if not problems[name])
 
 
 def problems_of(

@@ -36,7 +36,7 @@ ENDED_TWICE: Final = "the engine process ended twice while it had this request"
 _STAGE_REPEATS: Final = 9
 _LIVES: Final = 2
 _OWN_WALL_S: Final = 20.0
-"""For one of the agent's own measurements: those that a planner asks for wait behind it."""
+"""For one of the agent's own measurements, or twice its work: what a planner asks for waits behind it."""
 
 Request: TypeAlias = ProfileRequest | StageProfileRequest
 
@@ -168,7 +168,9 @@ class ProfileQueue:
                 paths,
                 _STAGE_REPEATS,
                 request.budget_s,
-                self._wall_s if request.request < OWN_REQUESTS else min(self._wall_s, _OWN_WALL_S),
+                min(self._wall_s, max(_OWN_WALL_S, 2.0 * request.budget_s))
+                if request.request >= OWN_REQUESTS
+                else self._wall_s,
                 request.combined_blocks,
             )
             with memory_file(request.plan) as fd:

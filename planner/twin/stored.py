@@ -28,6 +28,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
 from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.arrangements import ON_GPU
 from stageloom.shared.search.costs import CostTable
 
 _LEAST_STEPS: Final = 20
@@ -43,9 +44,6 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-_ON_GPU: Final = ("torch_cuda", "onnx_cuda")
-
-
 def base_device(device_class: str, executor: str) -> DeviceFile:
     """The device file to begin with for a device class: by its GPU's name, or a CPU of its cores.
 
@@ -55,7 +53,7 @@ def base_device(device_class: str, executor: str) -> DeviceFile:
         InputError: the class names a GPU that no device file is for.
     """
     hardware = device_class.partition(";")[0]
-    if executor not in _ON_GPU:
+    if executor not in ON_GPU:
         cores = _CORES.search(hardware)
         return cpu_device(int(cores.group(1)) if cores else 1)
     for name, words in _WORDS.items():

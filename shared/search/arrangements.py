@@ -1,9 +1,11 @@
-"""How lanes may share the cores of a device, and how each model runs in them: what is tried, and its plan.
+"""How lanes may share the cores of a device or its GPU, and how each model runs in them: what is tried, and
+its plan.
 
 Every lane keeps to its cores: its thread stays where its weights are cached. The task whose deadline comes
 first goes first, whatever its model. A step is never interrupted, so a long model can hold up another one's
 tasks; it may then be cut into blocks, between which a task goes that is due sooner, or run with several
-threads, on fewer lanes. `auto` and re-plans choose among these.
+threads, on fewer lanes. On a GPU models stay whole, and some lanes keep it busy: while one waits for the host
+another computes. `auto` and re-plans choose among these.
 """
 
 import math
@@ -30,6 +32,14 @@ BORDERS_S: Final[Mapping[str, float]] = {"onnx": 0.0002, "openvino": 0.00045}
 _BORDER_S: Final = 0.0005  # on other executors
 STEP_S: Final = 0.0003
 """What a step takes beside its inference."""
+ON_GPU: Final = ("torch_cuda", "onnx_cuda")
+"""Executors that compute on a GPU: a plan has one of them for all of its blocks."""
+GPU_LANES: Final = 4
+"""Of a plan on a GPU. So many independent graphs on streams of their own ran 2.5 to 2.9 times as fast as one
+after another on an H200 (`docs/results/README.md`, "On a GPU"); the engine's lanes were not timed there."""
+GPU_BATCH: Final = 8
+"""The largest batch of such a plan. Tasks that wait already share a step; none waits for others."""
+_BATCH_SHARE: Final = 0.5  # of the shortest patience: what a batch may take, were it no faster than its tasks
 _OVERDUE_AFTER: Final = 1 << 10
 """Choices in which a block may be passed over: those of a cut model often are, for tasks that are due
 sooner."""
@@ -43,9 +53,10 @@ class Arrangement:
     """How lanes share the cores, and how each model runs in them."""
 
     lanes: int
-    width: int  # cores of a lane
+    width: int  # cores of a lane; 0: the lanes share the GPU
     blocks: tuple[int, ...]  # by model
     run_by: tuple[ExecutorOptions, ...]  # by model
+    batches: tuple[int, ...] = ()  # by model, for those that can have one and have none; empty: none
 
 
 def arrangements(
@@ -55,15 +66,31 @@ def arrangements(
     cores: int,
     patience_s: Sequence[float | None],
 ) -> Iterator[Arrangement]:
-    """Those that are tried, whole models on a lane per core first.
+    """Those that are tried, whole models on a lane per core first, on a GPU last.
 
     By model: what is known of it, into how many blocks it may be cut, and how long a task of it may take in
-    all, where that is known. Lanes of several cores only where some model was measured with their threads.
+    all, where that is known. Lanes of several cores only where some model was measured with their threads,
+    and a GPU where all models run on it.
     """
+    yield from _on_cores(known, most_blocks, default, cores, patience_s)
+    yield from _on_gpu(known, patience_s)
+
+
+def _on_cores(
+    known: Sequence[Times],
+    most_blocks: Sequence[int],
+    default: ExecutorOptions,
+    cores: int,
+    patience_s: Sequence[float | None],
+) -> Iterator[Arrangement]:
     for width in widths(cores):
         lanes = min(cores // width, MAX_LANES)
         usable = [
-            {options: taken for options, taken in one.items() if options.intra_op_threads in (1, width)}
+            {
+                options: taken
+                for options, taken in one.items()
+                if options.intra_op_threads in (1, width) and options.name not in ON_GPU
+            }
             for one in known
         ]
         if width > 1 and not any(o.intra_op_threads == width for one in usable for o in one):
@@ -83,6 +110,28 @@ def arrangements(
                 for one, number in zip(usable, counts, strict=True)
             )
             yield Arrangement(lanes, width, counts, run_by)
+
+
+def _on_gpu(known: Sequence[Times], patience_s: Sequence[float | None]) -> Iterator[Arrangement]:
+    """Whole models, each way that all of them were measured in."""
+    shared = [
+        options
+        for options in (known[0] if known else ())
+        if options.name in ON_GPU and all(one.get(options, math.inf) < math.inf for one in known)
+    ]
+    longest_s = _BATCH_SHARE * min((one for one in patience_s if one is not None), default=0.0)
+    for options in shared:
+        batches = tuple(batch_within(one[options], longest_s) for one in known)
+        yield Arrangement(GPU_LANES, 0, (1,) * len(known), (options,) * len(known), batches)
+
+
+def batch_within(seconds: float, longest_s: float) -> int:
+    """The largest batch, a power of two, that takes at most `longest_s` though it were no faster than its
+    tasks one by one, of `seconds` each."""
+    batch = 1
+    while batch < GPU_BATCH and 2 * batch * seconds <= longest_s:
+        batch *= 2
+    return batch
 
 
 def widths(cores: int) -> list[int]:
@@ -107,9 +156,12 @@ def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequ
             one,
             partition=even_cuts(one.graph, number),
             replicas=found.lanes,
+            batch=batch if one.graph.batchable and one.batch == 1 else one.batch,
             queue=replace(one.queue, rule=QueueRule.DEADLINE),
         )
-        for one, number in zip(models, found.blocks, strict=True)
+        for one, number, batch in zip(
+            models, found.blocks, found.batches or (one.batch for one in models), strict=True
+        )
     ]
     options = list(dict.fromkeys(found.run_by))
     plan = compose(
@@ -123,6 +175,8 @@ def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequ
             run_ahead=1,  # what waits behind a step cannot be overtaken
         ),
     )
+    if not found.width:
+        return plan
     ends = range(found.width, found.lanes * found.width + 1, found.width)
     return replace(
         plan,

@@ -79,16 +79,21 @@ def _carried(
     """The load that an arrangement carries: the geometric mean over two mixes of models.
 
     One has equally many tasks of each model, the other equal shares of the processor. 0 where it is less than
-    `at_least`.
+    `at_least`, or a model cannot run.
     """
+    if any(
+        times.get(options, math.inf) == math.inf for times, options in zip(known, one.run_by, strict=True)
+    ):
+        return 0.0
     served = []
+    lanes = one.lanes if one.width else 1  # what several lanes add on a GPU differs from one to the next
     for times, options, blocks, most_s in zip(known, one.run_by, one.blocks, patience_s, strict=True):
         assert most_s is not None
         block_s = with_borders(options, times[options], blocks) / blocks + STEP_S
         served.append(ServedModel(blocks_s=(block_s,) * blocks, deadline_s=most_s))
     alone_s = [min(times.values()) for times in known]
     by_work = [replace(model, weight=1.0 / taken) for model, taken in zip(served, alone_s, strict=True)]
-    carried = load_within_deadlines(served, one.lanes)
+    carried = load_within_deadlines(served, lanes)
     if carried <= 0.0:
         return 0.0
-    return math.sqrt(carried * load_within_deadlines(by_work, one.lanes, at_least=at_least**2 / carried))
+    return math.sqrt(carried * load_within_deadlines(by_work, lanes, at_least=at_least**2 / carried))

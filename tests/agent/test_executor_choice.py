@@ -8,6 +8,7 @@ import pytest
 from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels, ways
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.store import StateFile
+from stageloom.edge_agent.way_measuring import GPU_LIMIT_S
 from stageloom.shared.messages.control import ArtifactNeed
 from stageloom.shared.messages.telemetry import Row, decode_row, encode_row
 from stageloom.shared.plan import ExecutorOptions, decode_plan
@@ -123,3 +124,30 @@ def test_what_the_better_plan_cuts_is_said(tmp_path: Path) -> None:
         answers.append(asking.answered(request.request, 1e6 * seconds, ""))
     assert answers[-1] is not None
     assert answers[-1].cause == "b in 2 blocks"
+
+
+def test_a_gpu_is_measured_once_with_time_to_look_for_kernels_and_takes_over(tmp_path: Path) -> None:
+    asking = choice(times(tmp_path), ("onnx", "torch_cuda"), cores=2)
+    asked = [(one.budget_s, decode_plan(one.plan, one.plan_digest).executor) for one in asking.requests()]
+    on_gpu = [(budget_s, options) for budget_s, options in asked if options.name == "torch_cuda"]
+    assert on_gpu == [(GPU_LIMIT_S, ExecutorOptions(name="torch_cuda"))] * 2
+
+    asking = choice(times(tmp_path), ("onnx", "torch_cuda"))
+    measured = {(model, name): us for model in "ab" for name, us in (("onnx", 3e4), ("torch_cuda", 1e3))}
+    *_, last = answer(asking, dict(measured))
+    assert last is not None
+    assert last.cause == "a 30.0 times as fast on torch_cuda, b 30.0 times as fast on torch_cuda"
+    assert decode_plan(last.plan.wire, last.plan.ref.digest).executors == (
+        ExecutorOptions(name="torch_cuda"),
+    )
+
+
+def test_fewer_bits_are_tried_where_they_are_allowed_and_the_executor_knows_them() -> None:
+    def tried(precision: str) -> set[tuple[str, str]]:
+        found = ways(("onnx", "openvino", "torch_cuda", "onnx_cuda"), 1, precision)
+        return {(one.name, one.precision) for one in found if one.precision != "fp32"}
+
+    assert tried("fp32") == set()
+    assert tried("bf16") == {("openvino", "bf16")}
+    assert tried("fp16") == {("torch_cuda", "fp16"), ("onnx_cuda", "fp16")}
+    assert tried("tf32") == {("torch_cuda", "tf32"), ("onnx_cuda", "tf32")}

@@ -11,12 +11,14 @@ import pytest
 from stageloom.edge_agent.bench.own_models import (
     OwnResult,
     StatedLoad,
+    bench,
     result_text,
     settings_for,
 )
 from stageloom.edge_agent.bench.rival_settings import Family
-from stageloom.edge_agent.cli.bench import by_model
-from stageloom.shared.errors import InputError
+from stageloom.edge_agent.cli.bench import by_model, known_precision
+from stageloom.shared.errors import ExecutorError, InputError
+from stageloom.shared.importer.model_argument import ModelArgument
 from stageloom.shared.plan import Plan
 from tests.agent.models import write_tiny
 
@@ -130,5 +132,23 @@ def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() 
 
 
 def test_a_precision_that_nothing_is_compared_in_is_refused() -> None:
-    with pytest.raises(InputError, match="compared in the precision 'tf32'"):
-        StatedLoad(precision="tf32").check(["a"])
+    with pytest.raises(InputError, match="compared in the precision 'int8'"):
+        known_precision("int8")
+
+
+def test_a_precision_of_gpus_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    model = ModelArgument(str(write_tiny(tmp_path / "net.onnx", 0)), "net", ())
+    with pytest.raises(ExecutorError, match="executors on a GPU compute in tf32"):
+        bench([model], StatedLoad(precision="tf32"), lambda line: None)
+
+
+def test_with_a_gpu_sessions_on_it_are_what_is_compared_with_first() -> None:
+    plain = settings_for("fp32", openvino=False, cuda=True)
+    assert [one.name for one in plain] == [
+        *("cuda_per_model", "cuda_1", "cuda_2", "cuda_4", "naive", "ort_1x2", "ort_2x1")
+    ]
+    assert all(one.options.float32 for one in plain), "TF32, its default, is not what the models say"
+    for precision in ("tf32", "fp16"):
+        allowed = settings_for(precision, openvino=False, cuda=True)
+        fewer = [one for one in allowed if not one.options.float32]
+        assert [one.name for one in fewer] == [f"{one.name}_tf32" for one in plain[:4]]

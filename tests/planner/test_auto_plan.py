@@ -118,6 +118,19 @@ def test_lanes_are_wider_where_the_device_measured_that_two_threads_carry_more(r
     assert "long on onnx with 2 threads in 19 ms (42 ms on onnx)" in known
 
 
+def test_a_gpu_that_the_device_measured_runs_all_models(rig: Rig) -> None:
+    rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("torch_cuda")), 1))
+    for model in ("long", "short"):
+        rig.took(model, "onnx", 30.0)
+        rig.took(model, "torch_cuda", 1.0)
+    plan, known = rig.made()
+    assert run_by(plan) == {"long": {"torch_cuda"}, "short": {"torch_cuda"}}
+    assert known == (
+        "nano has 2 cores and onnx and torch_cuda; "
+        "long on torch_cuda in 1 ms (30 ms on onnx), short on torch_cuda in 1 ms (30 ms on onnx)"
+    )
+
+
 def test_what_was_not_measured_is_said_with_the_command_that_measures_it(rig: Rig) -> None:
     rig.tells(FACTS)
     rig.took("long", "onnx", 8.0)

@@ -11,7 +11,16 @@ from benchmarks import zoo
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Member, Plan, QueueRule, StepChoice, decode_plan
-from stageloom.shared.search.arrangements import Times, block_counts, even_cuts, fastest, widths
+from stageloom.shared.search.arrangements import (
+    GPU_BATCH,
+    GPU_LANES,
+    Times,
+    batch_within,
+    block_counts,
+    even_cuts,
+    fastest,
+    widths,
+)
 from stageloom.shared.search.auto import auto_plan, best_arrangement
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
@@ -24,6 +33,7 @@ MODELS = [
 
 
 ONNX, OPENVINO = ExecutorOptions(name="onnx"), ExecutorOptions(name="openvino")
+GPU = ExecutorOptions(name="torch_cuda")
 
 
 def wide(options: ExecutorOptions, threads: int = 2) -> ExecutorOptions:
@@ -151,3 +161,47 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
 def test_another_executor_must_be_clearly_faster(times_s: dict[str, float], chosen: str) -> None:
     by_options = {ExecutorOptions(name=name): taken for name, taken in times_s.items()}
     assert fastest(by_options, ONNX).name == chosen
+
+
+def on_gpu(left_s: float, right_s: float) -> Plan:
+    return plan_for([0, 1], {LEFT[0]: {ONNX: 0.030, GPU: left_s}, RIGHT[0]: {ONNX: 0.020, GPU: right_s}})
+
+
+def test_a_gpu_that_carries_more_gets_whole_models_on_lanes_that_share_it_and_no_cores() -> None:
+    plan = on_gpu(0.001, 0.0005)
+    assert plan.executors == (GPU,)
+    assert (plan.lanes, plan.resources, {one.replicas for one in plan.models}) == (GPU_LANES, (), {GPU_LANES})
+    assert [(one.cuts, one.batch) for one in plan.models] == [((), GPU_BATCH), ((), GPU_BATCH)]
+    assert plan.step_choice is StepChoice.DEADLINE
+
+
+def test_a_gpu_is_taken_for_all_models_or_for_none() -> None:
+    assert on_gpu(0.001, math.inf).executors == (ONNX,)
+    assert plan_for([0, 1], {LEFT[0]: {ONNX: 0.030, GPU: 0.001}, RIGHT[0]: {ONNX: 0.020}}).executors == (
+        ONNX,
+    )
+
+
+def test_a_gpu_that_carries_less_than_the_cores_is_left_alone() -> None:
+    assert on_gpu(0.030, 0.020).executors == (ONNX,)
+
+
+def test_models_that_run_nowhere_else_run_on_the_gpu() -> None:
+    known: dict[Digest, Times] = {one[0]: {ONNX: math.inf, GPU: 0.030} for one in (LEFT, RIGHT)}
+    assert plan_for([0, 1], known).executors == (GPU,)
+
+
+def test_the_faster_of_two_ways_on_a_gpu_is_taken() -> None:
+    half = replace(GPU, precision="fp16")
+    known: dict[Digest, Times] = {one[0]: {ONNX: 0.03, GPU: 0.004, half: 0.002} for one in (LEFT, RIGHT)}
+    assert plan_for([0, 1], known).executors == (half,)
+
+
+def test_a_batch_on_a_gpu_leaves_others_in_time_though_it_were_no_faster_than_its_tasks() -> None:
+    assert [batch_within(one, 0.010) for one in (0.001, 0.002, 0.004, 0.006, 0.020)] == [8, 4, 2, 1, 1]
+
+
+def test_a_batch_that_somebody_chose_stays_on_a_gpu() -> None:
+    known: dict[Digest, Times] = {one[0]: {ONNX: 0.030, GPU: 0.0005} for one in (LEFT, RIGHT)}
+    chosen = [replace(MODELS[0], batch=2), MODELS[1]]
+    assert [one.batch for one in auto_plan(chosen, known, ONNX, [0, 1]).models] == [2, GPU_BATCH]
