@@ -181,6 +181,11 @@ class _Bench:
         self._alone_s = {model.name: self._shortest_s(model.name) for model in models}
         given = {name: ms * 1e-3 for name, ms in load.deadlines_ms.items()}
         self._deadlines = deadlines_s(self._alone_s, given_s=given)
+        self._rivals = settings_for(
+            load.precision,
+            openvino=RuntimeName.OPENVINO in self._services.runtimes,
+            cuda=RuntimeName.CUDA in self._services.runtimes,
+        )
         self._weights = [load.rates_per_s.get(model.name, 1.0) for model in models]
 
     def _require_precision(self) -> None:
@@ -229,14 +234,8 @@ class _Bench:
             tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder,
             Contest(self._models, load, self._progress) as contest,
         ):
-            settings = settings_for(
-                self._load.precision,
-                openvino=RuntimeName.OPENVINO in self._services.runtimes,
-                cuda=RuntimeName.CUDA in self._services.runtimes,
-            )
-            self._naive = settings[0].name
             self._progress("starting the agent and what it is compared with")
-            contest.enter([*settings, self._ours(folder)])
+            contest.enter([*self._rivals, self._ours(folder)])
             if OURS not in contest.names:
                 raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
             found = self._capacities(contest)
@@ -272,7 +271,7 @@ class _Bench:
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
         rivals = [name for name in found if name != OURS]
         best = max(rivals, key=lambda name: found[name].per_s, default="")
-        last = [name for name in dict.fromkeys((OURS, best, self._naive)) if name in found]
+        last = [name for name in dict.fromkeys((OURS, best, self._rivals[0].name)) if name in found]
         search = CapacitySearch(few=1, many=_MOST_WINDOWS, highest=highest)
         self._progress(f"measuring {', '.join(last)} again at that load, in turns")
         contest.capacities(
@@ -286,7 +285,7 @@ class _Bench:
         if not rivals:
             raise ExecutorError("nothing that it could be compared with serves these models")
         best = max(rivals, key=lambda name: found[name].per_s)
-        naive = self._naive if self._naive in found else best
+        naive = self._rivals[0].name if self._rivals[0].name in found else best
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(

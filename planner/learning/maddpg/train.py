@@ -6,6 +6,7 @@ replaced whole or not at all, so a run that is killed while it writes goes on fr
 
 import json
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -88,7 +89,7 @@ class PooledWorkers:
 
     def __init__(self, course: TrainingCourse, pool: SearchPool) -> None:
         self._course, self._pool = course, pool
-        self._task = task_of(course.problem, course.settings, course.table)
+        self._task = task_of(course.problem, course.settings, course.table, secrets.token_hex(8))
         self._given: dict[Future[WorkResult], Work] = {}
         self._lost = 0  # since the last result
 

@@ -238,12 +238,13 @@ def _figures(problem: Problem, settings: MaddpgSettings, steps: Sequence[Environ
     return figures_of(windows, problem.service_s, idle_s=idle_s)
 
 
-def task_of(problem: Problem, settings: MaddpgSettings, table: ScheduleTable) -> bytes:
+def task_of(problem: Problem, settings: MaddpgSettings, table: ScheduleTable, run_id: str = "") -> bytes:
     """What all work of a run has in common; a process keeps the problem of equal bytes.
 
-    `table` is where its own begins: a run that goes on goes on with the schedules that it had.
+    `table` is where its own begins: a run that goes on goes on with the schedules that it had. `run_id`
+    tells runs apart: what a process found for another one, this one's learner was not told.
     """
-    return pickle.dumps((problem, settings, table.saved()))
+    return pickle.dumps((problem, settings, table.saved(), run_id))
 
 
 def rollout(task: bytes, work: Work, schedules: Mapping[BlockKey, ScheduleEntry]) -> WorkResult:
@@ -256,7 +257,7 @@ def rollout(task: bytes, work: Work, schedules: Mapping[BlockKey, ScheduleEntry]
 @lru_cache(maxsize=1)
 def _kept(task: bytes) -> tuple[Problem, MaddpgSettings, ScheduleTable]:
     # From the learner, which started this process or joined its Ray.
-    problem, settings, saved = pickle.loads(task)
+    problem, settings, saved, _ = pickle.loads(task)
     table = problem.table()
     table.restore(saved)
     table.taken_asked()  # the learner knows

@@ -97,6 +97,13 @@ def test_an_actor_keeps_its_schedules_and_tells_of_each_once() -> None:
     assert first.asked == again.asked and set(first.asked.values()) == {1}
 
 
+def test_an_actor_that_worked_for_another_run_tells_this_one_of_its_schedules_again() -> None:
+    row = (0.0, 0.0, 0.1, 0.4, 0.1, 0.4)
+    work = Collect(number=0, seed=0, steps=1, rows=(row,))
+    one, other = (rollout(task_of(PROBLEM, SMALL, PROBLEM.table(), run_id), work, {}) for run_id in "ab")
+    assert one.schedules and one.schedules.keys() == other.schedules.keys()
+
+
 def test_an_actor_of_a_run_that_goes_on_begins_with_the_runs_schedules_and_counts() -> None:
     """Asked for twice before the interruption, a block is searched for when it is asked for once more."""
     row = (0.0, 0.0, 0.1, 0.4, 0.1, 0.4)
