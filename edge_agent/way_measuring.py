@@ -27,7 +27,7 @@ PAUSE_S: Final = 2.0
 """After each measurement while tasks come: what is served waits for a run of a model at the most."""
 QUIET_PAUSE_S: Final = 0.1
 HELD_S: Final = 5.0
-"""So long after one was asked for, and no longer, tasks may wait for it: sessions take time to open."""
+"""So long after one was asked for, or its own limit, tasks may wait for it: sessions take time to open."""
 RECOVERY_S: Final = 0.5
 """After one ended, until what waited for it has been served."""
 BUSY_PAUSE_S: Final = 60.0
@@ -117,7 +117,7 @@ class PlannedWays:
         if self._sent is not None or not self._due or now_s < self._not_before_s:
             return None
         self._sent = self._due.popleft()
-        self._held_until_s = now_s + HELD_S
+        self._held_until_s = now_s + max(HELD_S, self._sent.request.budget_s)
         return self._sent.request
 
     def disturbs(self, now_s: float) -> bool:

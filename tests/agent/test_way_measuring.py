@@ -7,6 +7,7 @@ from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import (
     ATTEMPTS,
     BUSY_PAUSE_S,
+    GPU_LIMIT_S,
     HELD_S,
     LIMIT_S,
     OWN_REQUESTS,
@@ -86,6 +87,16 @@ def test_a_measurement_is_no_reason_to_plan_anew_for_a_while_and_no_longer(tmp_p
     assert not found.disturbs(5.0 + HELD_S), "what waits for longer waits for something else"
     found.answered(1e3, 6.0, quiet=False)
     assert found.disturbs(5.9 + RECOVERY_S) and not found.disturbs(6.0 + RECOVERY_S)
+
+
+def test_a_gpu_that_is_measured_may_hold_tasks_up_while_kernels_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    times = ExecutorTimes(StateFile(tmp_path / "times"), "here")
+    found = PlannedWays(WayRequests(times, ways(("torch_cuda", "onnx_cuda"), 2), first=OWN_REQUESTS))
+    found.add(MODELS, 0.0)
+    assert found.next(0.0) is not None
+    assert found.disturbs(GPU_LIMIT_S - 0.1) and not found.disturbs(GPU_LIMIT_S)
 
 
 def test_what_found_no_moment_is_made_again_later_and_given_up_in_the_end(tmp_path: Path) -> None:
