@@ -28,7 +28,7 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.arrangements import ON_GPU, Times, widths
+from stageloom.shared.search.arrangements import ON_GPU, Times, computing_lanes, express_of, widths
 from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
@@ -224,9 +224,10 @@ class ExecutorChoice:
     def _cause(self, plan: Plan) -> str:
         """What was measured, for people."""
         said = []
-        if plan.lanes != self._running.lanes and plan.resources:
+        lanes, express = computing_lanes(plan), express_of(plan)
+        if lanes != computing_lanes(self._running) and plan.resources:
             threads = max(options.intra_op_threads for options in plan.executors)
-            said.append(f"{counted(plan.lanes, 'lane')} of {counted(threads, 'thread')}")
+            said.append(f"{counted(lanes, 'lane')} of {counted(threads, 'thread')}")
         for index, model in enumerate(plan.models):
             options = next(plan.executors[c.executor] for c in plan.combined if c.members[0].model == index)
             times_s = self._times.of(model.artifact)
@@ -238,4 +239,6 @@ class ExecutorChoice:
                 said.append(f"{model.name} {times_s[alone] / times_s[options]:.1f} times as fast on {where}")
             if model.cuts:
                 said.append(f"{model.name} in {counted(model.num_blocks, 'block')}")
+            if index in express:
+                said.append(f"{model.name} in an express lane")
         return ", ".join(said) or "measured"

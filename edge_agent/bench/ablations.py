@@ -12,6 +12,7 @@ from stageloom.shared.plan import (
     QueueRule,
     StepChoice,
 )
+from stageloom.shared.search.arrangements import computing_lanes, express_of
 
 
 def with_executors(plan: Plan, executors: Mapping[str, str]) -> Plan:
@@ -26,13 +27,18 @@ def with_executors(plan: Plan, executors: Mapping[str, str]) -> Plan:
 
 
 def ablations(plan: Plan) -> dict[str, Plan]:
-    """The plan without its pinning, without OpenVINO, and with tasks in the order of their arrival.
+    """The plan without its pinning, its express lane, OpenVINO, and with tasks in the order of their arrival.
 
     What the plan does not have is left out.
     """
     found = {}
+    express = express_of(plan)
     if plan.resources:
-        found["unpinned"] = replace(plan, resources=(), lane_resources=())
+        anywhere = tuple(replace(one, cores=()) for one in plan.resources) if express else ()
+        lane_resources = plan.lane_resources if express else ()
+        found["unpinned"] = replace(plan, resources=anywhere, lane_resources=lane_resources)
+    if express:
+        found["without_express"] = _without_express(plan)
     if any(executor.name == "openvino" for executor in plan.executors):
         onnx = {model.name: "onnx" for model in plan.models}
         found["without_openvino"] = with_executors(plan, onnx)
@@ -40,6 +46,25 @@ def ablations(plan: Plan) -> dict[str, Plan]:
         models = tuple(replace(model, queue=QueuePlan(rule=QueueRule.DROP_OLDEST)) for model in plan.models)
         found["arrival_order"] = replace(plan, step_choice=StepChoice.RATIO, models=models)
     return found
+
+
+def _without_express(plan: Plan) -> Plan:
+    """Of `auto`: its express lane is the last, and each block is a combined one."""
+    lanes, express = computing_lanes(plan), express_of(plan)
+    blocks = [
+        replace(combined, members=(member._replace(replica=replica),), resources=())
+        for combined in plan.combined
+        for member in combined.members
+        for replica in (range(lanes) if member.model in express else (member.replica,))
+    ]
+    return replace(
+        plan,
+        models=tuple(replace(model, replicas=lanes) for model in plan.models),
+        combined=tuple(sorted(blocks, key=lambda block: block.members)),
+        lanes=lanes,
+        resources=plan.resources[:lanes],
+        lane_resources=plan.lane_resources[:lanes],
+    )
 
 
 def _model_of(plan: Plan, block: CombinedBlock) -> ModelPlan:

@@ -33,7 +33,7 @@ from stageloom.edge_agent.store import StateFile
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
-from stageloom.shared.search.arrangements import Times
+from stageloom.shared.search.arrangements import Times, express_of
 
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
@@ -318,6 +318,7 @@ class _Bench:
             "threads": options.intra_op_threads,
             "precision": options.precision,
             "blocks": plan.models[index].num_blocks,
+            "express": index in express_of(plan),
         }
         for runtime, taken in self._services.alone(model.name).items():
             row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
@@ -334,9 +335,7 @@ def result_text(result: OwnResult) -> str:
             f"{_shown_ms(row.get(f'{one.value}_ms')):>{len(column)}}"
             for one, column in zip(runtimes, columns, strict=True)
         ]
-        lines.append(
-            f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {'  '.join(times)}   {row['executor']}"
-        )
+        lines.append(f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {'  '.join(times)}   {_runs_on(row)}")
     lines += ["", "served by              tasks a second within the deadlines (95 % interval)"]
     for row in sorted(result.capacities, key=lambda row: -row["per_s"]):
         interval = "" if row["low"] is None else f"   ({row['low']:.3g} to {row['high']:.3g})"
@@ -349,6 +348,11 @@ def result_text(result: OwnResult) -> str:
             f"your load is {result.load_per_s:.3g} tasks a second; {share:.2f} times of it is carried",
         ]
     return "\n".join([*lines, "", result.verdict()])
+
+
+def _runs_on(row: Mapping[str, Any]) -> str:
+    blocks = f", in {row['blocks']} blocks" if row["blocks"] > 1 else ""
+    return f"{row['executor']}{blocks}{', express' if row['express'] else ''}"
 
 
 def _shown_ms(taken: object) -> str:

@@ -31,16 +31,13 @@ from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
 from stageloom.shared.policy.arrivals import late_s
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.schedule import Schedule, StageSchedule
-from stageloom.shared.search.arrangements import STEP_S, with_borders
+from stageloom.shared.search.arrangements import STEP_S, computing_lanes, express_of, with_borders
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.lane_load import ServedModel
+from stageloom.shared.search.lane_load import BESIDE, ServedModel
 from stageloom.shared.search.split_costs import split_costs
 
 WayTimes = Mapping[tuple[ExecutorOptions, int], float]
 """Seconds of one run of a whole model, by executor and batch."""
-
-BESIDE: Final = 0.1
-"""What a step takes longer for each other busy lane, where nothing tells."""
 
 BESIDE_MOST: Final = 0.25
 """More than that is not the lanes' doing: two cores seldom cost each other more."""
@@ -168,13 +165,14 @@ class LoadScene:
         if gained < math.log1p(GAIN):  # less than a half likely, however sure the times are
             return Weighed(judged=judged, log_gain=gained, error=spread)
         same = _ways(bound) == _ways(bound_plan(self.incumbent, self.graphs))
+        as_many = computing_lanes(plan) == computing_lanes(self.incumbent)
         off = served.slower(
             SAME_TIMES_ERROR if same else TIMES_ERROR,
-            0.0 if self.speed.told or plan.lanes == self.incumbent.lanes else BESIDE_ERROR,
+            0.0 if self.speed.told or as_many else BESIDE_ERROR,
         )
         less, _ = log_gain(self.base, judge(off, self.demand, self.streams))
         error = math.hypot(spread, gained - less)
-        if self.speed.doubt > 1.0 and plan.lanes != self.incumbent.lanes:
+        if self.speed.doubt > 1.0 and not as_many:
             others = served.slower(self.speed.doubt - 1.0, -self.speed.beside)
             less, _ = log_gain(self.base, judge(others, self.demand, self.streams))
             error = math.hypot(error, gained - less)
@@ -195,7 +193,8 @@ def _speed(
     if alone <= 0.0:
         return DeviceSpeed(1.0, BESIDE, told=False)
     ratio = min(max(took / alone, _SLOW[0]), _SLOW[1])
-    others = (plan.lanes - 1) * min(took / plan.lanes, 1.0)
+    lanes = computing_lanes(plan)
+    others = (lanes - 1) * min(took / lanes, 1.0)
     told = others >= _TOLD
     beside = 0.5 * min(max((ratio - 1.0) / others, 0.0), BESIDE_MOST) if told else BESIDE
     by_lanes = 1.0 + beside * others
@@ -284,7 +283,7 @@ def _served(
     plan = bound.plan
     if plan.places or [model.name for model in plan.models] != [one.name for one in demand]:
         return None
-    models = []
+    models, express = [], express_of(plan)
     for index, one in enumerate(demand):
         model = plan.models[index]
         alone_s = _blocks_s(bound, index, costs, times, 1)
@@ -300,11 +299,12 @@ def _served(
                 batch=model.batch,
                 each_more_s=speed.slow * more_s if model.batch > 1 else 0.0,
                 room=model.queue.max_tasks,
+                express=index in express,
             )
         )
     return ServedPlan(
         models=tuple(models),
-        lanes=plan.lanes,
+        lanes=computing_lanes(plan),
         by_deadline=plan.step_choice is StepChoice.DEADLINE,
         beside=speed.beside,
     )

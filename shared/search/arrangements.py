@@ -4,14 +4,16 @@ its plan.
 Every lane keeps to its cores: its thread stays where its weights are cached. The task whose deadline comes
 first goes first, whatever its model. A step is never interrupted, so a long model can hold up another one's
 tasks; it may then be cut into blocks, between which a task goes that is due sooner, or run with several
-threads, on fewer lanes. On a GPU models stay whole, and some lanes keep it busy: while one waits for the host
-another computes. `auto` and re-plans choose among these.
+threads, on fewer lanes. Or models that are short beside all others are *express*: one lane more, which keeps
+to no core, runs these alone, and the system interrupts a long step for the moment that this takes. On a GPU
+models stay whole, and some lanes keep it busy: while one waits for the host another computes. `auto` and
+re-plans choose among these.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from stageloom.shared.graph import Graph
@@ -26,12 +28,23 @@ LEAST_PATIENCE_S: Final = 0.020
 """and never sooner than this: what sits around a model, cameras and networks, has its own delays."""
 BLOCK_SHARES: Final = (1.0, 0.5, 0.25)
 """What a block may take at the most, of the shortest patience of any model: what is tried."""
-BORDERS_S: Final[Mapping[str, float]] = {"onnx": 0.0002, "openvino": 0.00045}
-"""What a border adds to a model's time, by executor, as kernels begin anew: `benchmarks.host_executors` saw
-0.12 to 0.21 and 0.39 to 0.46 ms on networks of 16 to 77 ms."""
+BORDERS_S: Final[Mapping[str, float]] = {"onnx": 0.0004, "openvino": 0.0010}
+"""What a border adds to a model's time, by executor, as kernels begin anew and tensors change their layout:
+`benchmarks.host_executors` saw 0.12 to 0.21 and 0.39 to 0.46 ms on one machine, on networks of 16 to 77 ms,
+and 0.4 to 1.5 and 1.1 to 2.7 ms on another, on networks of 13 to 64."""
 _BORDER_S: Final = 0.0005  # on other executors
+UNEVEN: Final = 0.3
+"""By this part of their mean the longest block of a model takes more, since arithmetic, of which blocks have
+equal shares, is not time: 0.2 was usual for four blocks, and 0.2 to 0.7 for eight."""
+EXPRESS_MOST_S: Final = 0.005
+"""What an express model may take: so long what it interrupts is held up."""
+EXPRESS_LEAP: Final = 4.0
+"""Models are express where the next longer one takes so many times as long as the longest of them."""
 STEP_S: Final = 0.0003
 """What a step takes beside its inference."""
+HANDOVER_S: Final = 0.002
+"""What a task takes on its way from a client and back, of the time in which it is wanted: on an idle device
+1.7 ms, of which its inference was 0.1."""
 ON_GPU: Final = ("torch_cuda", "onnx_cuda")
 """Executors that compute on a GPU: a plan has one of them for all of its blocks."""
 GPU_LANES: Final = 4
@@ -57,6 +70,7 @@ class Arrangement:
     blocks: tuple[int, ...]  # by model
     run_by: tuple[ExecutorOptions, ...]  # by model
     batches: tuple[int, ...] = ()  # by model, for those that can have one and have none; empty: none
+    express: frozenset[int] = frozenset()  # models of the express lane, which then is there
 
 
 def arrangements(
@@ -66,7 +80,8 @@ def arrangements(
     cores: int,
     patience_s: Sequence[float | None],
 ) -> Iterator[Arrangement]:
-    """Those that are tried, whole models on a lane per core first, on a GPU last.
+    """Those that are tried, the simpler ones first: whole models on a lane per core, the same with an express
+    lane, cut models, wider lanes, a GPU.
 
     By model: what is known of it, into how many blocks it may be cut, and how long a task of it may take in
     all, where that is known. Lanes of several cores only where some model was measured with their threads,
@@ -97,19 +112,33 @@ def _on_cores(
             continue
         single = replace(default, intra_op_threads=1)
         whole = tuple(fastest(one, single) for one in usable)
-        yield Arrangement(lanes, width, (1,) * len(known), whole)
         seconds = [one.get(options) for one, options in zip(usable, whole, strict=True)]
-        seen = {(1,) * len(known)}
-        for share in BLOCK_SHARES:
-            counts = tuple(map(min, block_counts(seconds, patience_s, share), most_blocks))
-            if counts in seen:
-                continue
-            seen.add(counts)
-            run_by = tuple(
-                fastest({o: with_borders(o, t, number) for o, t in one.items()}, single)
-                for one, number in zip(usable, counts, strict=True)
-            )
-            yield Arrangement(lanes, width, counts, run_by)
+        sets = (frozenset[int](), *express_models(seconds, lanes))
+        yield from (Arrangement(lanes, width, (1,) * len(known), whole, express=one) for one in sets)
+        for express in sets:
+            seen = {(1,) * len(known)}
+            held_up_s = [None if at in express else one for at, one in enumerate(patience_s)]
+            for share in BLOCK_SHARES:
+                counts = tuple(map(min, block_counts(seconds, held_up_s, share), most_blocks))
+                if counts in seen:
+                    continue
+                seen.add(counts)
+                run_by = tuple(
+                    fastest({o: with_borders(o, t, number) for o, t in one.items()}, single)
+                    for one, number in zip(usable, counts, strict=True)
+                )
+                yield Arrangement(lanes, width, counts, run_by, express=express)
+
+
+def express_models(seconds: Sequence[float | None], lanes: int) -> Iterator[frozenset[int]]:
+    """Models that are short, by a leap, beside all others; `seconds` by model, if known. Fewest first."""
+    if lanes >= MAX_LANES or any(one is None for one in seconds):
+        return
+    order = sorted(range(len(seconds)), key=lambda model: seconds[model] or 0.0)
+    taken = [seconds[model] or 0.0 for model in order]
+    for number, (longest, next_s) in enumerate(pairwise(taken), start=1):
+        if longest <= EXPRESS_MOST_S and next_s >= EXPRESS_LEAP * longest:
+            yield frozenset(order[:number])
 
 
 def _on_gpu(known: Sequence[Times], patience_s: Sequence[float | None]) -> Iterator[Arrangement]:
@@ -149,18 +178,25 @@ def with_borders(options: ExecutorOptions, seconds: float, blocks: int) -> float
     return seconds + BORDERS_S.get(options.name, _BORDER_S) * (blocks - 1)
 
 
+def likely_blocks_s(options: ExecutorOptions, seconds: float, blocks: int) -> tuple[float, ...]:
+    """What each block of a model may take, in some order: it is known of the whole model alone."""
+    mean_s = with_borders(options, seconds, blocks) / blocks
+    ends = max(blocks - 1, 1)
+    return tuple(mean_s * (1.0 + UNEVEN * (2 * at - (blocks - 1)) / ends) for at in range(blocks))
+
+
 def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequence[int]) -> Plan:
     """The plan of an arrangement."""
     cut = [
         replace(
             one,
             partition=even_cuts(one.graph, number),
-            replicas=found.lanes,
+            replicas=1 if model in found.express else found.lanes,
             batch=batch if one.graph.batchable and one.batch == 1 else one.batch,
             queue=replace(one.queue, rule=QueueRule.DEADLINE),
         )
-        for one, number, batch in zip(
-            models, found.blocks, found.batches or (one.batch for one in models), strict=True
+        for model, (one, number, batch) in enumerate(
+            zip(models, found.blocks, found.batches or (one.batch for one in models), strict=True)
         )
     ]
     options = list(dict.fromkeys(found.run_by))
@@ -178,16 +214,50 @@ def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequ
     if not found.width:
         return plan
     ends = range(found.width, found.lanes * found.width + 1, found.width)
+    resources = [Resource(cores=tuple(cores[end - found.width : end])) for end in ends]
+    own, express = tuple(range(found.lanes)), (found.lanes,)
     return replace(
         plan,
         combined=tuple(
-            replace(block, executor=options.index(found.run_by[block.members[0].model]))
+            replace(
+                block,
+                executor=options.index(found.run_by[block.members[0].model]),
+                resources=(express if block.members[0].model in found.express else own)
+                if found.express
+                else (),
+            )
             for block in plan.combined
         ),
+        lanes=found.lanes + bool(found.express),
         further_executors=tuple(options[1:]),
-        resources=tuple(Resource(cores=tuple(cores[end - found.width : end])) for end in ends),
-        lane_resources=tuple(range(found.lanes)),
+        resources=(*resources, Resource()) if found.express else tuple(resources),
+        lane_resources=tuple(range(found.lanes + bool(found.express))),
     )
+
+
+def express_of(plan: Plan) -> frozenset[int]:
+    """Models that a plan runs on the processor in lanes without cores, beside lanes that have some."""
+    coreless = _coreless(plan)
+    if not 0 < len(coreless) < plan.lanes:
+        return frozenset()
+    resources = {plan.lane_resources[lane] for lane in coreless}
+    elsewhere = {
+        member.model
+        for block in plan.combined
+        if not resources.issuperset(block.resources or range(len(plan.resources)))
+        or plan.executors[block.executor].name in ON_GPU
+        for member in block.members
+    }
+    return frozenset(range(len(plan.models))) - elsewhere
+
+
+def computing_lanes(plan: Plan) -> int:
+    """Its lanes, but for an express lane, which adds nothing to what the device computes."""
+    return plan.lanes - len(_coreless(plan)) if express_of(plan) else plan.lanes
+
+
+def _coreless(plan: Plan) -> list[int]:
+    return [lane for lane in range(plan.lanes) if not plan.cores_of(lane)]
 
 
 def block_counts(

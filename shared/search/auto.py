@@ -13,23 +13,24 @@ from typing import Final
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.arrangements import (
+    HANDOVER_S,
     STEP_S,
     Arrangement,
     Times,
     arranged_plan,
     arrangements,
+    likely_blocks_s,
     patience_of,
-    with_borders,
 )
 from stageloom.shared.search.compose import ModelChoice
-from stageloom.shared.search.deadline_load import load_within_deadlines
-from stageloom.shared.search.lane_load import ServedModel
+from stageloom.shared.search.deadline_load import load_within_deadlines, most_load
+from stageloom.shared.search.lane_load import BESIDE, ServedModel
 
 AUTO: Final = "auto"
 """The name of this plan where a scheduler is asked for."""
 
 BETTER: Final = 1.02
-"""Wider lanes, and cuts, must carry so many times the load of whole models on a lane per core."""
+"""An arrangement must carry so many times the load of each simpler one: what is worked out is no truth."""
 
 
 def auto_plan(
@@ -69,7 +70,7 @@ def best_arrangement(
     best, most = simple, BETTER * _carried(simple, known, patience_s)
     for other in others:
         if (carried := _carried(other, known, patience_s, at_least=most)) > most:
-            best, most = other, carried
+            best, most = other, BETTER * carried
     return best
 
 
@@ -87,13 +88,20 @@ def _carried(
         return 0.0
     served = []
     lanes = one.lanes if one.width else 1  # what several lanes add on a GPU differs from one to the next
-    for times, options, blocks, most_s in zip(known, one.run_by, one.blocks, patience_s, strict=True):
+    for at, (times, options, blocks, most_s) in enumerate(
+        zip(known, one.run_by, one.blocks, patience_s, strict=True)
+    ):
         assert most_s is not None
-        block_s = with_borders(options, times[options], blocks) / blocks + STEP_S
-        served.append(ServedModel(blocks_s=(block_s,) * blocks, deadline_s=most_s))
+        blocks_s = tuple(taken + STEP_S for taken in likely_blocks_s(options, times[options], blocks))
+        left_s = most_s - HANDOVER_S
+        served.append(ServedModel(blocks_s=blocks_s, deadline_s=left_s, express=at in one.express))
     alone_s = [min(times.values()) for times in known]
-    by_work = [replace(model, weight=1.0 / taken) for model, taken in zip(served, alone_s, strict=True)]
-    carried = load_within_deadlines(served, lanes)
+    by_work = [
+        replace(model, weight=1.0 / (taken + STEP_S)) for model, taken in zip(served, alone_s, strict=True)
+    ]
+    least = at_least**2 / most_load(by_work, lanes)
+    carried = load_within_deadlines(served, lanes, at_least=least, beside=BESIDE)
     if carried <= 0.0:
         return 0.0
-    return math.sqrt(carried * load_within_deadlines(by_work, lanes, at_least=at_least**2 / carried))
+    least = at_least**2 / carried
+    return math.sqrt(carried * load_within_deadlines(by_work, lanes, at_least=least, beside=BESIDE))

@@ -5,6 +5,9 @@ batch of tasks that began together. The task that is due first goes first, one w
 patience and its model's turn (`stageloom.shared.engine.patience`); or the one that came first. It is the
 engine without its slots: replicas bound how many steps of a model run at a time, and steps that run beside
 each other slow each other down by a constant.
+
+Where a model is *express*, there is one lane more for the steps of such models, and for these alone. It has
+no core of its own: while all lanes are busy, what they run is interrupted for as long as such a step takes.
 """
 
 import math
@@ -16,6 +19,9 @@ from itertools import accumulate
 from typing import Final
 
 from stageloom.shared.engine.patience import PATIENCE_S, next_turn_s
+
+BESIDE: Final = 0.1
+"""What a step takes longer for each other busy lane, where nothing tells."""
 
 _SAMPLED: Final = 8
 """At every so-manieth arrival the queues are looked at: Poisson arrivals see averages over time."""
@@ -32,6 +38,7 @@ class ServedModel:
     batch: int = 1  # tasks of a step at most
     each_more_s: float = 0.0  # of all blocks, for each further task of a batch
     room: int = 1 << 30  # tasks that may wait for their first block; the newest is refused
+    express: bool = False  # its steps run in the express lane
 
     @property
     def total_s(self) -> float:
@@ -89,7 +96,7 @@ def serve(
             next_s = max(arrivals[task][0], begin_s) if task < count else never
             if next_s == now and now == begin_s:
                 continue  # of what waited from before all is there when the first step begins
-        while world.idle and nonempty and (stage := world.chosen()) >= 0:
+        while nonempty and (world.idle or world.express_idle) and (stage := world.chosen()) >= 0:
             world.begin(stage, now)
     looked = -(-count // _SAMPLED)
     return Served(world.ends_s, found_waiting / max(count, 1), world.oldest_s, variance / max(looked, 1))
@@ -99,7 +106,8 @@ class _Lanes:
     """Who waits for which step, what runs, and the order of those that wait. A *stage* is a model's block."""
 
     __slots__ = (
-        *("arrivals", "batches", "beside", "by_deadline", "due_s", "ends_s", "first", "free", "idle"),
+        *("arrivals", "batches", "beside", "by_deadline", "due_s", "ends_s", "express", "express_idle"),
+        *("first", "free", "idle", "in_express"),
         *("lanes", "last", "model_of", "more", "nonempty", "oldest_s", "queues", "rank_s"),
         *("rest_s", "rooms", "running", "share", "step_s", "together", "totals_s", "turn_s"),
     )
@@ -125,6 +133,9 @@ class _Lanes:
         self.batches = [one.batch for one in models]
         self.rooms = [one.room for one in models]
         self.share = lanes / max(len(models), 1)  # of the lanes, a model's where all want them
+        self.express = [one.express for one in models]
+        self.express_idle = any(self.express)
+        self.in_express = -1  # the task in the express lane
         self.turn_s = {
             stage: -math.inf
             for stage, one in zip(self.first, models, strict=False)
@@ -151,7 +162,10 @@ class _Lanes:
     def end(self) -> float:
         """The step that ends first; returns when."""
         now, ended, stage = heappop(self.running)
-        self.idle += 1
+        if ended == self.in_express:
+            self.in_express, self.express_idle = -1, True
+        else:
+            self.idle += 1
         model = self.model_of[stage]
         self.free[model] += 1
         if stage == self.last[model]:
@@ -168,7 +182,8 @@ class _Lanes:
         found, best, first = -1, math.inf, 0
         turn_s = self.turn_s
         for stage in self.nonempty:
-            if self.free[self.model_of[stage]]:
+            model = self.model_of[stage]
+            if self.free[model] and (self.express_idle if self.express[model] else self.idle):
                 head = self.queues[stage][0]
                 at = self.rank_s[head]
                 if turn_s and turn_s.get(stage, at) > at:
@@ -191,13 +206,23 @@ class _Lanes:
                 seconds *= self._gather(stage, task)
             if stage in self.turn_s:
                 self._take_turn(stage, task, now)
+            if self.express[model]:
+                self._take_express(task, seconds)
+            else:
+                self.idle -= 1
             heappush(self.running, (now + seconds, task, stage))
             self.free[model] -= 1
-            self.idle -= 1
         else:
             self.together.pop(task, None)  # what travels with it came later, but is as late
         if not queue:
             self.nonempty.discard(stage)
+
+    def _take_express(self, task: int, seconds: float) -> None:
+        """A task goes into the express lane; where no core is idle, all lanes give alike what it takes."""
+        self.in_express, self.express_idle = task, False
+        if not self.idle:
+            later_s = seconds / self.lanes
+            self.running[:] = [(end + later_s, other, at) for end, other, at in self.running]  # still a heap
 
     def _gather(self, stage: int, task: int) -> float:
         """A batch begins with a task at its first step; returns what its step takes over that of one."""

@@ -115,15 +115,26 @@ def test_every_width_of_a_lane_is_measured_on_every_executor(tmp_path: Path) -> 
     assert len(asked) == 2 * len(found)
 
 
-def test_what_the_better_plan_cuts_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("a_s", "b_s", "threads_help", "cause"),
+    [
+        (0.006, 0.040, False, "b in 2 blocks"),
+        (0.001, 0.080, False, "a in an express lane"),
+        (0.001, 0.400, True, "1 lane of 2 threads, a in an express lane"),
+    ],
+)
+def test_what_is_another_in_the_better_plan_is_said(
+    tmp_path: Path, a_s: float, b_s: float, threads_help: bool, cause: str
+) -> None:
     asking = choice(times(tmp_path), ("onnx",), cores=2)
     answers = []
     for request in asking.requests():
         plan = decode_plan(request.plan, request.plan_digest)
-        seconds = {"a": 0.001, "b": 0.4}[plan.models[0].name] / plan.executor.intra_op_threads
+        width = plan.executor.intra_op_threads if threads_help else 1
+        seconds = {"a": a_s, "b": b_s}[plan.models[0].name] / width
         answers.append(asking.answered(request.request, 1e6 * seconds, ""))
     assert answers[-1] is not None
-    assert answers[-1].cause == "b in 2 blocks"
+    assert answers[-1].cause == cause
 
 
 def test_a_gpu_is_measured_once_with_time_to_look_for_kernels_and_takes_over(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from stageloom.edge_agent.bench.ablations import ablations
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.stageloom_contestant import own_plan
 from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
+from stageloom.shared.search.arrangements import Times
 from tests.agent.models import write_tiny
+
+ONNX = ExecutorOptions(name="onnx")
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +20,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[ModelUnderTest]:
 
 @pytest.fixture
 def plan(models: list[ModelUnderTest]) -> Plan:
-    openvino, onnx = (ExecutorOptions(name=name) for name in ("openvino", "onnx"))
-    return own_plan(models, {"tiny0": {openvino: 1e-3}, "tiny1": {onnx: 1e-3}})
+    openvino = ExecutorOptions(name="openvino")
+    return own_plan(models, {"tiny0": {openvino: 1e-3}, "tiny1": {ONNX: 1e-3}})
 
 
 def test_an_ablation_takes_one_part_away(plan: Plan) -> None:
@@ -28,6 +31,18 @@ def test_an_ablation_takes_one_part_away(plan: Plan) -> None:
     assert [one.name for one in found["without_openvino"].executors] == ["onnx"]
     assert found["arrival_order"].step_choice is StepChoice.RATIO
     assert found["arrival_order"].resources == plan.resources
+
+
+def test_a_plan_without_its_express_lane_is_the_one_with_a_lane_for_each_core(
+    models: list[ModelUnderTest],
+) -> None:
+    times: dict[str, Times] = {"tiny0": {ONNX: 0.080}, "tiny1": {ONNX: 1e-4}}
+    alike: dict[str, Times] = {name: {ONNX: 0.080} for name in times}
+    plan = own_plan(models, times, whole=True)
+    found = ablations(plan)
+    assert found["without_express"] == own_plan(models, alike, whole=True)
+    assert [one.cores for one in found["unpinned"].resources] == [()] * plan.lanes
+    assert "without_express" not in ablations(found["without_express"])
 
 
 def test_what_a_plan_does_not_have_is_no_ablation_of_it(plan: Plan) -> None:

@@ -122,6 +122,30 @@ def test_a_hopeless_window_is_not_repeated() -> None:
     assert rates.next_index({10: [sample((40, 37))]}, 10) == 10
 
 
+def test_a_rate_is_not_judged_on_a_handful_of_a_rare_model_s_tasks() -> None:
+    rates = CapacitySearch(few=1, many=20)
+    window = sample((80, 80), (8, 7))  # 94 % of all, were it judged now
+    assert rates.next_index({10: [window]}, 10) == 10
+    assert rates.next_index({10: [window, sample((80, 80), (12, 12))]}, 10) == 14  # 19 of 20: it holds
+    assert rates.next_index({10: [sample((80, 80), (8, 4))]}, 10) == 6  # four late: no luck would help
+    assert rates.next_index({10: [sample((80, 80), (0, 0))] * 7}, 10) == 10
+    assert rates.next_index({10: [sample((80, 80), (0, 0))] * 8}, 10) == 14  # it has none: the others decide
+
+
+@pytest.mark.promise("slo-capacity-closed-form")
+def test_one_late_task_of_a_rare_model_does_not_bound_the_search_from_above() -> None:
+    samples: dict[int, list[WindowCounts]] = {}
+    rates = CapacitySearch(few=1, many=1)
+    border = rate_index(400.0)
+    unlucky = True
+    while (place := rates.next_index(samples, rate_index(100.0))) is not None:
+        rare = round(rate_per_s(place) * 0.08)
+        late = rare if place > border else int(unlucky)
+        unlucky = False
+        samples.setdefault(place, []).append(sample((20 * rare, 20 * rare), (rare, rare - late)))
+    assert rate_index(capacity_per_s(samples)) == border
+
+
 def test_the_border_moves_when_more_windows_say_so() -> None:
     rates = CapacitySearch(few=1, many=3)
     good, bad = sample((100, 100)), sample((100, 90))

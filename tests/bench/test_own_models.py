@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,14 @@ from stageloom.shared.plan import Plan
 from tests.agent.models import write_tiny
 
 
+def _row(model: str, *, blocks: int = 1, express: bool = False) -> dict[str, Any]:
+    row = {"model": model, "deadline_ms": 20.0, "executor": "onnx", "onnxruntime_ms": 1.5}
+    return {**row, "blocks": blocks, "express": express}
+
+
 def result(*, over_best: tuple[float, float, float]) -> OwnResult:
     return OwnResult(
-        models=({"model": "a", "deadline_ms": 20.0, "executor": "onnx", "onnxruntime_ms": 1.5},),
+        models=(_row("a"), _row("b", express=True), _row("c", blocks=4)),
         capacities=(
             {"contestant": "naive", "per_s": 10.0, "low": 9.0, "high": 11.0, "windows": 9},
             {"contestant": "stageloom", "per_s": 40.0, "low": 38.0, "high": 41.0, "windows": 9},
@@ -74,6 +80,11 @@ def test_the_text_ranks_who_serves_and_says_who_cannot() -> None:
     text = result_text(result(over_best=(1.4, 1.2, 1.6)))
     assert text.index("stageloom   ") < text.index("naive   ")
     assert "ov_2x1: no such operator" in text
+    assert [line.split("ms   ")[-1] for line in text.splitlines()[1:4]] == [
+        "onnx",
+        "onnx, express",
+        "onnx, in 4 blocks",
+    ]
     assert "your load is 20 tasks a second; 2.00 times of it is carried" in text
 
 

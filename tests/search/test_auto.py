@@ -12,13 +12,20 @@ from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Member, Plan, QueueRule, StepChoice, decode_plan
 from stageloom.shared.search.arrangements import (
+    BORDERS_S,
     GPU_BATCH,
     GPU_LANES,
+    UNEVEN,
     Times,
+    arrangements,
     batch_within,
     block_counts,
+    computing_lanes,
     even_cuts,
+    express_models,
+    express_of,
     fastest,
+    likely_blocks_s,
     widths,
 )
 from stageloom.shared.search.auto import auto_plan, best_arrangement
@@ -69,7 +76,7 @@ def test_each_model_runs_on_its_own_executor() -> None:
 
 
 def test_a_model_that_would_hold_up_an_urgent_one_is_cut() -> None:
-    known: dict[Digest, Times] = {LEFT[0]: {ONNX: 0.001}, RIGHT[0]: {ONNX: 0.030}}
+    known: dict[Digest, Times] = {LEFT[0]: {ONNX: 0.006}, RIGHT[0]: {ONNX: 0.040}}  # the one is not short
     assert [one.cuts for one in plan_for([0], known).models] == [(), (2,)]
     assert [one.cuts for one in auto_plan(MODELS, known, ONNX, [0], whole=True).models] == [(), ()]
 
@@ -99,6 +106,69 @@ def test_a_cut_model_runs_where_borders_cost_least() -> None:
     cut = best_arrangement(known, [1, 30], ONNX, 2)
     assert (whole.blocks[1], whole.run_by[1]) == (1, OPENVINO)
     assert cut.blocks[1] > 4 and cut.run_by[1] == ONNX
+
+
+def urgent_beside_heavy(heavy_s: float = 0.085, urgent_s: float = 0.0001) -> dict[Digest, Times]:
+    return {LEFT[0]: {ONNX: heavy_s}, RIGHT[0]: {ONNX: urgent_s}}
+
+
+def test_a_model_that_is_short_beside_the_others_has_an_express_lane_without_a_core() -> None:
+    plan = auto_plan(MODELS, urgent_beside_heavy(), ONNX, [0, 1], whole=True)
+    bind(plan, dict([LEFT, RIGHT]))
+    assert [plan.cores_of(lane) for lane in range(plan.lanes)] == [(0,), (1,), ()]
+    assert {block.members: block.resources for block in plan.combined} == {
+        (Member(0, 0, 0),): (0, 1),
+        (Member(0, 1, 0),): (0, 1),
+        (Member(1, 0, 0),): (2,),
+    }
+    assert express_of(plan) == {1} and computing_lanes(plan) == 2
+    assert decode_plan(plan.wire) == plan
+
+
+def test_models_of_like_length_have_no_express_lane() -> None:
+    plan = auto_plan(MODELS, urgent_beside_heavy(0.012, 0.004), ONNX, [0, 1], whole=True)
+    assert plan.lanes == computing_lanes(plan) == 2 and not express_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lanes", "found"),
+    [
+        ([0.080, 0.0001], 2, [{1}]),
+        ([0.080, 0.0001, 0.0004], 2, [{1}, {1, 2}]),  # either leap
+        ([0.080, 0.001, 0.002], 2, [{1, 2}]),
+        ([0.080, 0.020, 0.006], 2, []),  # no leap, or too long
+        ([0.080, 0.006], 2, []),
+        ([0.080, None], 2, []),
+        ([0.001], 2, []),  # nothing that it could wait for
+        ([0.080, 0.0001], MAX_LANES, []),
+    ],
+)
+def test_a_model_is_express_by_a_leap_and_while_it_is_short(
+    seconds: list[float | None], lanes: int, found: list[set[int]]
+) -> None:
+    assert list(express_models(seconds, lanes)) == found
+
+
+def test_what_an_express_model_waits_for_is_not_cut_for_its_sake() -> None:
+    known: list[Times] = [{ONNX: 0.085}, {ONNX: 0.0001}]
+    found = list(arrangements(known, [17, 1], ONNX, 2, [0.425, 0.020]))
+    assert {one.blocks for one in found if one.express} == {(1, 1)}
+    assert {one.blocks for one in found if not one.express} == {(1, 1), (5, 1), (9, 1), (17, 1)}
+
+
+def test_blocks_are_taken_to_be_uneven_and_to_sum_to_the_model_with_its_borders() -> None:
+    assert likely_blocks_s(ONNX, 0.1, 1) == (0.1,)
+    four = likely_blocks_s(ONNX, 0.1, 4)
+    assert fsum(four) == pytest.approx(0.1 + 3 * BORDERS_S["onnx"])
+    assert max(four) == pytest.approx((1.0 + UNEVEN) * fsum(four) / 4)
+
+
+def test_a_gpu_beside_cores_is_no_express_lane_and_neither_is_a_lane_that_takes_all_models() -> None:
+    plan = auto_plan(MODELS, urgent_beside_heavy(), ONNX, [0, 1], whole=True)
+    on_gpu = tuple(replace(block, executor=block.members[0].model) for block in plan.combined)
+    assert computing_lanes(replace(plan, further_executors=(GPU,), combined=on_gpu)) == 3
+    anywhere = tuple(replace(block, resources=()) for block in plan.combined)
+    assert computing_lanes(replace(plan, combined=anywhere)) == 3
 
 
 def test_nothing_is_tried_while_a_model_is_unknown() -> None:

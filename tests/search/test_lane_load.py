@@ -95,6 +95,31 @@ def test_steps_beside_others_take_longer() -> None:
     assert serve([model], 2, [(0.0, 0), (0.0, 0)], beside=0.5).ends_s == pytest.approx([1.0, 1.5])
 
 
+def test_an_express_model_interrupts_what_runs_and_takes_its_time_from_all_lanes() -> None:
+    models = [ServedModel(blocks_s=(1.0,)), ServedModel(blocks_s=(0.1,), express=True)]
+    ends = serve(models, 2, [(0.0, 0), (0.0, 0), (0.5, 1), (0.5, 1), (0.5, 0)]).ends_s
+    assert ends == pytest.approx([1.1, 1.1, 0.6, 0.7, 2.1])  # 0.2 s of two cores, 0.1 s for each
+    without = [models[0], replace(models[1], express=False)]
+    assert serve(without, 2, [(0.0, 0), (0.0, 0), (0.5, 1)]).ends_s == pytest.approx([1.0, 1.0, 1.1])
+
+
+def test_an_express_model_interrupts_nobody_while_a_core_is_idle_and_keeps_to_its_lane() -> None:
+    models = [ServedModel(blocks_s=(1.0,)), ServedModel(blocks_s=(0.1,), express=True)]
+    assert serve(models, 2, [(0.0, 0), (0.5, 1), (0.5, 1)]).ends_s == pytest.approx([1.0, 0.6, 0.7])
+
+
+def test_with_an_express_lane_no_more_is_computed_than_the_cores_can() -> None:
+    """All work that there is, done without a pause: the last end is the work over the lanes."""
+    models = [ServedModel(blocks_s=(0.05,)), ServedModel(blocks_s=(0.002,), express=True)]
+    random = Random(5)
+    arrivals = [*((0.0, 0) for _ in range(400)), *((10.0 * random.random(), 1) for _ in range(1000))]
+    arrivals.sort()
+    served = serve(models, 2, arrivals, by_deadline=False)
+    assert max(served.ends_s) == pytest.approx((400 * 0.05 + 1000 * 0.002) / 2, rel=0.01)
+    waits = [end - at for end, (at, one) in zip(served.ends_s, arrivals, strict=True) if one]
+    assert sorted(waits)[len(waits) // 2] == pytest.approx(0.002, rel=0.1)  # no step is waited for
+
+
 def test_a_full_queue_refuses_the_newest_and_what_waited_before_goes_first() -> None:
     model = ServedModel(blocks_s=(1.0,), room=2)
     served = serve([model], 1, [(-2.0, 0), (-1.0, 0), (-0.5, 0), (0.5, 0)], begin_s=0.0)
