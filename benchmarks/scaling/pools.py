@@ -15,11 +15,13 @@ from typing import Final
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.processes import ProcessPool
 from stageloom.planner.cluster.ray_pool import OBJECT_STORE_BYTES, RayPool
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.shared.errors import UnavailableError
 
 _RAY: Final = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 _START_S: Final = 120.0
 _STOP_S: Final = 30.0
+_COMPILE_S: Final = 300.0
 _ROOT: Final = Path(__file__).parents[2]
 
 
@@ -53,6 +55,8 @@ def ray_pool(workers: int, address: str = "") -> Iterator[SearchPool]:
 def cluster_pool(nodes: int) -> Iterator[SearchPool]:
     """A Ray cluster of so many nodes of one processor each, on this machine, joined as any other is.
 
+    Its nodes have compiled the twin's kernels by then, which takes the first planner that joins a minute.
+
     Raises:
         UnavailableError: it does not come up.
     """
@@ -66,6 +70,7 @@ def cluster_pool(nodes: int) -> Iterator[SearchPool]:
             started.append(_node(own, state))
             _await(port)
         with ray_pool(nodes, address) as pool:
+            _await_kernels(pool)
             yield pool
     finally:
         for node in reversed(started):
@@ -87,6 +92,14 @@ def _node(words: list[str], state: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _await_kernels(pool: SearchPool) -> None:
+    until_s = time.monotonic() + _COMPILE_S
+    while not pool.submit(is_compiled).result():
+        if time.monotonic() > until_s:
+            raise UnavailableError(f"the cluster's nodes compile no kernels within {_COMPILE_S:.0f} s")
+        time.sleep(1.0)
 
 
 def _await(port: int) -> None:

@@ -30,12 +30,12 @@ class ServersMeasurement(MixMeasurement):
             self._began_s = self._started_s = time.monotonic()  # starting nine servers is none of their time
             found = {name: CapacityFound() for name in contest.names}
             first_per_s = self._first_per_s()
-            contest.capacities(found, self._effort.search(1, 1), first_per_s, self._until_s(_LOOKING))
+            contest.capacities(found, self._effort.rough_search, first_per_s, self._until_s(_LOOKING))
             servers = (*self.pythons, STAGELOOM)
             final = {
                 name: found[name] for server in servers for name in best_settings(found, server)[:_CLOSE]
             }
-            search = self._effort.search(1, self._effort.most_windows)
+            search = self._effort.search(self._effort.most_windows)
             contest.capacities(final, search, first_per_s, self._until_s(1.0))
             absent = dict(contest.absent)
         self._tell_capacities(found, absent)

@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.ablations import ablations
-from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, ratio_of
 from stageloom.edge_agent.bench.contest import (
     CapacityFound,
     Contest,
@@ -61,9 +61,14 @@ class MixEffort:
     beside_rounds: int = 5
     highest_per_s: float = 20_000.0  # beyond this rate, handing tasks over would be what is measured
 
-    def search(self, few: int, many: int) -> CapacitySearch:
+    def search(self, many: int) -> CapacitySearch:
         """For a capacity within its bounds."""
-        return CapacitySearch(few=few, many=many, highest=rate_index(self.highest_per_s))
+        return CapacitySearch(few=1, many=many, highest=rate_index(self.highest_per_s))
+
+    @property
+    def rough_search(self) -> CapacitySearch:
+        """For about what it is."""
+        return replace(self.search(1), judged_tasks=ROUGHLY)
 
 
 QUICK = MixEffort(
@@ -176,13 +181,13 @@ class MixMeasurement:
     def _capacities(self, contest: Contest, families: Mapping[str, Family]) -> dict[str, CapacityFound]:
         found = {name: CapacityFound() for name in contest.names}
         first_per_s = self._first_per_s()
-        contest.capacities(found, self._effort.search(1, 1), first_per_s, self._until_s(_LOOKING))
+        contest.capacities(found, self._effort.rough_search, first_per_s, self._until_s(_LOOKING))
         for name, one in found.items():
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
         final = finalists(found, families)
         beside = {name: one for name, one in found.items() if name not in families or name in final}
-        contest.capacities(beside, self._effort.search(1, _SETTLED), first_per_s, self._until_s(_SETTLING))
-        many = self._effort.search(1, self._effort.most_windows)
+        contest.capacities(beside, self._effort.search(_SETTLED), first_per_s, self._until_s(_SETTLING))
+        many = self._effort.search(self._effort.most_windows)
         last = {name: found[name] for name in final}
         contest.capacities(last, many, first_per_s, self._until_s(_FINAL))
         return found

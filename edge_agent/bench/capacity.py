@@ -6,8 +6,9 @@ grid. A rate holds where, over all its samples, the share in time is at least 95
 doubles its stride until one rate holds and one does not, halves what is between them, and then measures the
 two neighbours at the border until both have enough samples; where more samples move the border it follows.
 
-Of a model with few tasks a single late one decides: at a low rate, of 18 one is 94 %. So a rate is judged on
-20 tasks of every model; one that failed by chance would bound the search from above ever after.
+Of a model with few tasks a single late one decides: of 18 one is 94 %. So a rate is judged on 20 tasks of
+every model; one that failed by chance would bound the search from above ever after. To know about how much
+each of many carries, fewer do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ from stageloom.edge_agent.bench.load import GRID_STEP, IN_TIME_SHARE, Array, Win
 _FIRST_STRIDE: Final = 4
 _CLEARLY_LATE: Final = 0.8
 _SURELY_LATE_TASKS: Final = 4  # of 19 at 5 % each: once in 70 times by chance
-_JUDGED_TASKS: Final = 20  # of each model, the fewest of which one may be late
 _JUDGED_WINDOWS: Final = 8  # at most, where a model has hardly any
 _RESAMPLES: Final = 1000
 _LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any number seems sure
@@ -60,12 +60,17 @@ def holds(samples: Sequence[WindowCounts]) -> bool:
     return least_share(samples) >= IN_TIME_SHARE
 
 
+ROUGHLY: Final = 6
+"""Tasks of each model on which a rate is judged where many contestants are looked at for the best of them."""
+
+
 @dataclass(frozen=True)
 class CapacitySearch:
     """How many windows a rate gets: at least `few` to look for the border, `many` at its two sides."""
 
     few: int = 2
     many: int = 20
+    judged_tasks: int = 20  # of each model; of fewer not a single one may be late
     lowest: int = -120  # places on the grid: 0.003 and 34,000 tasks a second
     highest: int = 214
 
@@ -95,7 +100,7 @@ class CapacitySearch:
         in_time = np.sum([sample.in_time for sample in found], axis=0)
         if np.any((tasks - in_time >= _SURELY_LATE_TASKS) & (in_time < _CLEARLY_LATE * tasks)):
             return True
-        enough = np.min(tasks) >= _JUDGED_TASKS or len(found) >= _JUDGED_WINDOWS
+        enough = np.min(tasks) >= self.judged_tasks or len(found) >= _JUDGED_WINDOWS
         return len(found) >= self.few and bool(enough)
 
     def _outwards(self, samples: Samples, below: int | None) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.capacity import CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, ratio_of
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
@@ -266,7 +266,8 @@ class _Bench:
         self._progress("looking for the load that each carries within the deadlines")
         began_s = time.monotonic()
         looking_s = began_s + _LOOKING * self._load.seconds
-        contest.capacities(found, CapacitySearch(few=1, many=1, highest=highest), first_per_s, looking_s)
+        roughly = CapacitySearch(few=1, many=1, judged_tasks=ROUGHLY, highest=highest)
+        contest.capacities(found, roughly, first_per_s, looking_s)
         for name, one in found.items():
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
         rivals = [name for name in found if name != OURS]

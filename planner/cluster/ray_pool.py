@@ -8,8 +8,10 @@ A local Ray listens on the loopback interface only. Ray binds to the address of 
 for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` is set. The planner makes the token; Ray alone
 would write one into the home directory, which a service may not have.
 
-A cluster is sent this code, so its nodes need the packages that the code imports, but not Stageloom. This
-machine must be a node of the cluster: a Ray driver talks to the cluster through its own node.
+A cluster is sent this code, so its nodes need the packages that the code imports, but not Stageloom. There it
+lies in another place than anywhere before, so each node compiles the twin's kernels, behind all else that it
+does; until then searches simulate slowly there. This machine must be a node of the cluster: a Ray driver
+talks to the cluster through its own node.
 
 Over the pipe the planner sends `(task, pickled function and arguments)`, `(task, None)` to cancel, and None
 to end. The process sends None once Ray runs, or the error, and `(task, succeeded, result or error)`.
@@ -34,6 +36,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from stageloom import shared
 from stageloom.planner.cluster.interface import SearchFuture, WorkersGone
 from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
+from stageloom.planner.cluster.processes import ProcessPool
 from stageloom.shared.errors import ExecutorError, StageloomError, UnavailableError
 
 T = TypeVar("T")
@@ -306,12 +309,16 @@ def _require_able(ray: Any) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     if not nodes:
         raise UnavailableError("none of its nodes has a processor for searches")
-    probe = ray.remote(num_cpus=0, max_retries=0)(lacking)
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    answers = [probe.options(scheduling_strategy=one).remote() for one in there]
-    for node, answer in zip(nodes, answers, strict=True):
+
+    def on_each(function: Callable[[], Any]) -> list[Any]:
+        remote = ray.remote(num_cpus=0, max_retries=0)(function)
+        return [remote.options(scheduling_strategy=one).remote() for one in there]
+
+    for node, answer in zip(nodes, on_each(lacking), strict=True):
         if problem := ray.get(answer, timeout=_ABLE_S):
             raise UnavailableError(f"its node {node['NodeManagerAddress']} cannot search: {problem}")
+    on_each(compile_here)  # nobody waits for it
 
 
 def lacking() -> str:
@@ -326,6 +333,22 @@ def lacking() -> str:
     except ImportError as error:
         return _line(error)
     return ""
+
+
+def compile_here() -> None:
+    """On a node: compile the twin's kernels where that was not done.
+
+    In a process of its own, which may come after all others; this one is Ray's, and searches next.
+    """
+    from stageloom.planner.twin.compiled import compile_ahead
+    from stageloom.planner.twin.compiled.compile_cache import is_compiled
+
+    if not is_compiled():
+        pool = ProcessPool(1)
+        try:
+            pool.submit(compile_ahead).result()
+        finally:
+            pool.close()
 
 
 def _require_reachable(address: str) -> None:

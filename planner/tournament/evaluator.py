@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
+from stageloom.planner.cluster.packed import Packed
 from stageloom.planner.tournament.refinement import NeighbourJob
 from stageloom.planner.tournament.score import Score, figures_of, score_of
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
@@ -101,7 +102,7 @@ class Scenario:
 
 
 def evaluate_candidate(
-    job: SearchJob | NeighbourJob | Plan, scenario: Scenario, settings: EvaluationSettings
+    job: SearchJob | NeighbourJob | Plan, scenario: Packed[Scenario], settings: EvaluationSettings
 ) -> tuple[Plan, Score, float]:
     """A candidate's plan, its score, and how many seconds the search for it took: none for a plan that is
     there.
@@ -115,15 +116,15 @@ def evaluate_candidate(
     else:
         plan = job.plan() if isinstance(job, NeighbourJob) else job
     search_s = time.monotonic() - began_s
-    return plan, scenario.evaluate(plan, settings), search_s
+    return plan, scenario.value.evaluate(plan, settings), search_s
 
 
 def evaluate_again(
-    plans: Mapping[int, Plan], scenario: Scenario, settings: EvaluationSettings
+    plans: Mapping[int, Plan], scenario: Packed[Scenario], settings: EvaluationSettings
 ) -> dict[int, Score]:
     """The scores of plans, by the same keys.
 
     Raises:
         PlanError: as `Scenario.evaluate`.
     """
-    return {candidate: scenario.evaluate(plan, settings) for candidate, plan in plans.items()}
+    return {candidate: scenario.value.evaluate(plan, settings) for candidate, plan in plans.items()}

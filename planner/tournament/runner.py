@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.cluster.packed import Packed
 from stageloom.planner.tournament.candidates import PlanCandidate
 from stageloom.planner.tournament.evaluator import (
     EvaluationSettings,
@@ -93,7 +94,7 @@ class TournamentRun:
         `choice` and `fresh`: the arrivals that choose, and those of the last evaluation.
         """
         self._watch, self._refinement, self._choice, self._fresh = watch, refinement, choice, fresh
-        self._scenario, self._pool, self._clock = scenario, pool, clock
+        self._scenario, self._pool, self._clock = Packed.of(scenario), pool, clock
         self._candidates, self._size = dict(enumerate(candidates)), len(candidates)
         self._drawn: dict[int, NeighbourJob] = {}  # that are being evaluated
         self._began_s = clock.monotonic_s()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.bench.capacity import (
+    ROUGHLY,
     CapacitySearch,
     WindowCounts,
     capacity_estimate,
@@ -130,6 +131,16 @@ def test_a_rate_is_not_judged_on_a_handful_of_a_rare_model_s_tasks() -> None:
     assert rates.next_index({10: [sample((80, 80), (8, 4))]}, 10) == 6  # four late: no luck would help
     assert rates.next_index({10: [sample((80, 80), (0, 0))] * 7}, 10) == 10
     assert rates.next_index({10: [sample((80, 80), (0, 0))] * 8}, 10) == 14  # it has none: the others decide
+
+
+def test_where_many_are_looked_at_fewer_tasks_judge_a_rate() -> None:
+    rates = CapacitySearch(few=1, many=1, judged_tasks=ROUGHLY)
+    assert rates.next_index({10: [sample((80, 80), (ROUGHLY, ROUGHLY - 1))]}, 10) == 6
+    assert rates.next_index({10: [sample((80, 80), (ROUGHLY - 1, ROUGHLY - 1))]}, 10) == 10
+    samples = {6: [sample((80, 80), (5, 5))], 10: [sample((80, 80), (6, 5))]}
+    assert (
+        CapacitySearch(few=1, many=1).next_index(samples, 10) == 6
+    )  # then what was judged so is judged again
 
 
 @pytest.mark.promise("slo-capacity-closed-form")
