@@ -29,6 +29,7 @@ from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluati
 from stageloom.planner.schema.replan import Proposer
 from stageloom.shared.errors import PlanError
 from stageloom.shared.plan import Plan, StepChoice
+from stageloom.shared.search.arrangements import computing_lanes, express_of
 from stageloom.shared.text import counted
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
@@ -276,7 +277,12 @@ def lanes_of(plan: Plan) -> str:
     """In a user's words how a plan shares the device."""
     threads = sorted({options.intra_op_threads for options in plan.executors})
     others = "".join(f"{one} or " for one in threads[:-1])
-    said = f"{counted(plan.lanes, 'lane')} of {others}{counted(threads[-1], 'thread')}"
+    said = f"{counted(computing_lanes(plan), 'lane')} of {others}{counted(threads[-1], 'thread')}"
+    express = [plan.models[model].name for model in sorted(express_of(plan))]
+    if express:
+        said += (
+            f" and an express lane for {express[0] if len(express) == 1 else counted(len(express), 'model')}"
+        )
     cut = [f"{model.name} in {counted(model.num_blocks, 'block')}" for model in plan.models if model.cuts]
     batches = [f"{model.name} in batches of {model.batch}" for model in plan.models if model.batch > 1]
     more = [*cut, *batches]

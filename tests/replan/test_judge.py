@@ -330,7 +330,51 @@ def test_whether_lanes_or_others_slow_the_running_plan_is_unknown_and_a_wide_lan
     assert same_lanes is not None and same_lanes.error == pytest.approx(0.0, abs=1e-9)
 
 
+def express_plan() -> Plan:
+    return arranged_plan(CHOICES, Arrangement(2, 1, (1, 1), (ONE, ONE), express=frozenset({1})), [0, 1])
+
+
+def test_a_plan_with_an_express_lane_is_judged_by_the_cores_that_there_are() -> None:
+    times: dict[Digest, WayTimes] = {LEFT[0]: {(ONE, 1): 0.080}, RIGHT[0]: {(ONE, 1): 0.0002}}
+
+    def weighed(heavy_per_s: float) -> tuple[float, Judged, Judged]:
+        load = tuple(
+            Load(
+                model=name,
+                arrivals_per_s=rate,
+                service_s=times[artifact][ONE, 1],
+                queued=0,
+                usual_per_s=rate,
+                deadline_s=deadline_s,
+            )
+            for name, artifact, rate, deadline_s in (
+                ("l", LEFT[0], heavy_per_s, 0.4),
+                ("r", RIGHT[0], 140.0, 0.020),
+            )
+        )
+        scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), times, load, tasks=3000)
+        assert scene is not None
+        found = scene.weigh(express_plan())
+        assert found is not None
+        return found.log_gain, scene.base, found.judged
+
+    gained, before, after = weighed(14.0)
+    assert before.models[1].share_in_time < 0.9
+    assert [one.share_in_time for one in after.models] == pytest.approx([1.0, 1.0], abs=0.01)
+    assert abs(gained) < 0.02  # by work, of which short tasks have hardly any
+    _, before, after = weighed(50.0)  # twice what two cores carry, lane or no lane
+    assert 0.4 < after.models[0].share_in_time < before.models[0].share_in_time < 0.6
+
+
+def test_a_short_model_is_proposed_an_express_lane() -> None:
+    ways: list[WayTimes] = [{(ONE, 1): 0.080}, {(ONE, 1): 0.0002}]
+    demand = [ModelDemand(name=one.name, rate_per_s=1.0, work_s=0.01, deadline_s=0.4) for one in CHOICES]
+    found = levers(day_plan(), CHOICES, ways, demand, range(2))
+    assert express_plan().structure in {one.structure for one in found}
+
+
 def test_a_plan_is_named_in_a_users_words() -> None:
     assert lanes_of(day_plan()) == "2 lanes of 1 thread"
     cut = arranged_plan(CHOICES, Arrangement(2, 1, (2, 1), (ONE, ONE)), [0, 1])
     assert lanes_of(cut) == "2 lanes of 1 thread, l in 2 blocks"
+    assert lanes_of(express_plan()) == "2 lanes of 1 thread and an express lane for r"
