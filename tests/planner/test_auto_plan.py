@@ -31,6 +31,7 @@ from stageloom.shared.plan import (
     StepChoice,
 )
 from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.arrangements import express_of
 from stageloom.shared.search.job import run_search
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
 from tests.store.migrated import new_store
@@ -255,12 +256,20 @@ def again(rig: Rig, plan: Plan, scheduler: str) -> Plan:
     return run_search(search_job(rig.store, request), lambda: 0.0)
 
 
-def test_a_plan_of_several_executors_resources_and_lanes_is_made_again(rig: Rig) -> None:
+@pytest.mark.parametrize(("short_ms", "express"), [(1.0, {1}), (6.0, set())])
+def test_a_plan_of_several_executors_resources_and_lanes_is_made_again(
+    rig: Rig, short_ms: float, express: set[int]
+) -> None:
     rig.tells(FACTS)
-    for model, executor, ms in [("long", "onnx", 90.0), ("long", "openvino", 80.0), ("short", "onnx", 1.0)]:
+    for model, executor, ms in [
+        ("long", "onnx", 90.0),
+        ("long", "openvino", 80.0),
+        ("short", "onnx", short_ms),
+    ]:
         rig.took(model, executor, ms)
     plan, _ = rig.made()
-    assert len(plan.further_executors) == 1 and plan.models[0].cuts, "a cut model, and two executors"
+    assert len(plan.further_executors) == 1, "two executors"
+    assert express_of(plan) == express and bool(plan.models[0].cuts) is not bool(express)
     assert again(rig, plan, "auto") == plan
 
 
