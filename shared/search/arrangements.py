@@ -34,17 +34,16 @@ BORDERS_S: Final[Mapping[str, float]] = {"onnx": 0.0004, "openvino": 0.0010}
 and 0.4 to 1.5 and 1.1 to 2.7 ms on another, on networks of 13 to 64."""
 _BORDER_S: Final = 0.0005  # on other executors
 UNEVEN: Final = 0.3
-"""By this part of their mean the longest block of a model takes more, since arithmetic, of which blocks have
-equal shares, is not time: 0.2 was usual for four blocks, and 0.2 to 0.7 for eight."""
+"""By this part of their mean the longest block of a model is taken to be longer: blocks have equal shares of
+the arithmetic, which is not time. An assumption; the device does not measure blocks."""
 EXPRESS_MOST_S: Final = 0.005
-"""What an express model may take: so long what it interrupts is held up."""
+"""What an express model may take: so long what it interrupts is held up. Chosen, as is the leap."""
 EXPRESS_LEAP: Final = 4.0
 """Models are express where the next longer one takes so many times as long as the longest of them."""
 STEP_S: Final = 0.0003
 """What a step takes beside its inference."""
 HANDOVER_S: Final = 0.002
-"""What a task takes on its way from a client and back, of the time in which it is wanted: on an idle device
-1.7 ms, of which its inference was 0.1."""
+"""What a task is taken to spend on its way from a client and back, of the time in which it is wanted."""
 ON_GPU: Final = ("torch_cuda", "onnx_cuda")
 """Executors that compute on a GPU: a plan has one of them for all of its blocks."""
 GPU_LANES: Final = 4
