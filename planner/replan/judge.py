@@ -1,10 +1,12 @@
 """How well a plan serves an alarm's load: every candidate and the plan that runs on the same random arrivals.
 
-`figure` is what a trial compares at a load below what the device can carry: the mean over tasks of the log of
-their latency, models weighted by their work, a task that missed its deadline counting as twice the deadline.
-Where tasks wait all the time under both plans it is tasks in time per second. So a gain is
+What a trial compares at a load below what the device can carry is worth two figures: the mean over tasks of the
+log of their latency, models weighted by their work, a task that missed its deadline counting as twice the
+deadline; and the log of the share of tasks in time, in which the shortest task counts as much as any. Where
+tasks wait all the time under both plans it is tasks in time per second. So a gain is
 
-    gain = exp(mean over streams of (log latency of the base - log latency of the plan)),
+    gain = exp(mean over streams of (log latency of the base - log latency of the plan
+                                     + log share in time of the plan - log share in time of the base)),
 
 or of the logs of the rates, and the chance that it is at least `GAIN` is
 Phi((log gain - log(1 + GAIN)) / sigma). There sigma joins the standard error of the mean over streams with
@@ -80,9 +82,13 @@ class ServedPlan:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Of one stream of arrivals. `per_s`: tasks in time per second while tasks arrived."""
+    """Of one stream of arrivals. `per_s`: tasks in time per second while tasks arrived.
+
+    `share_in_time` is as if one task more had been in time, so that it is never 0.
+    """
 
     log_latency: float
+    share_in_time: float
     per_s: float
     waiting_share: float
 
@@ -161,21 +167,23 @@ def judge(plan: ServedPlan, demand: Sequence[ModelDemand], streams: Sequence[Arr
             begin_s=0.0,
         )
         logs, counts = [0.0] * len(demand), [0] * len(demand)
-        last_s, in_time = arrivals[-1][0], 0
+        last_s, in_time, soon = arrivals[-1][0], 0, 0
         for (at, model), end in zip(arrivals, served.ends_s, strict=True):
             counts[model] += 1
             latency = end - at
             deadline = plan.models[model].deadline_s
             if latency < deadline:
                 latencies[model].append(latency)
-                in_time += end <= last_s
+                in_time += 1
+                soon += end <= last_s
             else:  # also what was refused, which has no deadline to miss
                 latency = 2.0 * deadline if deadline < math.inf else last_s
             logs[model] += math.log(max(latency, 1e-6))
         weights = [one.work_s * count for one, count in zip(demand, counts, strict=True)]
         means = [total / count if count else 0.0 for total, count in zip(logs, counts, strict=True)]
         figure = math.fsum(w * mean for w, mean in zip(weights, means, strict=True)) / math.fsum(weights)
-        figures.append(StreamFigures(figure, in_time / last_s, served.waiting_share))
+        share = (in_time + 1) / (len(arrivals) + 1)
+        figures.append(StreamFigures(figure, share, soon / last_s, served.waiting_share))
         came = [a + b for a, b in zip(came, counts, strict=True)]
         oldest_s = max(oldest_s, served.oldest_age_s)
         variances.append(served.variance_s2)
@@ -207,7 +215,10 @@ def log_gain(base: Judged, other: Judged) -> tuple[float, float]:
             for a, b in zip(base.streams, other.streams, strict=True)
         ]
     else:
-        found = [a.log_latency - b.log_latency for a, b in zip(base.streams, other.streams, strict=True)]
+        found = [
+            a.log_latency - b.log_latency + math.log(b.share_in_time / a.share_in_time)
+            for a, b in zip(base.streams, other.streams, strict=True)
+        ]
     error = stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
     return fmean(found), error
 

@@ -2,12 +2,14 @@
 
 Where tasks waited all the time in both windows of most pairs the plans set the throughput, and tasks per
 second decide. Otherwise two figures do: latency, which is what users see, and busy device seconds per task,
-which is what is left for more load.
+which is what is left for more load. All three weigh models by their work, so that short tasks hardly count:
+beside them, the share of tasks in time counts every task as one.
 
-- *Better*: one of the two is surely better by more than `gain`, and the other is not worse by as much on
-  average. Latency that is surely better by more than `worth` may be paid for with busy seconds.
+- *Better*: latency or busy seconds are surely better by more than `gain`, and the other is not worse by as
+  much on average. Latency that is surely better by more than `worth` may be paid for with busy seconds. Or
+  surely so many more of a hundred tasks are in time, and no other figure is worse by as much on average.
 - *Worse*: latency surely is, by more than `gain`, whatever it saves; or busy seconds surely are and latency
-  surely does not gain `worth`, so that nothing which may still happen would pay for them.
+  surely does not gain `worth`. Neither counts while more tasks in time may still pay for it.
 
 Differences that nobody could overlook, surely above `gross`, decide from the `early_pairs`-th pair on:
 a device need not serve under a plan that starves its tasks until small differences could be told.
@@ -26,6 +28,7 @@ from stageloom.shared.engine.windows import (
     WindowFigures,
     log_busy_gain,
     log_growth,
+    log_in_time_gain,
     log_latency_gain,
     log_rate_gain,
 )
@@ -37,6 +40,7 @@ class Figure(str, Enum):
     RATE = "rate"  # tasks per second, where tasks wait all the time
     LATENCY = "latency"
     BUSY = "busy"  # device seconds per completed task
+    IN_TIME = "in_time"  # the share of tasks that are in time
 
 
 _SEEN = 0.01
@@ -96,6 +100,7 @@ class Evidence:
         before, after = control.in_time_share, candidate.in_time_share
         if before is not None and after is not None:
             self._in_time.add(after - before)
+            self._logs[Figure.IN_TIME].add(log_in_time_gain(control, candidate))
 
     # What it says
 
@@ -104,8 +109,13 @@ class Evidence:
         """What the plans are compared by: what decided, once something has."""
         if self._decided_by is not None:
             return self._decided_by
+        return self._compared[0]
+
+    @property
+    def _compared(self) -> tuple[Figure, ...]:
+        """Those that weigh models by their work."""
         loaded = self._logs[Figure.RATE].count > self._logs[Figure.LATENCY].count
-        return Figure.RATE if loaded else Figure.LATENCY
+        return (Figure.RATE,) if loaded else (Figure.LATENCY, Figure.BUSY)
 
     @property
     def logs(self) -> PairedLogs:
@@ -130,9 +140,10 @@ class Evidence:
             return False, harm
         if self.logs.count < self._min_pairs:
             return self._early()
-        if self.figure is Figure.RATE:
-            return self._by_rate()
-        return self._by_latency_and_busy()
+        found = self._by_rate() if self.figure is Figure.RATE else self._by_latency_and_busy()
+        if (found is None or not found[0]) and self._more_in_time(self._min_pairs, self._gain):
+            return self._decide(True, Figure.IN_TIME)
+        return found
 
     def _early(self) -> tuple[bool, str] | None:
         if self.logs.count < self._early_pairs:
@@ -140,15 +151,17 @@ class Evidence:
         if self._in_time.count >= self._early_pairs and self._fewer_in_time(self._gross):
             return False, self._said_in_time()
         low, high = self.logs.bounds(self._confidence)
-        if high < math.log1p(-self._gross):
-            return self._decide(False, self.figure, self._gross)
         if low > math.log1p(self._gross) and self._unharmed:
             return self._decide(True, self.figure, self._gross)
+        if self._more_in_time(self._early_pairs, self._gross):
+            return self._decide(True, Figure.IN_TIME, self._gross)
+        if high < math.log1p(-self._gross) and not self._time_may_pay(high, self._early_pairs):
+            return self._decide(False, self.figure, self._gross)
         return None
 
     def _by_rate(self) -> tuple[bool, str] | None:
         low, high = self._bounds(Figure.RATE)
-        if high < math.log1p(-self._gain):
+        if high < math.log1p(-self._gain) and not self._time_may_pay(high, self._min_pairs):
             return self._decide(False, Figure.RATE)
         if low > math.log1p(self._gain) and self._unharmed:
             return self._decide(True, Figure.RATE)
@@ -159,9 +172,9 @@ class Evidence:
         worth = math.log1p(self._worth)
         low, high = self._bounds(Figure.LATENCY)
         busy_low, busy_high = self._bounds(Figure.BUSY)
-        if high < lost:
+        if high < lost and not self._time_may_pay(high, self._min_pairs):
             return self._decide(False, Figure.LATENCY)
-        if busy_high < lost and high < worth:
+        if busy_high < lost and high < worth and not self._time_may_pay(busy_high, self._min_pairs):
             return self._decide(False, Figure.BUSY)
         if not self._unharmed:
             return None
@@ -171,10 +184,35 @@ class Evidence:
             return self._decide(True, Figure.BUSY)
         return None
 
+    def _more_in_time(self, pairs: int, by: float) -> bool:
+        """Surely, and what that costs in the other figures is less on average."""
+        sure = self._in_time.count >= pairs and self._in_time.bounds(self._confidence)[0] > by
+        return sure and self._unharmed and not self._overpaid
+
+    @property
+    def _overpaid(self) -> bool:
+        """Whether a figure is worse on average by more than tasks in time are better."""
+        lost = min(self._logs[figure].mean for figure in self._compared)
+        return lost < -self._logs[Figure.IN_TIME].mean
+
+    def _time_may_pay(self, lost: float, pairs: int) -> bool:
+        """Whether so many more tasks may still turn out to be in time. `lost`: a logarithm, below 0."""
+        in_time = self._logs[Figure.IN_TIME]
+        return in_time.count >= pairs and in_time.bounds(self._confidence)[1] > -lost
+
     def _decide(self, better: bool, figure: Figure, by: float | None = None) -> tuple[bool, str]:
         self._decided_by = figure
         than = f"{'better' if better else 'worse'} by more than {self._gain if by is None else by:.0%}"
         return better, f"{than}: {self.said(figure)}"
+
+    def _surely_gained(self, figure: Figure) -> bool:
+        """Shares of tasks in time are compared by their difference, which spreads more evenly than a ratio."""
+        if figure is Figure.IN_TIME:
+            return (
+                self._in_time.count >= self._min_pairs
+                and self._in_time.bounds(self._confidence)[0] > self._gain
+            )
+        return self._bounds(figure)[0] > math.log1p(self._gain)
 
     def _bounds(self, figure: Figure) -> tuple[float, float]:
         logs = self._logs[figure]
@@ -184,8 +222,13 @@ class Evidence:
 
     @property
     def _harms(self) -> tuple[tuple[str, PairedLogs], ...]:
-        """What a gain must not be paid for with, and how it grew."""
-        return ("p99 latency", self._p99), ("oldest task's age", self._age)
+        """What a gain must not be paid for with, and how it grew.
+
+        The tail of latencies is that of completed tasks: where surely more of them are in time, it has those
+        that were given up before.
+        """
+        age = ("oldest task's age", self._age)
+        return (age,) if self._surely_gained(Figure.IN_TIME) else (("p99 latency", self._p99), age)
 
     def _harm(self) -> str:
         """What is surely worse than a gain may cost, or nothing."""
@@ -210,15 +253,21 @@ class Evidence:
 
     def said(self, figure: Figure) -> str:
         """What a figure came to, in a user's words."""
+        if figure is Figure.IN_TIME:
+            before, after = self._shares()
+            return f"{after:.0%} of tasks in time instead of {before:.0%}, {self._alone(self._compared[0])}"
+        return self._alone(figure) + self._tasks_in_time()
+
+    def _alone(self, figure: Figure) -> str:
         before = math.exp(-self._logs[figure].mean)
         if figure is Figure.RATE:
-            return f"{1 / before:.2f} times as many tasks per second{self._tasks_in_time()}"
+            return f"{1 / before:.2f} times as many tasks per second"
         busy = math.exp(-self._logs[Figure.BUSY].mean)
         if figure is Figure.BUSY:
             latency = math.exp(-self._logs[Figure.LATENCY].mean)
-            return f"busy time per task {before:.2f} of before, latency {latency:.2f}{self._tasks_in_time()}"
+            return f"busy time per task {before:.2f} of before, latency {latency:.2f}"
         paid = f" for {busy:.2f} of the busy time per task" if busy > 1 + self._gain else ""
-        return f"latency {before:.2f} of before{paid}{self._tasks_in_time()}"
+        return f"latency {before:.2f} of before{paid}"
 
     def _said_in_time(self) -> str:
         before, after = self._shares()
@@ -240,8 +289,8 @@ class Evidence:
         if pairs < self._min_pairs:
             silent = f" and {self.silent} without a task on both sides" if self.silent else ""
             return f"only {pairs} pairs{silent} before time was up"
-        figures = (Figure.RATE,) if self.figure is Figure.RATE else (Figure.LATENCY, Figure.BUSY)
-        sure = [figure for figure in figures if self._bounds(figure)[0] > math.log1p(self._gain)]
+        figures = (Figure.IN_TIME, *self._compared)
+        sure = [figure for figure in figures if self._surely_gained(figure)]
         if not sure:
             what = self.said(self.figure)
             return f"no difference of {self._gain:.0%} is sure after {pairs} pairs ({what})"
@@ -252,8 +301,10 @@ class Evidence:
                 return f"{found} {grown} over {pairs} pairs"
         if not self._unharmed:
             return f"{found} {self._said_in_time()}"
-        if sure[0] is Figure.LATENCY:
+        if sure == [Figure.IN_TIME]:
+            return f"{found} other figures may have paid for it: {self.said(Figure.IN_TIME)}"
+        if Figure.LATENCY in sure:
             busy = math.exp(-self._logs[Figure.BUSY].mean)
             pay = f"that would pay for {busy:.2f} of the busy time per task"
             return f"{found} not by the {self._worth:.0%} {pay}"
-        return f"{found} latency may have paid for it: {self.said(sure[0])}"
+        return f"{found} latency may have paid for it: {self.said(Figure.BUSY)}"

@@ -225,6 +225,15 @@ def log_latency_gain(
     return gain / total if total else None
 
 
+def log_in_time_gain(control: WindowFigures, candidate: WindowFigures) -> float:
+    """The share of tasks in time, each task counting as one; so as if one more had been in time on each side.
+
+    That one bounds what windows say in which few tasks or none were in time.
+    """
+    ours, theirs = ((one.in_time + 1) / (one.due + 1) for one in (candidate, control))
+    return math.log(ours / theirs)
+
+
 def log_growth(control: float, candidate: float, floor: float) -> float:
     """How much greater a time is under the candidate; differences well below `floor` do not count."""
     return math.log((candidate + floor) / (control + floor))
