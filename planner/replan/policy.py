@@ -75,7 +75,15 @@ class Observation:
         """What candidates are judged in; None where too little is known for it. `tasks`: of each stream."""
         if not self.cores:
             return None
-        return LoadScene.of(self.incumbent, self.graphs, self.costs, self.times, self.loads, tasks=tasks)
+        return LoadScene.of(
+            self.incumbent,
+            self.graphs,
+            self.costs,
+            self.times,
+            self.loads,
+            cores=len(self.cores),
+            tasks=tasks,
+        )
 
 
 class How(str, Enum):
@@ -142,7 +150,7 @@ class PlainPolicy:
         """One search per partition and way to combine; none where the proposals at once are all there is."""
         plan = seen.incumbent
         combinations = [Combination.ALONE]
-        if seen.settings.members_max > 1 and sum(model.replicas for model in plan.models) > 1:
+        if seen.settings.members_max > 1 and _may_combine(plan):
             combinations.append(Combination.ALIGNED)
         jobs = [
             SearchJob(
@@ -188,19 +196,39 @@ def ordered_by_deadline(seen: Observation) -> Plan | None:
 
 
 def _assignment(plan: Plan) -> Assignment:
-    """What its blocks use, where every model has one executor and every lane may run every block."""
-    if plan.places or any(block.resources for block in plan.combined):
+    """What its blocks use, where that is the same for all blocks of a model."""
+    if plan.places:
         return Assignment()
-    used = {(member.model, block.executor) for block in plan.combined for member in block.members}
-    of_models = tuple((executor,) for _, executor in sorted(used))
-    if len(of_models) != len(plan.models):
+    used = _used_by_models(plan)
+    if len(used) != len(plan.models):
+        if any(block.resources for block in plan.combined):
+            return Assignment()
         return Assignment(resources=plan.resources, lane_resources=plan.lane_resources)
     return Assignment(
         further_executors=plan.further_executors,
         resources=plan.resources,
         lane_resources=plan.lane_resources,
-        executors_of=of_models,
+        executors_of=tuple((executor,) for _, executor, _ in used),
+        resources_of=tuple((resources,) for _, _, resources in used),
     )
+
+
+def _used_by_models(plan: Plan) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(model, executor, resources) of all blocks, each once, by model."""
+    return sorted(
+        {
+            (member.model, block.executor, block.resources)
+            for block in plan.combined
+            for member in block.members
+        }
+    )
+
+
+def _may_combine(plan: Plan) -> bool:
+    """Whether blocks of several models, or of several replicas, may share a step: they use the same."""
+    if sum(model.replicas for model in plan.models) < 2:
+        return False
+    return len({used[1:] for used in _used_by_models(plan)}) == 1
 
 
 def _partitions(seen: Observation) -> list[tuple[ModelChoice, ...]]:

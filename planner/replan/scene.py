@@ -92,6 +92,7 @@ class LoadScene:
     times: Mapping[Digest, WayTimes]  # alone; the running plan's own are in it
     demand: tuple[ModelDemand, ...]  # in the plan's order
     speed: DeviceSpeed
+    cores: int
     streams: Sequence[Arrivals]
     base: Judged
 
@@ -104,11 +105,12 @@ class LoadScene:
         known: Mapping[Digest, WayTimes],
         loads: Sequence[Load],
         *,
+        cores: int,
         tasks: int,
     ) -> "LoadScene | None":
         """None where nothing arrives, where no time of a model is known, or where blocks are placed anew.
 
-        `tasks`: of each stream of arrivals.
+        `cores`: of the device. `tasks`: of each stream of arrivals.
         """
         by_model = {load.model: load for load in loads}
         seen = [by_model.get(model.name) for model in incumbent.models]
@@ -117,7 +119,7 @@ class LoadScene:
         of_models = [load for load in seen if load is not None]
         bound = bound_plan(incumbent, graphs)
         times = {artifact: dict(ways) for artifact, ways in known.items()}
-        speed = _speed(bound, costs, times, of_models)
+        speed = _speed(bound, costs, times, of_models, cores)
         for index, load in enumerate(of_models):
             model = incumbent.models[index]
             ways = times.setdefault(model.artifact, {})
@@ -135,7 +137,7 @@ class LoadScene:
             )
             for load in of_models
         )
-        served = _served(bound, costs, times, demand, speed)
+        served = _served(bound, costs, times, demand, speed, cores)
         streams = arrivals_of(demand, tasks=tasks)
         if served is None or not streams or not any(one.work_s > 0.0 for one in demand):
             return None
@@ -146,6 +148,7 @@ class LoadScene:
             times=times,
             demand=demand,
             speed=speed,
+            cores=cores,
             streams=streams,
             base=judge(served, demand, streams),
         )
@@ -157,7 +160,7 @@ class LoadScene:
             PlanError: the plan is not legal for these graphs.
         """
         bound = bound_plan(plan, self.graphs)
-        served = _served(bound, self.costs, self.times, self.demand, self.speed)
+        served = _served(bound, self.costs, self.times, self.demand, self.speed, self.cores)
         if served is None:
             return None
         judged = judge(served, self.demand, self.streams)
@@ -165,7 +168,7 @@ class LoadScene:
         if gained < math.log1p(GAIN):  # less than a half likely, however sure the times are
             return Weighed(judged=judged, log_gain=gained, error=spread)
         same = _ways(bound) == _ways(bound_plan(self.incumbent, self.graphs))
-        as_many = computing_lanes(plan) == computing_lanes(self.incumbent)
+        as_many = _lanes(plan, self.cores) == _lanes(self.incumbent, self.cores)
         off = served.slower(
             SAME_TIMES_ERROR if same else TIMES_ERROR,
             0.0 if self.speed.told or as_many else BESIDE_ERROR,
@@ -180,7 +183,11 @@ class LoadScene:
 
 
 def _speed(
-    bound: BoundPlan, costs: CostTable, times: Mapping[Digest, WayTimes], loads: Sequence[Load]
+    bound: BoundPlan,
+    costs: CostTable,
+    times: Mapping[Digest, WayTimes],
+    loads: Sequence[Load],
+    cores: int,
 ) -> DeviceSpeed:
     """What the running plan's steps say of the device, beside what their models took alone."""
     plan = bound.plan
@@ -193,12 +200,18 @@ def _speed(
     if alone <= 0.0:
         return DeviceSpeed(1.0, BESIDE, told=False)
     ratio = min(max(took / alone, _SLOW[0]), _SLOW[1])
-    lanes = computing_lanes(plan)
+    lanes = _lanes(plan, cores)
     others = (lanes - 1) * min(took / lanes, 1.0)
     told = others >= _TOLD
     beside = 0.5 * min(max((ratio - 1.0) / others, 0.0), BESIDE_MOST) if told else BESIDE
     by_lanes = 1.0 + beside * others
     return DeviceSpeed(ratio / by_lanes, beside, told, by_lanes if told else 1.0)
+
+
+def _lanes(plan: Plan, cores: int) -> int:
+    """Steps that the cores carry beside each other: lanes beyond those take turns."""
+    threads = min(options.intra_op_threads for options in plan.executors)
+    return min(computing_lanes(plan), max(cores // threads, 1))
 
 
 def _way(bound: BoundPlan, model: int) -> ExecutorOptions | None:
@@ -275,6 +288,7 @@ def _served(
     times: Mapping[Digest, WayTimes],
     demand: Sequence[ModelDemand],
     speed: DeviceSpeed,
+    cores: int,
 ) -> ServedPlan | None:
     """A plan as lanes serve it; None where nothing tells what a model of it takes.
 
@@ -304,7 +318,7 @@ def _served(
         )
     return ServedPlan(
         models=tuple(models),
-        lanes=computing_lanes(plan),
+        lanes=_lanes(plan, cores),
         by_deadline=plan.step_choice is StepChoice.DEADLINE,
         beside=speed.beside,
     )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -27,9 +28,10 @@ from stageloom.shared.bound import bind
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
 from stageloom.shared.policy.plain import Load
-from stageloom.shared.search.arrangements import Arrangement, arranged_plan
-from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.arrangements import Arrangement, arranged_plan, express_of
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.job import run_search
 from stageloom.shared.search.lane_load import ServedModel
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -154,7 +156,7 @@ def test_a_gain_of_a_thousandth_is_no_gain_and_lost_tasks_or_a_longer_tail_harm(
         oldest_age_s=0.1,
         variance_s2=0.0,
         models=(),
-        streams=(StreamFigures(0.0, 1.0, 0.0),),
+        streams=(StreamFigures(0.0, 1.0, 1.0, 0.0),),
     )
     assert not harms(fine, replace(fine, p50_s=0.02))
     assert harms(fine, replace(fine, share_in_time=0.93))
@@ -294,7 +296,7 @@ def test_no_lever_uses_more_cores_than_there_are_and_each_is_legal(cores: int) -
 
 def test_steps_that_take_longer_than_alone_tell_of_lanes_up_to_a_bound_and_then_of_the_device() -> None:
     def speed(incumbent: Plan, load: tuple[Load, ...]) -> tuple[float, float, bool]:
-        scene = LoadScene.of(incumbent, GRAPHS, CostTable(), TIMES, load, tasks=10)
+        scene = LoadScene.of(incumbent, GRAPHS, CostTable(), TIMES, load, cores=2, tasks=10)
         assert scene is not None
         return scene.speed.slow, scene.speed.beside, scene.speed.told
 
@@ -315,8 +317,8 @@ def test_whether_lanes_or_others_slow_the_running_plan_is_unknown_and_a_wide_lan
     A device that others use took the wide lane's times while it was quiet; were all of the excess put down
     to lanes, a wide lane would look the better the busier the device is.
     """
-    scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), TIMES, loads(0.5, slow=slow), tasks=1000)
-    quiet = LoadScene.of(day_plan(), GRAPHS, CostTable(), TIMES, loads(0.5), tasks=1000)
+    scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), TIMES, loads(0.5, slow=slow), cores=2, tasks=1000)
+    quiet = LoadScene.of(day_plan(), GRAPHS, CostTable(), TIMES, loads(0.5), cores=2, tasks=1000)
     assert scene is not None and quiet is not None
     speed, others = scene.speed, min(slow * 0.5, 1.0)
     assert speed.slow * (1.0 + speed.beside * others) == pytest.approx(slow)
@@ -352,7 +354,7 @@ def test_a_plan_with_an_express_lane_is_judged_by_the_cores_that_there_are() -> 
                 ("r", RIGHT[0], 140.0, 0.020),
             )
         )
-        scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), times, load, tasks=3000)
+        scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), times, load, cores=2, tasks=3000)
         assert scene is not None
         found = scene.weigh(express_plan())
         assert found is not None
@@ -361,9 +363,27 @@ def test_a_plan_with_an_express_lane_is_judged_by_the_cores_that_there_are() -> 
     gained, before, after = weighed(14.0)
     assert before.models[1].share_in_time < 0.9
     assert [one.share_in_time for one in after.models] == pytest.approx([1.0, 1.0], abs=0.01)
-    assert abs(gained) < 0.02  # by work, of which short tasks have hardly any
+    assert gained > math.log(1.1)  # by work it would be nothing: short tasks have hardly any
     _, before, after = weighed(50.0)  # twice what two cores carry, lane or no lane
     assert 0.4 < after.models[0].share_in_time < before.models[0].share_in_time < 0.6
+
+
+def test_lanes_beyond_the_cores_take_turns() -> None:
+    three = replace(day_plan(), lanes=3, resources=(), lane_resources=())
+    scene = LoadScene.of(day_plan(), GRAPHS, CostTable(), TIMES, loads(0.9), cores=2, tasks=1000)
+    assert scene is not None
+    found = scene.weigh(three)
+    assert found is not None
+    assert found.log_gain == pytest.approx(0.0, abs=1e-9)
+
+
+def test_searches_leave_an_express_lane_to_its_models_and_combine_nothing_with_them() -> None:
+    jobs = PlainPolicy().searches(seen(express_plan(), loads(0.5)))
+    assert {job.combination for job in jobs} == {Combination.ALONE}
+    for job in jobs:
+        assert express_of(run_search(replace(job, budget_s=0.1), count().__next__)) == frozenset({1})
+    jobs = PlainPolicy().searches(seen(day_plan(), loads(0.5)))
+    assert {job.combination for job in jobs} == {Combination.ALONE, Combination.ALIGNED}
 
 
 def test_a_short_model_is_proposed_an_express_lane() -> None:
