@@ -1,7 +1,7 @@
 """How well a plan serves an alarm's load: every candidate and the plan that runs on the same random arrivals.
 
-What a trial compares at a load below what the device can carry is worth two figures: the mean over tasks of the
-log of their latency, models weighted by their work, a task that missed its deadline counting as twice the
+What a trial compares at a load below what the device can carry is worth two figures: the mean over tasks of
+the log of their latency, models weighted by their work, a task that missed its deadline counting as twice the
 deadline; and the log of the share of tasks in time, in which the shortest task counts as much as any. Where
 tasks wait all the time under both plans it is tasks in time per second. So a gain is
 

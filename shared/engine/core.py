@@ -494,6 +494,7 @@ class EngineCore:
         if task.deadline_s - task.arrived_s <= target.pace.rest_s[0]:
             target.pace.doubt()
         self._registry.finish(task, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
+        self._scheduler.refresh(now)  # a shared one may be launched in another model
         return True
 
     def _buries(self, combined: CombinedState, now: float) -> bool:

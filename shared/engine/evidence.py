@@ -206,7 +206,7 @@ class Evidence:
         return better, f"{than}: {self.said(figure)}"
 
     def _surely_gained(self, figure: Figure) -> bool:
-        """Shares of tasks in time are compared by their difference, which spreads more evenly than a ratio."""
+        """Shares of tasks in time are compared by difference, which spreads more evenly than a ratio."""
         if figure is Figure.IN_TIME:
             return (
                 self._in_time.count >= self._min_pairs

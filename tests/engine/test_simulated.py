@@ -47,6 +47,11 @@ def test_invariants_hold_over_many_random_plans_and_swaps() -> None:
         Scenario(seed).run()
 
 
+def test_a_shared_task_that_is_given_up_leaves_the_model_that_launched_it_at_once() -> None:
+    """The one of 16,000 scenarios in which a block stood for election whose only task had been given up."""
+    Scenario(11_296).run()
+
+
 @pytest.mark.promise("under-seeded-simulator-over")
 def test_scenarios_exercise_every_mechanism() -> None:
     seen: Counter[str] = Counter()
