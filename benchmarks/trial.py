@@ -27,7 +27,6 @@ from benchmarks.runner import Report, progress, run
 from benchmarks.trial_load import NARROW, WIDE_LANE, Shape, try_under_load
 from stageloom.shared.engine.trial import (
     Decide,
-    Drain,
     MeasureSide,
     SaveRecord,
     TrialConfig,
@@ -59,7 +58,7 @@ LOAD_CASES: Mapping[str, tuple[Shape, Shape]] = {
 """Control and candidate."""
 
 _WINDOW_SPREAD = PAIR_SPREAD / math.sqrt(2)
-_DISK_S, _DRAIN_S, _SWAP_S = 0.005, 0.01, 0.001
+_DISK_S, _SETTLE_S, _SWAP_S = 0.005, 0.01, 0.001
 _TASKS, _SERVICE_S = 20, 0.005
 
 Noise = Callable[[Random], Iterator[float]]
@@ -139,12 +138,11 @@ def try_plan(
         elif isinstance(action, SaveRecord):
             now += _DISK_S
             todo += core.recorded(now)
-        elif isinstance(action, Drain):
-            now += _DRAIN_S
-            todo += core.drained(now)
         else:
             now += _SWAP_S
-            todo += core.activated(now)
+            core.activated(now)
+            now += _SETTLE_S
+            todo += core.settled(now)
 
 
 def _figures(action: MeasureSide, speed: float, quickness: float, chance: Random) -> WindowFigures:

@@ -21,7 +21,6 @@ from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Outcome, Task
 from stageloom.shared.engine.trial import (
     Decide,
-    Drain,
     MeasureSide,
     SaveRecord,
     TrialConfig,
@@ -68,7 +67,6 @@ class QueueDevice:
     def __init__(self, rate_per_s: float, shape: Shape, chance: Random) -> None:
         self.now = 0.0
         self.shape = shape
-        self.launching = True
         self.failed = 0  # no task does
         self.window: WindowCounter | None = None
         self._rate_per_s = rate_per_s
@@ -112,16 +110,14 @@ class QueueDevice:
                 self.window.saturated = self.window.saturated and bool(self._queue)
         self.now = max(self.now, to_s)
 
-    def drain(self) -> None:
-        """Launch nothing, until nothing is in flight."""
-        self.launching = False
-        while self._running:
-            self.run_until(self._running[0][0])
-
     def activate(self, shape: Shape) -> None:
+        """Launch into this plan, and return once what runs on the other one has ended."""
         self.run_until(self.now + _SWAP_S)
-        self.shape, self.launching = shape, True
+        of_other = {number for _, number, _ in self._running}
+        self.shape = shape
         self._launch()
+        while of_other & {number for _, number, _ in self._running}:
+            self.run_until(self._running[0][0])
 
     def measure(self, from_s: float, to_s: float) -> WindowFigures:
         """What happens between these instants."""
@@ -148,7 +144,7 @@ class QueueDevice:
         self._arrives_s = self.now + chance.expovariate(self._rate_per_s)
 
     def _launch(self) -> None:
-        while self.launching and self._queue and len(self._running) < self.shape.lanes:
+        while self._queue and len(self._running) < self.shape.lanes:
             task = self._queue.popleft()
             if self.window is not None:
                 self.window.oldest_age_s = max(self.window.oldest_age_s, self.now - task.arrived_s)
@@ -206,9 +202,7 @@ def try_under_load(
         elif isinstance(action, SaveRecord):
             device.run_until(device.now + _DISK_S)
             todo += core.recorded(device.now)
-        elif isinstance(action, Drain):
-            device.drain()
-            todo += core.drained(device.now)
         else:
             device.activate(shapes[action.side])
-            todo += core.activated(device.now)
+            core.activated(device.now)
+            todo += core.settled(device.now)

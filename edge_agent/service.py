@@ -363,8 +363,10 @@ class Agent:
             case engine.ArenaRefused():
                 text = f"tasks that name arena {report.arena} are refused: {report.reason}"
                 self._journal.note("arena_refused", text)
+            case engine.Settled():
+                self._lifecycle.do(self._plans.settled(PlanKey(report.key), self.loop.now()))
             case engine.Drained():
-                self._lifecycle.do(self._plans.drained(self.loop.now()))
+                self._lifecycle.do(self._plans.drained())
                 self._stop_when_empty()
 
     def _task_done(self, done: engine.TaskDone) -> None:

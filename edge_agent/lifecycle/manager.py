@@ -240,8 +240,6 @@ class PlanManager(Pursuit):
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
-        if runner.draining:
-            engine.draining = True
         if runner.result is not None and self._candidate is candidate:
             decided = (candidate.attempt, runner.record.control, runner.result)
             if self._decided != decided:
@@ -260,16 +258,18 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
-    def drained(self, now_s: float) -> list[Action]:
-        """Nothing is in flight: a window may begin, or one plan give way to another."""
-        candidate, engine = self._candidate, self._engine
-        if not engine.draining:
+    def settled(self, key: PlanKey, now_s: float) -> list[Action]:
+        """Nothing is in flight but on this plan: its window may begin."""
+        candidate, plan = self._candidate, self._engine.loaded.get(key)
+        if candidate is None or candidate.runner is None or plan is None:
             return []
-        if self._exchanging:
-            return engine.unload(engine.loaded)
-        if candidate is None or candidate.runner is None:
-            return []
-        return self._advance(candidate, candidate.runner.drained(now_s))
+        side = Side.CANDIDATE if plan.ref.digest == candidate.digest else Side.CONTROL
+        return self._advance(candidate, candidate.runner.settled(side, now_s))
+
+    def drained(self) -> list[Action]:
+        """Nothing is in flight: one plan may give way to another."""
+        engine = self._engine
+        return engine.unload(engine.loaded) if engine.draining and self._exchanging else []
 
     # -- what happened --------------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class PlanManager(Pursuit):
             return []
         actions = self._exchanged(plan, paused_s)
         runner = self.runner
-        if candidate is not None and runner is not None and not runner.draining:
+        if candidate is not None and runner is not None:
             side = Side.CANDIDATE if plan.ref.digest == candidate.digest else Side.CONTROL
             return actions + self._advance(candidate, runner.activated(side, now_s))
         self._watch_running(now_s)
@@ -527,7 +527,8 @@ class PlanManager(Pursuit):
         if candidate is not None:
             loads = engine.key_of(candidate.digest, engine.loading) is not None
             compares = isinstance(self.runner, OutputRunner)  # it runs beside what is active
-            if candidate.probation is not None or loads or compares:
+            changes = self.runner is not None and self.runner.settling  # steps of both are in flight
+            if candidate.probation is not None or loads or compares or changes:
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 

@@ -23,7 +23,7 @@ class OutputRunner:
     """One comparison; with a `result` it is over. The methods are those of a `TrialRunner`."""
 
     side: Final = Side.CONTROL
-    draining: Final = False
+    settling: Final = False
     stalled: Final = False
 
     def __init__(
@@ -112,10 +112,10 @@ class OutputRunner:
 
     # A comparison has no windows.
 
-    def drained(self, now: float) -> list[Action]:
+    def activated(self, side: Side, now: float) -> list[Action]:
         return []
 
-    def activated(self, side: Side, now: float) -> list[Action]:
+    def settled(self, side: Side, now: float) -> list[Action]:
         return []
 
     def measured(self, figures: WindowMeasured, now: float) -> list[Action]:

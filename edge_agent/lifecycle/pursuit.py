@@ -322,8 +322,6 @@ class Pursuit:
         engine, target = self._engine, self._target()
         if not engine.up or engine.stopping:
             return self._check(target) if target is not None else []
-        if self.runner is not None and self.runner.draining:
-            return []
         if target is None:
             if engine.active is None:
                 return []

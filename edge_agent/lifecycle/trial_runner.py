@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import structs
 
 from stageloom.edge_agent.lifecycle.events import Action
-from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, PauseLaunches, WindowMeasured
+from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, WindowMeasured
 from stageloom.shared.engine.trial import (
     Activate,
     Decide,
-    Drain,
     MeasureSide,
     SaveRecord,
     TrialAction,
@@ -42,7 +41,7 @@ IDLE = "no load to compare under: runs guarded"
 
 
 class TrialRunner:
-    """One trial. `side` is the plan to launch into, unless `draining`; with a `result` it is over."""
+    """One trial. `side` is the plan to launch into; with a `result` it is over."""
 
     def __init__(
         self,
@@ -68,7 +67,6 @@ class TrialRunner:
         """
         self.record = record
         self.side = Side.CONTROL
-        self.draining = False
         self.result: TrialResult | None = None
         self._models = models
         self._control_bytes, self._candidate_bytes = control_bytes, candidate_bytes
@@ -121,14 +119,22 @@ class TrialRunner:
         """The record is durable: the windows begin."""
         return [] if self._core is None else self._do(self._core.recorded(now))
 
-    def drained(self, now: float) -> list[Action]:
-        return [] if self._core is None else self._do(self._core.drained(now))
-
     def activated(self, side: Side, now: float) -> list[Action]:
         """New launches go to this plan."""
         if self._core is None or side is not self.side:
             return []
         return self._do(self._core.activated(now))
+
+    def settled(self, side: Side, now: float) -> list[Action]:
+        """Nothing is in flight but on this plan."""
+        if self._core is None or side is not self.side:
+            return []
+        return self._do(self._core.settled(now))
+
+    @property
+    def settling(self) -> bool:
+        """Both plans may have steps in flight."""
+        return self._core is not None and self._core.settling
 
     def measured(self, figures: WindowMeasured, now: float) -> list[Action]:
         if self.over or figures.number != self._number:
@@ -219,11 +225,8 @@ class TrialRunner:
             match action:
                 case SaveRecord():
                     out += self.again()
-                case Drain():
-                    self.draining = True
-                    out.append(PauseLaunches(refuse=False))
                 case Activate(side):
-                    self.side, self.draining = side, False
+                    self.side = side
                 case MeasureSide(window, _, from_s, to_s):
                     self._window = window
                     out.append(self._measure(from_s, to_s))
@@ -238,7 +241,6 @@ class TrialRunner:
         return OpenWindow(self._number, from_s, to_s, self._core.brake_age_s)
 
     def _end(self, result: TrialResult) -> list[Action]:
-        self.draining = False
         self.result = result
         return []
 

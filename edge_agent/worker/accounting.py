@@ -4,7 +4,7 @@ All but `WindowTimer` are guarded by the runtime's lock. The figures of a window
 themselves: a step or a task counts where it ended, busy time where it was spent.
 
 Latencies alone count where the task *arrived*: it speaks of the plan that it met, and not of the one
-before, for which it may have waited until the drain ended. A task that has not ended counts with the age
+before, for which it may have waited. A task that has not ended counts with the age
 that it has when the window ends, so that a plan cannot hide those that it leaves; none that came in the
 last tenth counts, as an age near nothing says nothing. A task that expired, was refused or was given up
 counts as twice the time that it had; one without a deadline by the time after which it was given up, and

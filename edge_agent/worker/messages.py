@@ -375,6 +375,12 @@ class Drained(_Message, frozen=True, tag=10):
     """Nothing is in flight."""
 
 
+class Settled(_Message, frozen=True, tag=27):
+    """Nothing is in flight but on this plan, which took the place of one that is kept."""
+
+    key: int
+
+
 class Exited(_Message, frozen=True, tag=11):
     """The process is gone; made by `EngineClient`, never sent. Negative: the signal that ended it."""
 
@@ -476,6 +482,7 @@ Report: TypeAlias = (
     | PartsTimed
     | StepTraced
     | Drained
+    | Settled
     | Exited
     | ArenaRefused
     | QueueSnapshot

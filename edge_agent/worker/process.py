@@ -78,6 +78,7 @@ class EngineProcess:
             config.memory_bytes,
         )
         self._draining = False
+        self._settling: PlanKey | None = None  # took the place of a plan that still may have steps in flight
         self._paused_s: float | None = None  # since when nothing is launched
         self._measuring = WindowTimer(lambda: self._driver, self.report)
         self._recording = Recording(lambda: self._driver, self.report)
@@ -149,7 +150,7 @@ class EngineProcess:
             sends = select.EPOLLOUT if self._channel.backlog else 0
             epoll.register(channel, select.EPOLLIN | select.EPOLLEXCLUSIVE | sends)
             wait_s = max(self._due_s - time.monotonic(), 0.0)
-            if self._draining:
+            if self._awaits_steps:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
             for fd, _ in epoll.poll(wait_s):
                 if fd == self._nudge:
@@ -159,9 +160,14 @@ class EngineProcess:
                 with self._sending, contextlib.suppress(ChannelClosed):  # reading finds out, too
                     self._channel.flush()
             self.take()
-            if self._draining or self._due_s <= time.monotonic():
+            if self._awaits_steps or self._due_s <= time.monotonic():
                 with self._taking:
                     self._report_regularly()
+
+    @property
+    def _awaits_steps(self) -> bool:
+        """Whether to look often: something waits for the last step of a plan to end."""
+        return self._draining or self._settling is not None
 
     @property
     def _due_s(self) -> float:
@@ -272,6 +278,7 @@ class EngineProcess:
         else:
             paused_s = time.monotonic() - self._paused_s if self._paused_s is not None else 0.0
             self._draining, self._paused_s = False, None
+            self._settling = key if command.keep else None
             failpoint("engine.activated")
             self.report(messages.PlanActive(key, paused_s))
 
@@ -294,6 +301,9 @@ class EngineProcess:
         if self._draining and (driver is None or driver.idle):
             self._draining = False
             self.report(messages.Drained())
+        if self._settling is not None and driver is not None and driver.settled:
+            settled, self._settling = self._settling, None
+            self.report(messages.Settled(settled))
         now = time.monotonic()
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s

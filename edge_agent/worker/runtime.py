@@ -285,6 +285,12 @@ class EngineRuntime:
         with self._lock:
             return self._core.idle and not self._in_flight
 
+    @property
+    def settled(self) -> bool:
+        """Nothing is in flight but on the active plan."""
+        with self._lock:
+            return self._core.settled
+
     def snapshot(self) -> tuple[EngineStats, tuple[StepStats, ...], float]:
         """The core's state, the steps since the last call, and the busy seconds so far."""
         with self._lock:

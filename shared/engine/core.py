@@ -301,6 +301,11 @@ class EngineCore:
         """Nothing is in flight: no instance in a slot, no step."""
         return all(plan.empty for plan in self._plans.values())
 
+    @property
+    def settled(self) -> bool:
+        """Nothing is in flight but on the active plan."""
+        return all(plan.empty for plan in self._plans.values() if plan is not self._active)
+
     def snapshot(self, now: float) -> EngineStats:
         """The engine at this instant."""
         active, scheduler, registry = self._active, self._scheduler, self._registry

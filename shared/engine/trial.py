@@ -1,6 +1,6 @@
 """The trial of a candidate plan against the control that runs, as a state machine. No clock, no thread.
 
-Windows of the two plans in randomised ABBA order, drained between, never two plans in one window; after
+Windows of the two plans in randomised ABBA order, never two plans in one window; after
 every pair from the 8th on (from the 4th, for differences that nobody could overlook) a sequential test on
 the paired log ratios of latency and busy seconds, or of tasks per second where tasks wait all the time
 (`evidence.py`): commit, reject, or no gain when time is up.
@@ -10,8 +10,11 @@ time is rejected at once, with the reason.
 The caller carries out the actions in order and reports what became of them. An event that is late or repeated
 changes nothing. `now` is in seconds on one monotonic clock; call `tick` no later than `next_wakeup`.
 
-    begin -> SaveRecord -> recorded -> ( Drain -> drained -> Activate -> activated -> MeasureSide
-          -> window_ended ) again and again -> Activate, Decide
+    begin -> SaveRecord -> recorded -> ( Activate -> activated -> settled -> MeasureSide -> window_ended )
+          again and again -> Activate, Decide
+
+Where the same plan has two windows in a row, the second begins at once. Nothing pauses when plans change: new
+launches go to the next plan, and its window begins once nothing is in flight on the one before.
 """
 
 import math
@@ -122,7 +125,7 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     guard: Share = 0.2  # p99 or oldest age worse by more is a rejection
     age_floor_s: Seconds = 0.01  # ages that differ by less are equal to every user
     brake_age_s: Seconds = 1.0  # no task waits longer for the candidate, unless it did for the control
-    stall_s: Seconds = 10.0  # a drain, a swap or a window that is overdue by more is a fault
+    stall_s: Seconds = 10.0  # a swap, its last steps or a window that is overdue by more is a fault
     min_failed: Annotated[int, Meta(ge=1, le=1_000_000)] = 3
     max_failed_share: Share = 0.1  # more than the control's
 
@@ -161,13 +164,8 @@ class SaveRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Stop launching; report `drained` when nothing is in flight. Queued tasks wait."""
-
-
-@dataclass(frozen=True, slots=True)
 class Activate:
-    """Launch into this plan, which also ends a drain; report `activated`. It may be active already."""
+    """Launch into this plan; report `activated`, and `settled` when nothing is in flight on the other one."""
 
     side: Side
 
@@ -189,20 +187,27 @@ class Decide:
     result: TrialResult
 
 
-TrialAction: TypeAlias = SaveRecord | Drain | Activate | MeasureSide | Decide
+TrialAction: TypeAlias = SaveRecord | Activate | MeasureSide | Decide
 
 
 class _Phase(Enum):
     NEW = "new"
     SAVING = "saving"
-    DRAINING = "draining"
     ACTIVATING = "activating"
+    SETTLING = "settling"
     MEASURING = "measuring"
     OVER = "over"
 
 
+_DOING = {
+    _Phase.SAVING: "saving",
+    _Phase.ACTIVATING: "activating",
+    _Phase.SETTLING: "its steps",
+    _Phase.MEASURING: "measuring",
+}
+
 _SLOWEST = 5.0
-"""Instances of the slowest model that a drain, or a task that waits, may take without being blamed for it."""
+"""Instances of the slowest model that a plan may take to run empty, or a task to wait, without blame."""
 
 
 def lengths(setup: TrialSetup, config: TrialConfig) -> tuple[float, float]:
@@ -229,7 +234,7 @@ def lengths(setup: TrialSetup, config: TrialConfig) -> tuple[float, float]:
 
 
 _MEASURED = 0.9
-"""Of a long trial's time; the rest are drains."""
+"""Of a long trial's time; in the rest plans run empty."""
 
 _LOOKS = 3
 
@@ -289,23 +294,17 @@ class TrialCore:
         return [SaveRecord(self.setup.record)]
 
     def recorded(self, now: float) -> list[TrialAction]:
-        return self._drain(now) if self._phase is _Phase.SAVING else []
-
-    def drained(self, now: float) -> list[TrialAction]:
-        if self._phase is not _Phase.DRAINING:
-            return []
-        self._window += 1
-        self._running = self._side = next(self._order)
-        self._enter(_Phase.ACTIVATING, now + self._patience_s)
-        return [Activate(self._side)]
+        return self._next_window(now) if self._phase is _Phase.SAVING else []
 
     def activated(self, now: float) -> list[TrialAction]:
         """The plan of the last `Activate` is the one launched into."""
-        if self._phase is not _Phase.ACTIVATING:
-            return []
-        to_s = now + self.window_s
-        self._enter(_Phase.MEASURING, to_s + self._patience_s)
-        return [MeasureSide(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
+        if self._phase is _Phase.ACTIVATING:
+            self._enter(_Phase.SETTLING, now + self._patience_s)
+        return []
+
+    def settled(self, now: float) -> list[TrialAction]:
+        """Nothing is in flight on the other plan."""
+        return self._measure(now) if self._phase is _Phase.SETTLING else []
 
     def window_ended(self, window: int, figures: WindowFigures, now: float) -> list[TrialAction]:
         """What the window with this number showed."""
@@ -317,17 +316,19 @@ class TrialCore:
             return self._end(Verdict.REJECT, harm, now)
         if self._pending is None:
             self._pending = figures
-            return self._drain(now)
+            return self._next_window(now)
         first, self._pending = self._pending, None
         control, candidate = (first, figures) if self._side is Side.CANDIDATE else (figures, first)
         self._evidence.take(control, candidate)
         if failures := self._failures():
             return self._end(Verdict.REJECT, failures, now)
-        return self._look(now) or self._drain(now)
+        return self._look(now) or self._next_window(now)
 
     def crashed(self, reason: str, now: float) -> list[TrialAction]:
         """The engine process or its backend died."""
-        return self._fault(f"crashed: {reason}", now)
+        if self.settling:  # with steps of both in flight: the newcomer is to blame
+            return self._end(Verdict.REJECT, f"the engine crashed as the plans changed: {reason}", now)
+        return self._fault(self._running, f"crashed: {reason}", now)
 
     def abandon(self, reason: str, now: float) -> list[TrialAction]:
         """Something matters more: a newer desired plan, another power mode, a record that was not written."""
@@ -341,7 +342,8 @@ class TrialCore:
             return self._end(Verdict.REJECT, harm, now)
         if now >= self._due_s:
             self.stalled = self._phase is not _Phase.SAVING
-            return self._fault(f"did not end {self._phase.value} in time", now)
+            blamed = self._running.other if self.settling else self._running
+            return self._fault(blamed, f"did not end {_DOING[self._phase]} in time", now)
         if now >= self.ends_s:
             return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
         return []
@@ -357,6 +359,11 @@ class TrialCore:
     def saving(self) -> bool:
         """It waits for its record to be durable."""
         return self._phase is _Phase.SAVING
+
+    @property
+    def settling(self) -> bool:
+        """Both plans may have steps in flight."""
+        return self._phase is _Phase.SETTLING
 
     @property
     def ends_s(self) -> float:
@@ -398,7 +405,7 @@ class TrialCore:
         if decision := self._evidence.decision():
             better, reason = decision
             return self._end(Verdict.COMMIT if better else Verdict.REJECT, reason, now)
-        # A pair that could not end in time would only cost its drains.
+        # A pair that could not end in time would only cost its changes.
         if now + 2 * self.window_s > self.ends_s:
             return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
         return []
@@ -428,20 +435,29 @@ class TrialCore:
     def _enter(self, phase: _Phase, due_s: float) -> None:
         self._phase, self._due_s = phase, due_s
 
-    def _drain(self, now: float) -> list[TrialAction]:
-        self._enter(_Phase.DRAINING, now + self._patience_s)
-        return [Drain()]
+    def _next_window(self, now: float) -> list[TrialAction]:
+        self._window += 1
+        before, self._side = self._running, next(self._order)
+        if self._side is before:
+            return self._measure(now)
+        self._running = self._side
+        self._enter(_Phase.ACTIVATING, now + self._patience_s)
+        return [Activate(self._side)]
 
-    def _fault(self, reason: str, now: float) -> list[TrialAction]:
-        """Blame the plan that was running."""
-        if self._running is Side.CANDIDATE:
+    def _measure(self, now: float) -> list[TrialAction]:
+        to_s = now + self.window_s
+        self._enter(_Phase.MEASURING, to_s + self._patience_s)
+        return [MeasureSide(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
+
+    def _fault(self, blamed: Side, reason: str, now: float) -> list[TrialAction]:
+        if blamed is Side.CANDIDATE:
             return self._end(Verdict.REJECT, f"the candidate {reason}", now)
         return self._end(Verdict.ABANDONED, f"the control {reason}", now)
 
     def _end(self, verdict: Verdict, reason: str, now: float) -> list[TrialAction]:
         if self._phase in (_Phase.NEW, _Phase.OVER):
             return []
-        untouched = self._phase is _Phase.SAVING  # nothing was drained yet
+        untouched = self._phase is _Phase.SAVING  # nothing was changed yet
         self._enter(_Phase.OVER, math.inf)
         evidence = self._evidence
         logs = evidence.logs

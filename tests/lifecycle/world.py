@@ -168,7 +168,7 @@ class World:
                 case SwitchPlan(key, keep):
                     self.engine(partial(self.swap, PlanKey(key), keep))
                 case PauseLaunches():
-                    self.engine(lambda: self.do(self.manager.drained(self.now_s)))
+                    self.engine(lambda: self.do(self.manager.drained()))
                 case OpenWindow():
                     self.engine(partial(self.measure, action))
                 case CompareOutputs():
@@ -259,6 +259,8 @@ class World:
         self.ran.append(letter)
         nature, life = self.natures[letter], self.life
         self.do(self.manager.activated(key, self.now_s))
+        if keep:
+            self.engine(lambda: self.do(self.manager.settled(key, self.now_s)))
         if old is not None and not keep:
             del self.loaded[old]
             # The word of it waits behind whatever else the engine process prepares.

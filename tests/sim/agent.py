@@ -406,7 +406,9 @@ class Agent:
             case engine.PlanActive(key):
                 self.manage(manager.activated(PlanKey(key), now_s, 0.0))
             case engine.Drained():
-                self.manage(manager.drained(now_s))
+                self.manage(manager.drained())
+            case engine.Settled(key):
+                self.manage(manager.settled(PlanKey(key), now_s))
             case engine.WindowMeasured():
                 self.manage(manager.measured(report, now_s))
             case engine.PlanReleased(key):

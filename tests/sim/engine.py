@@ -32,6 +32,7 @@ class EngineProcess(PlayedEngine):
         self._load_until_s = 0.0  # plans load in turn
         self._wake_s = float("inf")
         self._draining = False
+        self._settling: PlanKey | None = None
         self._measuring = 0  # number of the window
         self._queued_s: dict[TaskId, float] = {}
         self.commands = world.pipe()
@@ -83,8 +84,11 @@ class EngineProcess(PlayedEngine):
         self.running = digest
         self._world.watch.plan_runs(self._agent, digest)
         self._draining = False
+        self._settling = None
         self._do(self.core.activate(key, self.now, keep=keep))
         self._say(messages.PlanActive(key))
+        self._settling = key if keep else None
+        self._do([])
         crash_s = self._world.natures[digest].crashes_after_s
         if crash_s is not None:
             self._world.later(crash_s, lambda: self._crash_under(digest))
@@ -157,6 +161,9 @@ class EngineProcess(PlayedEngine):
         if self._draining and self.core.idle:
             self._draining = False
             self._say(messages.Drained())
+        if self._settling is not None and self.core.settled:
+            settled, self._settling = self._settling, None
+            self._say(messages.Settled(settled))
         wake_s = self.core.next_wakeup(self.now)
         if wake_s is not None and wake_s < self._wake_s:
             self._wake_s = wake_s
