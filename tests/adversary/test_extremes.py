@@ -29,6 +29,8 @@ from tests.adversary.rig import BOOT, CODECS, Device, Rig
 from tests.planner.api.http import LocalHttp, asked
 from tests.store.conftest import database_url
 
+pytestmark = pytest.mark.more
+
 __all__ = ["database_url"]  # both databases for what devices say in every run: their limits differ
 
 SENT_LONG_AGO_US = 1_700_000_000_000_000

@@ -33,6 +33,8 @@ from tests.link.rig import LANES, wait_until
 from tests.store import conftest as databases
 from tests.store.helpers import add_model, small_plan
 
+pytestmark = pytest.mark.more
+
 # Fixtures: a store on SQLite, then on Postgres.
 clock, database_url, migrated_file = databases.clock, databases.database_url, databases.migrated_file
 migration, postgres, store = databases.migration, databases.postgres, databases.store

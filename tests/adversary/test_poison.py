@@ -27,6 +27,8 @@ from stageloom.shared.messages.base import MOST, RefusalCode, Refused
 from stageloom.shared.messages.telemetry import Ledger, RowRange, TelemetryBatch
 from tests.adversary.rig import BOOT, Rig
 
+pytestmark = pytest.mark.more
+
 
 @pytest.mark.promise("record-database-refuses-costs")
 def test_a_nul_in_any_text_is_refused_and_nobody_waits_for_it(rig: Rig) -> None:

@@ -53,6 +53,8 @@ from tests.e2e.networks import write_chain
 from tests.planner.fake_device import FakeDevice
 from tests.planner.processes import PlannerProcess, environment, ok, until
 
+pytestmark = pytest.mark.more
+
 _WHY_NOT = why_not()
 on_a_traced_process = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 _FIRST_CALLS = 12

@@ -12,6 +12,8 @@ from stageloom.shared.messages.telemetry import Ledger
 from tests.adversary.rig import BOOT, Device, Rig
 from tests.planner.processes import until
 
+pytestmark = pytest.mark.more
+
 FAR = {
     "epoch": control.Report(epoch=MOST, generation=1),
     "generation": control.Report(epoch=1, generation=MOST),

@@ -12,6 +12,8 @@ from tests.agent.process import AgentProcess
 from tests.importer.classes import CLASSES, Sample
 from tests.importer.models import run
 
+pytestmark = pytest.mark.more
+
 HALF_TOLERANCE = 2e-3
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.architecture.sources import ROOT, below, modules
 
+pytestmark = pytest.mark.more
+
 CHOSEN_LATER = ("onnx", "onnxruntime", "openvino", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
 HTTP = ("starlette", "uvicorn", "httptools", "grpc", "prometheus_client")

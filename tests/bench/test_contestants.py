@@ -34,6 +34,8 @@ from stageloom.shared.plan import ExecutorOptions
 from tests.agent.models import write_tiny
 from tests.planner.processes import until
 
+pytestmark = pytest.mark.more
+
 WINDOW = ArrivalWindow(np.array([0.0, 0.01, 0.02]), np.array([0, 1, 0]), np.array([20.0, 20.0]))
 
 

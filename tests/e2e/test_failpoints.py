@@ -22,6 +22,8 @@ from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import ROOT, stageloom
 
+pytestmark = pytest.mark.more
+
 AGENT_STARTS = ("agent.state.before", "agent.state.after", "agent.file.written", "agent.spool.append")
 """Reached already before the first plan comes; the others while the second plan is deployed."""
 

@@ -26,11 +26,9 @@ def test_with_the_confidence_of_one_look_it_would_often_be_decided_on() -> None:
     assert sum(result.verdict is Verdict.NO_GAIN for result in results) <= 16
 
 
-@pytest.mark.parametrize(("load", "by_chance"), [(0.25, 0), (0.9, 0), (1.1, 1)])
-def test_a_plan_5_percent_worse_is_hardly_ever_committed_under_load(load: float, by_chance: int) -> None:
-    """One of the first 20 seeds at overload is the one of 300 in which more tasks were in time by luck."""
-    committed = [result.verdict is Verdict.COMMIT for result in verdicts(load, NARROW, WORSE, 20)]
-    assert sum(committed) <= by_chance
+@pytest.mark.parametrize("load", [0.25, 0.9, 1.1])
+def test_a_plan_5_percent_worse_is_never_committed_under_load(load: float) -> None:
+    assert all(result.verdict is not Verdict.COMMIT for result in verdicts(load, NARROW, WORSE, 20))
 
 
 def test_by_night_the_wide_lane_wins_by_latency_and_by_day_the_narrow_ones_win() -> None:

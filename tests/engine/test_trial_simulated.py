@@ -9,6 +9,8 @@ from benchmarks.trial import CASES, SEEDS, outcomes, try_plan
 from stageloom.shared.engine.trial import TrialConfig, TrialResult, Verdict
 from tests.architecture.sources import ROOT
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def trials() -> dict[str, list[TrialResult]]:

@@ -18,6 +18,8 @@ from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.store.helpers import NANO
 from tests.store.migrated import new_store
 
+pytestmark = pytest.mark.more
+
 MODELS = ["--model", "relu", "--model", "wide"]
 RATES = ["--rate", "relu=300", "--rate", "wide=200"]
 SHORT = ["--transitions", "20"]

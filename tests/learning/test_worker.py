@@ -27,6 +27,8 @@ from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode, RefusedError
 from tests.store.helpers import add_model
 
+pytestmark = pytest.mark.more
+
 SHORT = GpgTrainingRequest(imitation_steps=2, episodes=1, members_max=1, seed=4)
 LONG = GpgTrainingRequest(imitation_steps=5000, episodes=0, members_max=1)
 QUICK = partial(

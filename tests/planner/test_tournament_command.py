@@ -20,6 +20,8 @@ from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.store.store import ReadStore
 from tests.planner.processes import PlannerProcess, environment, ok, plan_file
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess]:

@@ -37,6 +37,8 @@ from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
 from tests.store.helpers import small_plan
 
+pytestmark = pytest.mark.more
+
 
 class Pool:
     """Runs a search when a test says so."""

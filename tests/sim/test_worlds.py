@@ -15,7 +15,7 @@ from tests.sim.faults import Faults
 
 BATCH = 60
 USUAL = 3
-"""Batches of every run; the marker `full` has the others, and ten thousand more worlds."""
+"""Batches of `make test` (one) and `make test-more`; `full` has the others, and ten thousand worlds."""
 COVERING = 80
 """Worlds that must have visited everything between them; with all batches, five hundred."""
 
@@ -26,7 +26,9 @@ COVERING = 80
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=[] if first < USUAL * BATCH else pytest.mark.full)
+        pytest.param(
+            first, marks=pytest.mark.full if first >= USUAL * BATCH else pytest.mark.more if first else []
+        )
         for first in range(0, 500 - COVERING, BATCH)
     ],
 )

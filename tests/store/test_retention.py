@@ -35,6 +35,8 @@ from stageloom.shared.messages.telemetry import (
 )
 from tests.store.helpers import NANO, T0_US, enrol, finish, history, looked_at, start, write_of
 
+pytestmark = pytest.mark.more
+
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 KEEP = Retention(rows_s=DAY_S, minutes_s=3 * DAY_S, hours_s=10 * DAY_S)

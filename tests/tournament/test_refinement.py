@@ -41,6 +41,8 @@ from tests.planner.world import World
 from tests.search.test_rivals import LEFT, RIGHT, choice
 from tests.twin.cases import device
 
+pytestmark = pytest.mark.more
+
 T = TypeVar("T")
 
 TOY = device(launch_s=1e-3, barrier_s=1e-4)

@@ -20,6 +20,8 @@ from stageloom.shared.schedule import StageSchedule
 from tests.executor.models import artifact_of
 from tests.verify.models import imported
 
+pytestmark = pytest.mark.more
+
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 SCHEDULES = ("sequential", "greedy", "ios")
 LARGE = {

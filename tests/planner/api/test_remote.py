@@ -28,6 +28,8 @@ from tests.planner.world import World
 from tests.store.helpers import NANO
 from tests.store.migrated import begin_migrated
 
+pytestmark = pytest.mark.more
+
 HERE_ONLY = {
     *("up", "version", "model inspect", "scheduler check"),
     *("planner install", "planner uninstall", "planner migrate"),
