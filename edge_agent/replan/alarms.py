@@ -18,7 +18,8 @@ from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad, Usu
 from stageloom.shared.policy.arrivals import Arrivals
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress_bits
-from stageloom.shared.policy.regime import Regime, RegimeWatch
+from stageloom.shared.policy.regime import Regime, RegimeWatch, moved
+from stageloom.shared.policy.returns import ReturnWatch
 from stageloom.shared.policy.trigger import Firing, Trigger, TriggerConfig
 
 _DEADLINES_S: Final = 120.0
@@ -100,6 +101,7 @@ class Alarms:
         self.trigger = Trigger(self.config(None))
         self._arrivals = Arrivals()
         self._regime = RegimeWatch(self._arrivals)
+        self._returns = ReturnWatch()
         self._asked: _Asked | None = None
         self._deadlines: dict[str, Deadlines] = {}
         self._tight_s: float | None = None
@@ -141,6 +143,9 @@ class Alarms:
         if not held:
             self._settle(seen.at_s, structure)
         regime = self._regime.look(self._service_s, self._regime_factor)
+        back = self._back(structure, held=held) if regime <= self._regime_factor else None
+        if back is not None and self._regime.chosen_for is not None:
+            regime = moved(self._regime.chosen_for, back, self._service_s)
         loads = self.loads(seen)
         progress = tuple(progress_bits((queue.progress,), queue.blocks) for queue in seen.queues)
         firing = self.trigger.observe(
@@ -148,12 +153,32 @@ class Alarms:
         )
         if firing is None:
             return None
-        if regime > self._regime_factor:
-            self._regime.answered()
-            self._asked = None
-        else:
+        if regime <= self._regime_factor:
             self._asked = _Asked(structure, seen.at_s, *self._regime.of_late)
-        return Fired(firing=firing, loads=self.loads(seen))
+            return Fired(firing=firing, loads=self.loads(seen))
+        self._asked = None
+        self._returns.left(self._regime.chosen_for, structure, self._service_s, seen.at_s)
+        if back is None:
+            self._regime.answered()
+            return Fired(firing=firing, loads=self.loads(seen))
+        self._returns.told(seen.at_s)
+        self._regime.chose(back, seen.at_s)
+        return Fired(
+            firing=firing, loads=tuple(_at(back[load.model].per_s, load) for load in self.loads(seen))
+        )
+
+    def _back(self, structure: Digest | None, *, held: bool) -> Regime | None:
+        """A regime that is back, in which another plan ran."""
+        if held or not self._arrivals.moments:
+            self._returns.rest()
+            return None
+        return self._returns.look(
+            self._arrivals.moments[-1],
+            self._regime.chosen_for,
+            structure,
+            self._service_s,
+            self._regime_factor,
+        )
 
     def _settle(self, at_s: float, structure: Digest | None) -> None:
         """Another plan runs since an alarm: it was chosen for what that showed.
@@ -165,6 +190,7 @@ class Alarms:
             return
         other = None not in (structure, asked.structure) and structure != asked.structure
         if other:
+            self._returns.left(self._regime.chosen_for, asked.structure, self._service_s, at_s)
             self._regime.chose(asked.regime, asked.began_s)
             self.trigger.another_plan(at_s)
         if other or at_s - asked.at_s > _ANSWERED_S:
@@ -205,6 +231,11 @@ class Alarms:
     def _deadline(self, model: str) -> float:
         known = self._deadlines.get(model)
         return (known.usual_s or 0.0) if known else 0.0
+
+
+def _at(per_s: float, load: Load) -> Load:
+    """As known of the regime that is back: what came within a second says less."""
+    return replace(load, arrivals_per_s=per_s, usual_per_s=per_s)
 
 
 def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alarm:

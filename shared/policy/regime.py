@@ -9,7 +9,8 @@ that makes a tenth of the work doubled.
 move by chance: with n_0 tasks in t_0 against n_1 in t_1, at one rate r, the log ratio has the variance
 1 / (r t_0) + 1 / (r t_1). The distance must lie above the factor and above what chance makes of it in all but
 a few of a hundred thousand windows; both with *any* five seconds of the window left out, so that no burst
-which is shorter decides, however high it is.
+which is shorter decides, however high it is. Regimes that a device has been in are told sooner by
+`stageloom.shared.policy.returns`.
 """
 
 import math

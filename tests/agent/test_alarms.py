@@ -259,3 +259,33 @@ def test_without_a_change_to_make_there_is_no_local_plan() -> None:
     calm = fired(a=(10.0, 0.01, 0), b=(10.0, 0.01, 0))
     assert plain_plan(calm, running()) is None and plain_plan(calm, None) is None
     assert alarm_raised(calm, None, 5).plan is None
+
+
+def test_a_regime_that_is_back_is_told_within_two_seconds_with_the_arrivals_that_it_is_known_by() -> None:
+    """1. Nights are told after five seconds or more, and a plan of their own runs. 2. From the second change
+    on both are known by the plan that ran when they were left. 3. Where that runs already, nothing is told.
+    """
+    day, night = {"a": 16.0, "b": 4.0}, {"a": 4.0, "b": 1.0}
+    device = Device()
+    device.structure = Digest("d" * 64)
+    assert device.run(60.0, day) == []
+    delays = []
+    for per_s, structure in ((night, "e"), (day, "d"), (night, "e"), (day, "d")):
+        began_s = device.driver.now
+        (fired,) = device.run(20.0, per_s)
+        assert fired.firing.cause is Cause.REGIME
+        assert fired.firing.value > 2.0
+        delays.append(device.fired[-1][0] - began_s)
+        device.structure = Digest(structure * 64)
+        assert device.run(60.0, per_s) == []
+    assert delays[0] > 5.0
+    assert max(delays[1:]) <= 2.0
+    for load in fired.loads:
+        assert load.usual_per_s == load.arrivals_per_s == pytest.approx(day[load.model], rel=0.05)
+    device = Device()
+    device.structure = Digest("d" * 64)
+    device.run(60.0, day)
+    assert len(device.run(20.0, night)) == 1
+    began_s = device.driver.now
+    assert len(device.run(20.0, day)) == 1, "no plan came for the night"
+    assert device.fired[-1][0] - began_s > 5.0
