@@ -58,7 +58,7 @@ Changed: TypeAlias = tuple[LinkState, tuple[TrialEnded, ...]]
 class Way(str, Enum):
     """What decides about a plan, as `TrialEnded.how` spells it."""
 
-    NOW = "now"  # an operator's order
+    NOW = "now"  # ordered, by an operator or by a re-plan that goes back to what ran
     FIRST = "first"  # nothing comparable runs
     PROVEN = "proven"
     GUARD = "guard"  # it changes launch intervals only

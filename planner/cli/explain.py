@@ -30,7 +30,7 @@ from stageloom.shared.text import counted
 
 _NO_TRIAL = {
     "first": "no trial: nothing comparable ran",
-    "now": "no trial: an operator ordered it at once",
+    "now": "no trial: it was ordered to run at once",
     "proven": "no trial: it had won one there before",
     "guard": "no trial: only launch intervals changed",
 }

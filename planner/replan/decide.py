@@ -11,7 +11,7 @@ A proven plan is ahead by as much as a trial would ask it to gain: it need not b
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -51,7 +51,7 @@ class ReplanDecision:
     """What to push; `proposal` None: nothing, for `reason`. `predicted` is cost over the incumbent's.
 
     `evaluations` has every proposal that there was, the incumbent's equals included, and where plans were
-    judged on the alarm's arrivals the incumbent itself. `judged` then: of the proposal.
+    judged on the alarm's arrivals the incumbent itself. `judged` then: of the proposal. `at_once`: no trial.
     """
 
     proposal: Proposal | None
@@ -59,6 +59,7 @@ class ReplanDecision:
     reason: str
     evaluations: tuple[PlanEvaluation, ...] = ()
     judged: bool = False
+    at_once: bool = False
 
 
 _Judged: TypeAlias = tuple[Proposal, PlanEvaluation, float]
@@ -107,19 +108,26 @@ def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | Non
 
 
 def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | None:
-    """What ran until other arrivals came, to be tried now that they are gone; None where it failed lately.
+    """What ran until other arrivals came, now that they are gone; None where it failed lately.
 
-    Nor where it is not legal, or its cost is unknown. No prediction is asked: the trial is short, and what
-    the device showed of the two plans, it showed under other arrivals.
+    Nor where it is not legal, or its cost is unknown. It is tried whatever is predicted: the trial is short,
+    and what the device showed of the two plans, it showed under other arrivals. Where a gain is likely it
+    runs at once: the plan that took its place has won under arrivals that are gone, and under no others.
     """
     if proposal is None:
         return None
-    _, row, _ = _judge(seen, predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), proposal)
+    base, scene = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), seen.scene(TASKS)
+    _, row, _ = _judge(seen, base, proposal)
     if row.verdict in (EvaluationVerdict.SAME, EvaluationVerdict.BARRED, EvaluationVerdict.ILLEGAL):
         return None
     if row.predicted is None:
         return None
-    return _taken(proposal, row, "it ran here until other arrivals came")
+    why = "it ran here until other arrivals came"
+    weighed = row if scene is None else _weigh(seen, base, scene, proposal)[1]
+    if scene is None or weighed.chance is None or weighed.verdict is not EvaluationVerdict.BEHIND:
+        return _taken(proposal, row, why)
+    taken = _taken(proposal, weighed, f"{why}, and {_why(proposal.plan, weighed, scene)}")
+    return replace(taken, at_once=True)
 
 
 def _taken(proposal: Proposal, row: PlanEvaluation, why: str) -> ReplanDecision:

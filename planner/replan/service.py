@@ -40,7 +40,7 @@ from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.control import MAX_PROFILED
+from stageloom.shared.messages.control import MAX_PROFILED, Activation
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.trigger import Cause
 from stageloom.shared.schedule import StageSchedule
@@ -283,6 +283,7 @@ class Replanner:
                 predicted=decision.predicted,
                 remark="; ".join(filter(None, (decision.reason if decision.judged else "", remark))),
                 fitting=self._policy.fitting(seen, proposal.plan),
+                activation=Activation.NOW if decision.at_once else Activation.TRIAL,
             )
         if desired is None:
             self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)

@@ -41,7 +41,7 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.planner.store.webhooks import tell_webhooks
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, Desired, DeviceState
+from stageloom.shared.messages.control import Activation, Alarm, Desired, DeviceState
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from stageloom.shared.plan import Plan, decode_plan
 
@@ -244,6 +244,7 @@ def push_replan(
     predicted: float | None,
     remark: str = "",
     fitting: Digest | None = None,
+    activation: Activation = Activation.TRIAL,
 ) -> Desired | None:
     """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
 
@@ -263,7 +264,10 @@ def push_replan(
     name = keep_plan(session, plan, scheduler)
     attached = fitting is not None and replan_settings(session, device).attach
     policy = fitting if attached and may_plan(session, device) else None
-    desired = push(session, Push(device=device, plan=name, decided_by="replan", policy=policy))
+    desired = push(
+        session,
+        Push(device=device, plan=name, decided_by="replan", activation=activation, policy=policy),
+    )
     session.connection().execute(
         _PUSHED,
         {

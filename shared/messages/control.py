@@ -70,7 +70,7 @@ class Activation(str, Enum):
     """How a desired plan comes to run."""
 
     TRIAL = "trial"  # it must win a trial against what runs, unless it is proven or nothing comparable runs
-    NOW = "now"  # at once and guarded: an operator's order
+    NOW = "now"  # at once, under probation: an operator's order, or back to what ran before
 
 
 class ArtifactNeed(Struct, frozen=True, omit_defaults=True):

@@ -206,7 +206,7 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     """How a generation's trial ended. `ratio` above 1: the candidate is better; None where none was measured.
 
     `how` is what decided: `trial`, `proven` (won one here before), `guard` (only launch intervals changed),
-    `now` (an operator's order) or `first` (nothing comparable ran). `verdict` is one of
+    `now` (ordered) or `first` (nothing comparable ran). `verdict` is one of
     `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds. `figure` is
     what `ratio` compares, a value of `stageloom.shared.engine.evidence.Figure`; empty where nothing was
     compared, and in rows of agents that knew busy seconds and tasks per second alone. `outputs`: what two

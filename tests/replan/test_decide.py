@@ -278,3 +278,4 @@ def test_what_ran_until_other_arrivals_came_is_tried_whatever_is_predicted_of_it
     assert by_return(here, Proposal(illegal, How.RETURNING)) is None
     assert by_return(here, Proposal(here.incumbent, How.RETURNING)) is None
     assert by_return(here, None) is None
+    assert not decision.at_once, "the device did not tell what its models take"

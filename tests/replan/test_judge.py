@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from stageloom.planner.replan.decide import decide, lanes_of, rearranged, without_search
+from stageloom.planner.replan.decide import by_return, decide, lanes_of, rearranged, without_search
 from stageloom.planner.replan.judge import (
     GAIN,
     LIKELY,
@@ -391,6 +391,18 @@ def test_a_short_model_is_proposed_an_express_lane() -> None:
     demand = [ModelDemand(name=one.name, rate_per_s=1.0, work_s=0.01, deadline_s=0.4) for one in CHOICES]
     found = levers(day_plan(), CHOICES, ways, demand, range(2))
     assert express_plan().structure in {one.structure for one in found}
+
+
+def test_what_ran_until_other_arrivals_came_runs_at_once_where_a_gain_is_likely_and_is_else_tried() -> None:
+    by_day = seen(night_plan(), loads(0.9, threads=2))
+    back = by_return(by_day, Proposal(day_plan(), How.RETURNING))
+    assert back is not None and back.at_once
+    assert back.reason.startswith(
+        "returning: it ran here until other arrivals came, and 2 lanes of 1 thread: "
+    )
+    assert back.evaluations[0].chance is not None and back.evaluations[0].chance >= LIKELY
+    worse = by_return(seen(day_plan(), loads(0.9)), Proposal(night_plan(), How.RETURNING))
+    assert worse is not None and worse.proposal is not None and not worse.at_once
 
 
 def test_a_plan_is_named_in_a_users_words() -> None:
