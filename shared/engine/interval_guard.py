@@ -71,7 +71,8 @@ class IntervalGuard:
     to a burst, in which the oldest task grows older whatever is done. So a task that came before the change
     is no witness against it unless it still waits when the guard ends; and `age_growth` is how fast the
     oldest age grew just before (seconds per second): what it would have grown to by itself is not held
-    against the change either.
+    against the change either. Nor is an age below the p99 latency of before: where lanes were idle nothing
+    waited, and a plan of one lane has a task wait for the one in front of it.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class IntervalGuard:
         config, before = self.config, self._before
         limit = 1.0 + config.worsening
         elapsed_s = now - self._began_s
-        expected_age_s = before.oldest_age_s + self._age_growth * elapsed_s
+        expected_age_s = max(before.oldest_age_s, before.p99_s) + self._age_growth * elapsed_s
         witness = since.oldest_age_s + config.sample_s < elapsed_s or now >= self.ends_s
         enough = min(before.tasks, since.tasks) >= config.min_tasks
         if enough and since.p99_s > limit * before.p99_s:

@@ -52,7 +52,7 @@ def test_a_change_that_harms_nobody_is_kept_after_ten_seconds() -> None:
     assert guard.seen(since(p99_s=0.119, oldest_age_s=0.06), 15.0) is GuardVerdict.KEEP
 
 
-@pytest.mark.parametrize("worse", [{"p99_s": 0.121}, {"oldest_age_s": 0.0621}])
+@pytest.mark.parametrize("worse", [{"p99_s": 0.121}, {"oldest_age_s": 0.1221}])
 @pytest.mark.parametrize("at_s", [0.4, 9.9, 10.0])
 def test_a_fifth_worse_rolls_back_at_once(worse: dict[str, float], at_s: float) -> None:
     guard = IntervalGuard(BEFORE, 0.0)
@@ -74,10 +74,13 @@ def test_the_slowest_of_a_few_tasks_is_no_99th_percentile(before: int, after: in
     assert guard.seen(since(tasks=after, p99_s=1.0), 9.0) is GuardVerdict.OPEN
 
 
-def test_ages_of_a_few_milliseconds_do_not_count() -> None:
-    guard = IntervalGuard(Waiting(tasks=1000, p99_s=0.1, oldest_age_s=0.0), 0.0)
-    assert guard.seen(since(oldest_age_s=0.0019), 1.0) is GuardVerdict.OPEN
-    assert guard.seen(since(oldest_age_s=0.0021), 1.0) is GuardVerdict.ROLL_BACK
+@pytest.mark.parametrize(("p99_s", "limit_s"), [(0.0, 0.002), (0.1, 0.122)])
+def test_ages_of_a_few_milliseconds_do_not_count_nor_those_below_what_tasks_took(
+    p99_s: float, limit_s: float
+) -> None:
+    guard = IntervalGuard(Waiting(tasks=1000, p99_s=p99_s, oldest_age_s=0.0), 0.0)
+    assert guard.seen(since(tasks=10, oldest_age_s=limit_s - 1e-4), 1.0) is GuardVerdict.OPEN
+    assert guard.seen(since(tasks=10, oldest_age_s=limit_s + 1e-4), 1.0) is GuardVerdict.ROLL_BACK
 
 
 def test_a_burst_that_began_before_the_change_is_not_held_against_it() -> None:
