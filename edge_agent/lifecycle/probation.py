@@ -30,6 +30,10 @@ _LEVELS: Final = 1024
 _KEEP_S: Final = 30.0
 
 
+_SURE: Final = 3.0
+"""Standard deviations of how many tasks lie beyond the p99: it is looked at again and again."""
+
+
 class WaitingLog:
     """How long tasks have waited in the last half minute: what a guard compares before and after a change.
 
@@ -72,8 +76,12 @@ class WaitingLog:
 
     def _waiting(self, from_s: float, to_s: float, age_s: float) -> Waiting:
         latencies = sorted(latency for arrived, latency in self._tasks if from_s <= arrived <= to_s)
-        p99_s = latencies[math.ceil(0.99 * len(latencies)) - 1] if latencies else 0.0
-        return Waiting(tasks=len(latencies), p99_s=p99_s, oldest_age_s=age_s)
+        count = len(latencies)
+        p99_s = latencies[math.ceil(0.99 * count) - 1] if latencies else 0.0
+        beyond = 0.01 * count
+        most = math.floor(beyond + _SURE * math.sqrt(beyond))  # beyond the p99, by chance
+        least_s = latencies[count - 1 - most] if most < count else 0.0
+        return Waiting(tasks=count, p99_s=p99_s, p99_least_s=least_s, oldest_age_s=age_s)
 
     def age_growth(self, from_s: float, to_s: float) -> float:
         """How fast the oldest age grew, in seconds per second."""

@@ -14,11 +14,12 @@ from stageloom.shared.engine.interval_guard import (
     never_below_arrivals,
 )
 
-BEFORE = Waiting(tasks=1000, p99_s=0.1, oldest_age_s=0.05)
+BEFORE = Waiting(tasks=1000, p99_s=0.1, p99_least_s=0.1, oldest_age_s=0.05)
 
 
 def since(**fields: float) -> Waiting:
     known: dict[str, float] = {"tasks": 1000, "p99_s": 0.1, "oldest_age_s": 0.05}
+    known |= {"p99_least_s": fields.get("p99_s", 0.1)}
     return Waiting(**{**known, **fields})  # type: ignore[arg-type]
 
 
@@ -60,6 +61,12 @@ def test_a_fifth_worse_rolls_back_at_once(worse: dict[str, float], at_s: float) 
     assert "rose" in guard.reason or "age" in guard.reason
 
 
+def test_a_p99_that_may_be_chance_rolls_nothing_back() -> None:
+    guard = IntervalGuard(BEFORE, 0.0)
+    assert guard.seen(since(p99_s=0.2, p99_least_s=0.119), 9.0) is GuardVerdict.OPEN
+    assert guard.seen(since(p99_s=0.2, p99_least_s=0.121), 9.0) is GuardVerdict.ROLL_BACK
+
+
 def test_a_verdict_is_final() -> None:
     rolled_back, kept = IntervalGuard(BEFORE, 0.0), IntervalGuard(BEFORE, 0.0)
     rolled_back.seen(since(p99_s=1.0), 1.0)
@@ -70,7 +77,7 @@ def test_a_verdict_is_final() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(1000, 99), (99, 1000)])
 def test_the_slowest_of_a_few_tasks_is_no_99th_percentile(before: int, after: int) -> None:
-    guard = IntervalGuard(Waiting(tasks=before, p99_s=0.1, oldest_age_s=0.05), 0.0)
+    guard = IntervalGuard(Waiting(tasks=before, p99_s=0.1, p99_least_s=0.1, oldest_age_s=0.05), 0.0)
     assert guard.seen(since(tasks=after, p99_s=1.0), 9.0) is GuardVerdict.OPEN
 
 
@@ -78,7 +85,7 @@ def test_the_slowest_of_a_few_tasks_is_no_99th_percentile(before: int, after: in
 def test_ages_of_a_few_milliseconds_do_not_count_nor_those_below_what_tasks_took(
     p99_s: float, limit_s: float
 ) -> None:
-    guard = IntervalGuard(Waiting(tasks=1000, p99_s=p99_s, oldest_age_s=0.0), 0.0)
+    guard = IntervalGuard(Waiting(tasks=1000, p99_s=p99_s, p99_least_s=p99_s, oldest_age_s=0.0), 0.0)
     assert guard.seen(since(tasks=10, oldest_age_s=limit_s - 1e-4), 1.0) is GuardVerdict.OPEN
     assert guard.seen(since(tasks=10, oldest_age_s=limit_s + 1e-4), 1.0) is GuardVerdict.ROLL_BACK
 
