@@ -41,8 +41,8 @@ def never_below_arrivals(
 class Waiting:
     """How long tasks take, over some seconds.
 
-    `p99_least_s`: what the p99 is surely not below. That of a few hundred tasks is one of the slowest of them;
-    judged by it alone, a fifth of all plans like the one before were rolled back in a simulation.
+    `p99_least_s`: what the p99 is surely not below. That of a few hundred tasks is one of the slowest of
+    them; judged by it alone, a fifth of all plans like the one before were rolled back in a simulation.
     """
 
     tasks: int  # that p99 was taken over
