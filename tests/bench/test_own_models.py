@@ -23,6 +23,8 @@ from stageloom.shared.importer.model_argument import ModelArgument
 from stageloom.shared.plan import Plan
 from tests.agent.models import write_tiny
 
+pytestmark = pytest.mark.more
+
 
 def _row(model: str, *, blocks: int = 1, express: bool = False) -> dict[str, Any]:
     row = {"model": model, "deadline_ms": 20.0, "executor": "onnx", "onnxruntime_ms": 1.5}

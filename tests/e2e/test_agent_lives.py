@@ -16,6 +16,8 @@ from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy
 from tests.planner.processes import until
 
+pytestmark = pytest.mark.more
+
 
 def _alive(pid: int) -> bool:
     try:

@@ -15,6 +15,8 @@ from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import until
 
+pytestmark = pytest.mark.more
+
 NAMED_WITHIN_S = 5.0
 
 

@@ -55,6 +55,8 @@ from tests.executor.split_cases import (
 )
 from tests.scratch import scratch
 
+pytestmark = pytest.mark.more
+
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 QUICK = ("squeezenet_bypass", "googlenet")
 SLOW = [pytest.mark.full, pytest.mark.timeout(600)]

@@ -16,6 +16,8 @@ from stageloom.shared.importer.api import import_model
 from stageloom.shared.importer.process import ImportLimits
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
+pytestmark = pytest.mark.more
+
 Shapes = Mapping[str, Sequence[int]]
 
 

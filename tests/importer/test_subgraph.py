@@ -18,6 +18,8 @@ from stageloom.shared.importer.subgraph import ModelSource, extract
 from tests.importer.conftest import Imported
 from tests.importer.models import built_here, feeds_for, info, model_of, run, run_in_parts
 
+pytestmark = pytest.mark.more
+
 ZOO = ["inception_v3", "resnet50", "squeezenet", "squeezenet_bypass", "googlenet"]
 
 

@@ -30,6 +30,8 @@ from tests.planner.conftest import add_model
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, plan_file, stageloom, until
 
+pytestmark = pytest.mark.more
+
 
 def _json(home: Path, *arguments: str) -> Any:
     return json.loads(ok(home, *arguments, "--json"))

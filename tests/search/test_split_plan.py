@@ -32,6 +32,8 @@ from stageloom.shared.split_graph import SplitRole
 from tests.executor.models import artifact_of
 from tests.scratch import scratch
 
+pytestmark = pytest.mark.more
+
 NETWORKS = ["squeezenet", "googlenet", "inception_v3"]
 PAIRS = [
     ResourcePair((ExecutorOptions(name="onnx"), ExecutorOptions(name="openvino")), ((0,), (1,))),

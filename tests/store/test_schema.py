@@ -25,6 +25,8 @@ from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.architecture.sources import ROOT
 from tests.store.helpers import NANO, enrol, finish, start, verdict_on
 
+pytestmark = pytest.mark.more
+
 
 @pytest.mark.promise("migrations-equal-declared-tables", "migrations-go-up-older")
 def test_an_empty_database_is_upgraded_to_the_declared_tables(store: Store) -> None:

@@ -28,6 +28,8 @@ from stageloom.shared.errors import InputError, StorageError, UnavailableError
 from stageloom.shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
 
+pytestmark = pytest.mark.more
+
 WRITERS = 4
 CHANGES = 25
 

@@ -26,6 +26,8 @@ from tests.verify.broken import (
     Unsteady,
 )
 
+pytestmark = pytest.mark.more
+
 MODELS = ["squeezenet_bypass", "googlenet"]
 EVERY = [10, pytest.param(1, marks=pytest.mark.full)]
 """Break every n-th operator or block, one at a time."""

@@ -23,6 +23,8 @@ from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 from tests.verify.models import image, imported_model, make_model
 from tests.verify.test_defects import first_in_session
 
+pytestmark = pytest.mark.more
+
 SEEDS = range(10)
 KINDS = (*SATURATED, *ROUNDED)
 

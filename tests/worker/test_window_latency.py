@@ -12,6 +12,8 @@ from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Outcome, Task
 from stageloom.shared.ids import TaskId
 
+pytestmark = pytest.mark.more
+
 
 class _Queues:
     """What a window asks the core for."""

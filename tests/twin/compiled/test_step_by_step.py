@@ -17,6 +17,8 @@ from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin, plain_kernels
 from tests.twin.compiled.worlds import TracedTwin, UnevenWorld, World, lengthened, random_world
 
+pytestmark = pytest.mark.more
+
 _OUTCOMES = {
     Outcome.COMPLETED: layout.COMPLETED,
     Outcome.REFUSED: layout.REFUSED,
