@@ -3,8 +3,8 @@
     python -m benchmarks.demos [--json] [--quick] [--runs N]
 
 Each row is a run: its exit code, the verdict that its page begins with, how the re-plan ended and by what
-ratio, and tasks in time per second before and after it. A run takes four minutes, two with `--quick`, which
-runs three.
+ratio, and tasks in time per second before and after it. A run takes four minutes;
+`--quick` runs three, of smaller networks.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.runner import Report, progress, run
 
 RUNS, QUICK_RUNS = 10, 3
+_REPLAN = ("outcome", "ratio", "interval", "pairs", "trigger_to_active_ms")
 
 
 def demo(seed: int, *options: str) -> dict[str, Any]:
@@ -33,9 +34,6 @@ def demo(seed: int, *options: str) -> dict[str, Any]:
     replans = [{name: one[name] for name in _REPLAN} for one in report["replans"]]
     served = {one["who"]: one["in_time_per_s"] for one in report["served"]}
     return {**row, "verdict": report["verdict"], "replans": replans, "in_time_per_s": served}
-
-
-_REPLAN = ("outcome", "ratio", "interval", "pairs", "trigger_to_active_ms")
 
 
 def measure(report: Report, options: argparse.Namespace) -> None:

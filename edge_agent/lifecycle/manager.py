@@ -33,7 +33,6 @@ from stageloom.edge_agent.worker.messages import OutputsCompared, PlanTooLarge, 
 from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult, Verdict, crowding
-from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState
 
@@ -263,8 +262,7 @@ class PlanManager(Pursuit):
         candidate, plan = self._candidate, self._engine.loaded.get(key)
         if candidate is None or candidate.runner is None or plan is None:
             return []
-        side = Side.CANDIDATE if plan.ref.digest == candidate.digest else Side.CONTROL
-        return self._advance(candidate, candidate.runner.settled(side, now_s))
+        return self._advance(candidate, candidate.runner.settled(candidate.side_of(plan), now_s))
 
     def drained(self) -> list[Action]:
         """Nothing is in flight: one plan may give way to another."""
@@ -336,8 +334,7 @@ class PlanManager(Pursuit):
         actions = self._exchanged(plan, paused_s)
         runner = self.runner
         if candidate is not None and runner is not None:
-            side = Side.CANDIDATE if plan.ref.digest == candidate.digest else Side.CONTROL
-            return actions + self._advance(candidate, runner.activated(side, now_s))
+            return actions + self._advance(candidate, runner.activated(candidate.side_of(plan), now_s))
         self._watch_running(now_s)
         return [*actions, *self._announce(), *self._pursue()]
 

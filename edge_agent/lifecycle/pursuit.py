@@ -102,6 +102,10 @@ class Candidate:
         """It runs or is to run next, for good."""
         return self.state is DeviceState.PROBATION
 
+    def side_of(self, plan: RunnablePlan) -> Side:
+        """Which of a trial's two plans it is."""
+        return Side.CANDIDATE if plan.ref.digest == self.digest else Side.CONTROL
+
     @property
     def in_window(self) -> bool:
         """It runs in a trial, or has won it and waits for the word to stay."""

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from stageloom.edge_agent.lifecycle import probation
 from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
 from stageloom.shared.engine.interval_guard import GuardVerdict
@@ -82,9 +83,17 @@ def _rolled_back(worse: float, seed: int) -> bool:
     return probation.verdict is GuardVerdict.ROLL_BACK
 
 
-def test_chance_seldom_rolls_a_plan_back_and_a_p99_twice_as_long_always_does() -> None:
+def test_chance_seldom_rolls_a_plan_back_and_latencies_three_times_as_long_always_do() -> None:
     assert sum(_rolled_back(1.0, seed) for seed in range(100)) <= 5
     assert all(_rolled_back(3.0, seed) for seed in range(20))
+
+
+def test_the_p99_itself_would_often_roll_back_what_is_like_the_plan_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulation can fail: without standard deviations what a p99 surely is, is what it seems."""
+    monkeypatch.setattr(probation, "_SURE", 0.0)
+    assert sum(_rolled_back(1.0, seed) for seed in range(100)) >= 15
 
 
 def test_guarded_plan_passes_when_the_guards_time_is_over_and_not_before() -> None:
