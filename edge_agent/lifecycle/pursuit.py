@@ -214,6 +214,12 @@ class Pursuit:
         return _DOING.get(candidate.state, candidate.state.value)
 
     @property
+    def tried(self) -> RunnablePlan | None:
+        """The plan of an attempt that has not won: on its way, or on trial beside the incumbent."""
+        candidate = self._candidate
+        return candidate.plan if candidate is not None and not candidate.runs else None
+
+    @property
     def runner(self) -> TrialRunner | OutputRunner | None:
         """The trial that runs, if one does."""
         runner = self._candidate.runner if self._candidate else None
@@ -253,9 +259,10 @@ class Pursuit:
         candidate = self._candidate
         if candidate is not None and (candidate.runs or candidate.in_window):
             return candidate.plan
-        return self._incumbent()
+        return self.incumbent
 
-    def _incumbent(self) -> RunnablePlan | None:
+    @property
+    def incumbent(self) -> RunnablePlan | None:
         """What runs where no candidate does."""
         for plan in (self._adopted, self._good, self._fallback):
             if plan is None or plan.ref.digest in self._unusable:
@@ -373,7 +380,7 @@ class Pursuit:
         engine, candidate = self._engine, self._candidate
         plans = [candidate.plan if candidate else None, self._target()]
         if candidate is not None and not candidate.runs:
-            plans.append(self._incumbent())
+            plans.append(self.incumbent)
         wanted = {plan.ref.digest for plan in plans if plan is not None}
         return engine.unload(
             key

@@ -76,9 +76,10 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An alarm for something else than the regime: what ran then, and what came."""
+    """An alarm for something else than the regime: what ran then, what for, and what came."""
 
     structure: Digest | None
+    chosen_for: Regime | None
     at_s: float
     regime: Regime
     began_s: float
@@ -125,11 +126,17 @@ class Alarms:
         service_s: Mapping[str, float],
         *,
         held: bool,
+        trying: bool = False,
+        tried: Digest | None = None,
         drift: float = 1.0,
         power_mode: str = "",
         structure: Digest | None = None,
     ) -> Fired | None:
-        """One glance; `held` while a plan is on its way or on trial, `structure` that of the one that runs.
+        """One glance; none fires while `held`, nor while `trying`, but for a regime that is back.
+
+        `trying`: a plan is on its way or on trial, `tried` is its structure where known, and `structure` that
+        of the plan which runs apart from it. For a regime that is back another plan is known, which is worth
+        more than a trial that began under other arrivals.
 
         A model that the running plan has not measured yet keeps the service time that it had before: a swap
         must not look like an empty queue.
@@ -140,21 +147,26 @@ class Alarms:
         if tight_s != self._tight_s:
             self._tight_s = tight_s
             self.trigger.configure(self.config(tight_s))
-        if not held:
+        if not (held or trying):
             self._settle(seen.at_s, structure)
         regime = self._regime.look(self._service_s, self._regime_factor)
-        back = self._back(structure, held=held) if regime <= self._regime_factor else None
+        back = self._back(structure, tried, held=held)
         if back is not None and self._regime.chosen_for is not None:
             regime = moved(self._regime.chosen_for, back, self._service_s)
         loads = self.loads(seen)
         progress = tuple(progress_bits((queue.progress,), queue.blocks) for queue in seen.queues)
         firing = self.trigger.observe(
-            loads, progress, seen.at_s, power_mode=power_mode, drift=drift, regime=regime, held=held
+            *(loads, progress, seen.at_s),
+            power_mode=power_mode,
+            drift=drift,
+            regime=regime,
+            held=held or trying,
+            at_once=back is not None,
         )
         if firing is None:
             return None
         if regime <= self._regime_factor:
-            self._asked = _Asked(structure, seen.at_s, *self._regime.of_late)
+            self._asked = _Asked(structure, self._regime.chosen_for, seen.at_s, *self._regime.of_late)
             return Fired(firing=firing, loads=self.loads(seen))
         self._asked = None
         self._returns.left(self._regime.chosen_for, structure, self._service_s, seen.at_s)
@@ -167,8 +179,8 @@ class Alarms:
             firing=firing, loads=tuple(_at(back[load.model].per_s, load) for load in self.loads(seen))
         )
 
-    def _back(self, structure: Digest | None, *, held: bool) -> Regime | None:
-        """A regime that is back, in which another plan ran."""
+    def _back(self, structure: Digest | None, tried: Digest | None, *, held: bool) -> Regime | None:
+        """A regime that is back, in which neither the plan ran that does today nor the one on trial."""
         if held or not self._arrivals.moments:
             self._returns.rest()
             return None
@@ -178,6 +190,7 @@ class Alarms:
             structure,
             self._service_s,
             self._regime_factor,
+            tried=tried,
         )
 
     def _settle(self, at_s: float, structure: Digest | None) -> None:
@@ -190,7 +203,7 @@ class Alarms:
             return
         other = None not in (structure, asked.structure) and structure != asked.structure
         if other:
-            self._returns.left(self._regime.chosen_for, asked.structure, self._service_s, at_s)
+            self._returns.left(asked.chosen_for, asked.structure, self._service_s, at_s)
             self._regime.chose(asked.regime, asked.began_s)
             self.trigger.another_plan(at_s)
         if other or at_s - asked.at_s > _ANSWERED_S:

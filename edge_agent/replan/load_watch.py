@@ -11,6 +11,7 @@ from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
 from stageloom.edge_agent.worker.messages import Stats
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import Digest
 
 
 class LoadWatch:
@@ -50,7 +51,7 @@ class LoadWatch:
         self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
 
     def glanced(self, seen: QueueSnapshot, *, alarms: bool, disturbed: bool) -> None:
-        """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial.
+        """Ten times a second: is a re-plan due? While a plan is tried or guarded `Alarms.glance` says when.
 
         Without `alarms` only what tasks wait is remembered. `disturbed`: by what the agent itself measures.
         """
@@ -60,20 +61,27 @@ class LoadWatch:
             return
         self.tell_mode()
         drift = parts.profiles.drift.ratio
-        running = parts.plans.plan_of(PlanKey(seen.key))
-        facts = parts.plans.facts_of(running.ref.digest) if running else None
+        plans = parts.plans
+        tried = plans.tried
+        running = plans.plan_of(PlanKey(seen.key)) if tried is None else plans.incumbent
         fired = self._alarms.glance(
             seen,
             {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
-            held=disturbed or parts.plans.phase is not None,
+            held=disturbed or (plans.phase is not None and tried is None),
+            trying=tried is not None,
+            tried=self._structure(tried),
             drift=drift,
             power_mode=parts.machine.power_mode,
-            structure=facts.structure if facts else None,
+            structure=self._structure(running),
         )
         if fired is not None:
             if self._alarms.told_of(drift):
                 parts.profiles.drift.answered()
             self._raise(fired, running)
+
+    def _structure(self, plan: RunnablePlan | None) -> Digest | None:
+        facts = self._parts.plans.facts_of(plan.ref.digest) if plan is not None else None
+        return facts.structure if facts is not None else None
 
     def tell_mode(self) -> None:
         """Another power mode is another environment; the link knows of it before an alarm that it causes."""

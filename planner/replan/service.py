@@ -35,7 +35,7 @@ from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
-from stageloom.planner.store.replans import end_replan, push_replan, unfinished_replans
+from stageloom.planner.store.replans import end_replan, is_trying, push_replan, unfinished_replans
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
@@ -89,6 +89,7 @@ class Replanner:
         self._schedules = ScheduleSearches(pool, self._keep_schedule)
         self.pool = self._schedules.foreground
         """For searches that a caller waits for; background searches pause meanwhile."""
+        self._newest: dict[DeviceId, int] = {}  # re-plan
         self._searched_with: dict[DeviceId, ReplanSettings] = {}
         self._slow = ThreadPoolExecutor(_SLOW, thread_name_prefix="replan-search")
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
@@ -138,6 +139,7 @@ class Replanner:
                 self._queue.put((device, replan))
 
     def _fast(self, device: DeviceId, replan: int) -> None:
+        self._newest[device] = replan
         seen = observe(self._store, device, replan, self._clock.wall_us())
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
@@ -150,6 +152,10 @@ class Replanner:
                 decision = by_return(seen, returning_plan(seen, known))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
+        elif self._store.read(is_trying, device, replan):
+            self._nothing(
+                device, replan, "an earlier plan is being tried, and none is known for these arrivals"
+            )
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
 
@@ -165,8 +171,8 @@ class Replanner:
         self._profile_first(device, replan)
         drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        found = self._found(self._policy.searches(seen))
-        if self._stopping.is_set():
+        found = self._found(device, replan, self._policy.searches(seen))
+        if self._is_over(device, replan):
             return
         at_once = [*self._policy.at_once(seen), *self._policy.arranged(seen)]
         proposals = [*at_once, *self._policy.after(seen, found)]
@@ -254,11 +260,17 @@ class Replanner:
             if self._stopping.wait(_POLL_S):
                 return
 
-    def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
+    def _is_over(self, device: DeviceId, replan: int) -> bool:
+        """Nothing more is to be done for it: a newer one overtook it, or the planner ends."""
+        return self._stopping.is_set() or self._newest.get(device, replan) != replan
+
+    def _found(
+        self, device: DeviceId, replan: int, jobs: Sequence[SearchJob]
+    ) -> list[tuple[SearchJob, Plan]]:
         end_s, own = self._clock.monotonic_s() + _LONGEST_S, schedulers()
 
         def goes_on(job: SearchJob) -> bool:
-            if self._stopping.is_set():
+            if self._is_over(device, replan):
                 return False
             return job.scheduler in own or self._clock.monotonic_s() < end_s
 
@@ -334,7 +346,7 @@ def plans_found(
         pending = {future for future in pending if not future.done()}  # `wait_for` keeps cancelled ones
         for job, future in zip(jobs, futures, strict=True):
             if future in pending and not goes_on(job) and future.cancel():
-                log.warning("a search by the scheduler %s has not ended, and is cancelled", job.scheduler)
+                log.info("a search by the scheduler %s has not ended, and is cancelled", job.scheduler)
     plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
     return [(job, plan) for job, plan in plans if plan is not None]
 

@@ -44,6 +44,7 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Activation, Alarm, Desired, DeviceState
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.trigger import Cause
 
 _LINE: Final = 512  # characters of a text that a message holds
 
@@ -81,9 +82,17 @@ _ANOTHER: Final = (
 
 _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
 
+_EARLIER: Final = update(ReplanRow).where(
+    ReplanRow.device == bindparam("whose"),
+    ReplanRow.replan < bindparam("than"),
+    ReplanRow.outcome == PENDING,
+)
+
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
 )
+
+OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
 
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
@@ -126,7 +135,10 @@ def change_replan_settings(session: Session, device: DeviceId, changes: Mapping[
 
 
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None:
-    """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`)."""
+    """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`).
+
+    Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
+    """
     at_us = now_us(session)
     connection = session.connection()
     known = connection.execute(
@@ -151,11 +163,15 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
         },
     )
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
-    if pending is not None and (running := _running(session, device, at_us)) is not None:
+    running = None if pending is None else _running(session, device, at_us)
+    if running is not None and alarm.cause != Cause.REGIME.value:
         running.later_alarms += 1
         return None
     if not (ReplanSettings().enabled if enabled is None else enabled):
         return None
+    if running is not None and not running.generation:
+        running.trigger_to_decision_ms = max(at_us - running.begun_at_us, 0) / 1e3
+        _end(running, "no_gain", OVERTAKEN)
     begun = connection.execute(
         _BEGIN,
         {
@@ -227,6 +243,14 @@ def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:
     return [(DeviceId(device), replan) for device, replan in rows]
 
 
+def is_trying(session: Session, device: DeviceId, replan: int) -> bool:
+    """Whether a plan that an earlier re-plan pushed is still being tried."""
+    found = select(ReplanRow.replan).where(
+        ReplanRow.device == device, ReplanRow.replan < replan, ReplanRow.outcome == PENDING
+    )
+    return session.connection().execute(found.limit(1)).first() is not None
+
+
 def _undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
     return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None
@@ -267,6 +291,11 @@ def push_replan(
     desired = push(
         session,
         Push(device=device, plan=name, decided_by="replan", activation=activation, policy=policy),
+    )
+    now = f"{desired.epoch}.{desired.generation}"
+    session.connection().execute(
+        _EARLIER,
+        {"whose": device, "than": replan, "outcome": "no_gain", "reason": f"overtaken by generation {now}"},
     )
     session.connection().execute(
         _PUSHED,

@@ -150,6 +150,7 @@ class Trigger:
         drift: float = 1.0,
         regime: float = 1.0,
         held: bool = False,
+        at_once: bool = False,
     ) -> Firing | None:
         """Record one instant of a device; a firing if a re-plan is due.
 
@@ -158,7 +159,8 @@ class Trigger:
         factor arrivals have moved since that plan was chosen; 1 where it may be chance, or a burst.
 
         While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
-        turn, and is judged by what is seen once the hold has ended.
+        turn, and is judged by what is seen once the hold has ended. Neither that nor the cool-down counts
+        `at_once`: what to do is known, and better than what the firing before led to.
 
         Raises:
             ValueError: a drift that is not above 0, or a regime below 1.
@@ -180,7 +182,7 @@ class Trigger:
         retry_s = self.config.retry_s
         due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
         changed = power_mode != self._power_mode
-        cooling = held or now - self._fired_s < self.config.cooldown_s
+        cooling = not at_once and (held or now - self._fired_s < self.config.cooldown_s)
         if cooling or not self.ring.full or not (due or changed):
             return None
         self._fired_s = now

@@ -20,6 +20,7 @@ from tests.policy.test_plain import PLAN
 
 PACE_S = 0.1
 SERVICE_S = {"a": 0.02, "b": 0.02}
+DAY, NIGHT = {"a": 16.0, "b": 4.0}, {"a": 4.0, "b": 1.0}
 
 
 class Device:
@@ -29,6 +30,8 @@ class Device:
         self.driver = Driver(chains(2, 1))
         self.alarms = Alarms(threshold=threshold)
         self.held = False
+        self.trying = False
+        self.tried: Digest | None = None  # structure of the plan on trial
         self.structure: Digest | None = None  # of the plan that runs
         self.fired: list[tuple[float, Fired]] = []
         self._step_ends_s = 0.0
@@ -58,7 +61,13 @@ class Device:
                 self.driver.end()
                 self._step_ends_s = now + 0.02
             if round(now * 100) % 10 == 0:
-                found = self.alarms.glance(self.glance(), service_s, held=self.held, structure=self.structure)
+                found = self.alarms.glance(
+                    *(self.glance(), service_s),
+                    held=self.held,
+                    trying=self.trying,
+                    tried=self.tried,
+                    structure=self.structure,
+                )
                 if found is not None:
                     self.fired.append((now, found))
         return [found for _, found in self.fired[before:]]
@@ -265,12 +274,11 @@ def test_a_regime_that_is_back_is_told_within_two_seconds_with_the_arrivals_that
     """1. Nights are told after five seconds or more, and a plan of their own runs. 2. From the second change
     on both are known by the plan that ran when they were left. 3. Where that runs already, nothing is told.
     """
-    day, night = {"a": 16.0, "b": 4.0}, {"a": 4.0, "b": 1.0}
     device = Device()
     device.structure = Digest("d" * 64)
-    assert device.run(60.0, day) == []
+    assert device.run(60.0, DAY) == []
     delays = []
-    for per_s, structure in ((night, "e"), (day, "d"), (night, "e"), (day, "d")):
+    for per_s, structure in ((NIGHT, "e"), (DAY, "d"), (NIGHT, "e"), (DAY, "d")):
         began_s = device.driver.now
         (fired,) = device.run(20.0, per_s)
         assert fired.firing.cause is Cause.REGIME
@@ -281,11 +289,42 @@ def test_a_regime_that_is_back_is_told_within_two_seconds_with_the_arrivals_that
     assert delays[0] > 5.0
     assert max(delays[1:]) <= 2.0
     for load in fired.loads:
-        assert load.usual_per_s == load.arrivals_per_s == pytest.approx(day[load.model], rel=0.05)
+        assert load.usual_per_s == load.arrivals_per_s == pytest.approx(DAY[load.model], rel=0.05)
     device = Device()
     device.structure = Digest("d" * 64)
-    device.run(60.0, day)
-    assert len(device.run(20.0, night)) == 1
+    device.run(60.0, DAY)
+    assert len(device.run(20.0, NIGHT)) == 1
     began_s = device.driver.now
-    assert len(device.run(20.0, day)) == 1, "no plan came for the night"
+    assert len(device.run(20.0, DAY)) == 1, "no plan came for the night"
     assert device.fired[-1][0] - began_s > 5.0
+
+
+def device_that_knows_a_day() -> Device:
+    """By night another plan runs than by day, and has for a while."""
+    device = Device()
+    device.structure = Digest("d" * 64)
+    assert device.run(60.0, DAY) == []
+    assert len(device.run(20.0, NIGHT)) == 1
+    device.structure = Digest("e" * 64)
+    assert device.run(60.0, NIGHT) == []
+    return device
+
+
+def test_a_regime_that_is_back_is_told_within_two_seconds_of_another_alarm() -> None:
+    device = device_that_knows_a_day()
+    began_s = device.driver.now
+    device.alarms.trigger.another_plan(began_s)  # the cool-down begins
+    (told,) = device.run(20.0, DAY)
+    assert told.firing.cause is Cause.REGIME
+    assert device.fired[-1][0] - began_s <= 2.0
+    assert told.loads[0].arrivals_per_s == pytest.approx(DAY["a"], rel=0.05)
+
+
+def test_a_regime_that_is_back_is_told_while_a_plan_is_on_trial_unless_it_is_the_one_known_for_it() -> None:
+    for tried, causes in (("f", [Cause.REGIME]), ("d", [])):
+        device = device_that_knows_a_day()
+        device.trying, device.tried = True, Digest(tried * 64)
+        assert [one.firing.cause for one in device.run(20.0, DAY)] == causes
+    device = device_that_knows_a_day()
+    device.held = True
+    assert device.run(20.0, DAY) == [], "the agent itself measures, or guards a plan"

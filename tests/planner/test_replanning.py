@@ -92,6 +92,7 @@ class Rig:
         queued: int = 8,
         at_us: int = 1_000_000,
         cause: str = "variance",
+        per_s: float = 100.0,
     ) -> None:
         """Fire, and read on until it is acknowledged; a plan that comes first is kept in `pushed`."""
         message = Alarm(
@@ -102,7 +103,7 @@ class Rig:
             value=0.5,
             threshold=0.0625,
             plan=plan,
-            loads=(ModelLoad("branches", 100.0, 2010.0, queued, 300_000),),
+            loads=(ModelLoad("branches", per_s, 2010.0, queued, 300_000),),
             samples=(),
         )
         self.device.send("control", control.TO_PLANNER, message)
@@ -366,6 +367,29 @@ def test_a_load_that_a_plan_won_under_before_is_answered_by_that_plan_without_a_
     rig.acknowledged(3)
     until(lambda: rig.replans()[0]["outcome"] == "no_gain")
     assert rig.replans()[0]["reason"] == KEPT_BY_REGIME
+
+
+def test_a_load_that_is_back_is_answered_at_once_although_another_plan_is_on_trial(rig: Rig) -> None:
+    """1. A plan wins under a load. 2. Under another load one is on trial. 3. The first load comes back."""
+    structure = decode_plan(wide_won(rig).plan).structure
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    rig.ended(rig.desired(), "commit", DeviceState.COMMITTED, ratio=1.3, low=1.2, high=1.4, pairs=9)
+    rig.alarm(2, rig.first.plan_digest, per_s=400.0)
+    rig.acknowledged(2)
+    tried = rig.desired()
+    rig.alarm(3, rig.first.plan_digest, cause="regime")
+    rig.acknowledged(3)
+    pushed = rig.desired()
+    assert decode_plan(pushed.plan).structure == structure
+    assert pushed.generation == tried.generation + 1
+    newest, overtaken, _ = rig.replans()
+    assert (newest["how"], newest["outcome"]) == ("regime", "pending")
+    assert overtaken["reason"] == f"overtaken by generation {pushed.epoch}.{pushed.generation}"
+    rig.alarm(4, rig.first.plan_digest, cause="regime", per_s=50.0)
+    rig.acknowledged(4)
+    until(lambda: rig.replans()[0]["outcome"] == "no_gain")
+    assert "an earlier plan is being tried" in rig.replans()[0]["reason"]
 
 
 def test_an_adopted_policy_that_is_asked_alone_answers_at_once(rig: Rig, tmp_path: Path) -> None:

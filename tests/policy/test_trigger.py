@@ -268,6 +268,16 @@ def test_nothing_fires_while_held_and_the_state_after_the_hold_is_judged_anew() 
     assert calm.see(CALM) is None, "what the attempt has put right asks for nothing"
 
 
+def test_what_is_to_be_answered_at_once_waits_for_neither_hold_nor_cool_down() -> None:
+    watch = Watch()
+    assert watch.see(DIVERGED) is not None
+    watch.now += PACE_S
+    firing = watch.trigger.observe(**seen(0.1, 0.1, regime=3.0), now=watch.now, held=True, at_once=True)
+    assert firing is not None and firing.cause is Cause.REGIME
+    watch.now += PACE_S
+    assert watch.trigger.observe(**CALM, now=watch.now, at_once=True) is None, "nothing is to be answered"
+
+
 def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> None:
     watch = Watch()
     assert watch.see(DIVERGED) is not None

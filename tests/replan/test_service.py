@@ -1,5 +1,6 @@
 """The re-planner's own threads: what they survive."""
 
+import logging
 import queue
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -85,6 +86,7 @@ def test_a_search_that_never_ends_is_ended_and_what_the_others_found_counts(
         asked.append(job.scheduler)
         return len(asked) < 3
 
+    caplog.set_level(logging.INFO)
     ((job, plan),) = plans_found(PlayedPool(), jobs, goes_on)
     assert job.scheduler == "greedy" and plan == compose(models, scheduler="greedy")
     assert asked == ["endless"] * 3

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
@@ -21,7 +22,13 @@ from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
-from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
+from stageloom.planner.store.replans import (
+    is_trying,
+    plan_wires,
+    push_replan,
+    replan_infos,
+    set_replan_settings,
+)
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import ReplanRow
 from stageloom.shared.errors import InputError
@@ -241,6 +248,36 @@ def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> 
     (info,) = rig.store.read(replan_infos, NANO)
     assert (info.later_alarms, info.digest, info.how) == (1, plan.digest, "proven")
     assert (info.epoch, info.generation, info.predicted) == (1, 2, 0.5)
+
+
+def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_another_plan_is(
+    rig: Rig,
+) -> None:
+    """1. A re-plan has pushed nothing: it ends. 2. It has: it goes on beside the next, until that pushes."""
+    link = LinkStore(rig.store)
+
+    def push(number: int, interval_us: int, above: tuple[int, int]) -> object:
+        plan = paced(rig.runs, interval_us)
+        return rig.store.write(
+            push_replan, NANO, number, plan, scheduler="proven", above=above, how="proven", predicted=0.5
+        )
+
+    def outcomes() -> list[str]:
+        return [one.outcome for one in reversed(rig.store.read(replan_infos, NANO))]
+
+    first = rig.replan(rig.runs)
+    second = link.record_alarm(NANO, structs.replace(alarm(2, rig.runs), cause="regime"))
+    assert outcomes() == ["no_gain", "pending"]
+    assert push(first, 5, (1, 1)) is None
+    assert second is not None and push(second, 5, (1, 1)) is not None
+    assert not rig.store.read(is_trying, NANO, second)
+    third = link.record_alarm(NANO, structs.replace(alarm(3, rig.runs), cause="regime"))
+    assert third is not None and rig.store.read(is_trying, NANO, third)
+    assert outcomes() == ["no_gain", "pending", "pending"]
+    assert push(third, 6, (1, 2)) is not None
+    assert outcomes() == ["no_gain", "no_gain", "pending"]
+    newest, overtaken, _ = rig.store.read(replan_infos, NANO)
+    assert overtaken.reason == f"overtaken by generation {newest.epoch}.{newest.generation}"
 
 
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
