@@ -38,6 +38,8 @@ from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.space import IntervalMap
 from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.gpg import gpg
+from stageloom.shared.search.interface import Scheduler
 
 WINDOWS: Final = 20
 USUAL: Final = MaddpgSettings(validation_steps=9)
@@ -208,6 +210,17 @@ def _validation(settings: MaddpgSettings, row: ActionRow) -> Evaluate:
     return Evaluate(number=0, name="", seeds=by, steps=settings.validation_steps, row=row)
 
 
+def with_stages(
+    scheduler: Scheduler,
+    answer: Callable[[Problem, int, int], Answer],
+    problem: Problem,
+    evaluations: int,
+    seed: int,
+) -> Answer:
+    """A method's answer where another scheduler finds the stages of combined blocks."""
+    return answer(replace(problem, scheduler=scheduler), evaluations, seed)
+
+
 _PRINTED: Final = replace(MaddpgSettings.paper(step_s=1.0), validation_steps=USUAL.validation_steps)
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
@@ -220,6 +233,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             answer=partial(trained, replace(USUAL, updates_per_transition=0.0)),
         ),
         TRAINING: Method(headline=True, answer=partial(trained, USUAL)),
+        "stages by GPG": Method(headline=False, answer=partial(with_stages, gpg, partial(trained, USUAL))),
         "without pull": Method(headline=False, answer=partial(trained, replace(USUAL, pull=0.0))),
         "random start": Method(
             headline=False,

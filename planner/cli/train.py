@@ -154,6 +154,7 @@ def maddpg(
       ray_address   HOST:PORT has the actors on this Ray cluster, local on a Ray of the machine
       members_max   blocks in a combined one; TOP's for the twin
       last_s        of the device's telemetry the newest so many seconds count; 600
+      scheduler     finds the stages of combined blocks on the way: beam, or gpg with its trained policy; beam
     """
     rates = parse_rates(rate)
     request = request_from(

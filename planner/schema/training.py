@@ -1,6 +1,6 @@
 """Trainings of the learned policies: gpg, which schedules models, and maddpg, which combines and launches."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -85,7 +85,8 @@ class MaddpgTrainingRequest(Request, frozen=True, kw_only=True):
     `last_s` of telemetry. `members_max` (H) None: TOP's for the device. `transitions`: steps of experience.
     `workers` simulate side by side; None: one less than the cores. With one, equal seeds give equal policies.
     `ray_address`: a Ray cluster for them, or `local`; empty: processes. `budget_s` has the seconds before an
-    interruption in it.
+    interruption in it. `scheduler`: finds the stages of the combined blocks that the training meets; gpg by
+    the policy that is kept for the device's class, or the packaged one.
 
     It ends with the policy's check, which the budget does not count. A policy that does not pass is kept and
     has no say, unless it is `unchecked`. A training that was interrupted goes on when the same is asked
@@ -104,6 +105,7 @@ class MaddpgTrainingRequest(Request, frozen=True, kw_only=True):
     ray_address: Annotated[str, Meta(max_length=256, pattern=NO_NUL)] = ""
     budget_s: TrainingBudget = 600.0
     unchecked: bool = False
+    scheduler: Literal["beam", "gpg"] = "beam"
 
 
 class TrainedScore(Reply, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 stage_dict holds schedules of combined blocks by digest, found when first needed. A step of training meets a
 dozen new combined blocks, so what is not known is scheduled quickly at first: the cheaper of `sequential` and
-`greedy`. Once a block is asked for again and again, or its plan is evaluated, a small `beam` searches for it.
+`greedy`. Once a block is asked for again and again, or its plan is evaluated, it is searched for: by a small
+`beam`, or by `gpg`, as TOP has it, whose trained policy chooses the stages and beam what is too large for it.
 A longer search may better an entry at any time; an entry only ever gets cheaper.
 
 Seconds are the cost model's, of the whole combined block. A step with fewer active members runs the schedule
@@ -56,6 +57,7 @@ class ScheduleTable:
     blocks: Blocks
     costs: CostTable
     limits: Limits = TOP_LIMITS
+    scheduler: Scheduler = beam
     entries: dict[BlockKey, ScheduleEntry] = field(default_factory=dict)
     _bound: dict[tuple[Member, ...], BoundCombined] = field(default_factory=dict)
     _used: Counter[tuple[Member, ...]] = field(default_factory=Counter)
@@ -71,7 +73,7 @@ class ScheduleTable:
             quick = self.searched(members, (sequential, greedy), SEARCH)
             found = self.entries[key] = self._new[key] = replace(quick, searched=False)
         elif found is None or (not found.searched and (thorough or self._used[members] >= SEARCHED_AFTER)):
-            found = self.entries[key] = self._new[key] = self.searched(members, (beam,), SEARCH)
+            found = self.entries[key] = self._new[key] = self.searched(members, (self.scheduler,), SEARCH)
         return found
 
     def bound(self, members: tuple[Member, ...], *, thorough: bool = False) -> BoundCombined:
@@ -191,6 +193,7 @@ class Problem:
     arrivals_per_s: tuple[float, ...]  # mean per model [W]
     make_device: MakeDevice
     limits: Limits = TOP_LIMITS  # of schedules
+    scheduler: Scheduler = beam  # that finds them; picklable
 
     def __post_init__(self) -> None:
         if why := self.space.refusal(self.template, self.space.device_class):
@@ -213,6 +216,7 @@ class Problem:
         members_max: int = 2,
         samples: int = 10,
         limits: Limits = TOP_LIMITS,
+        scheduler: Scheduler = beam,
     ) -> "Problem":
         """The problem of finding combined blocks and launch intervals for this plan's models."""
         return cls(
@@ -223,6 +227,7 @@ class Problem:
             arrivals_per_s=tuple(arrivals_per_s),
             make_device=make_device,
             limits=limits,
+            scheduler=scheduler,
         )
 
     @cached_property
@@ -246,7 +251,9 @@ class Problem:
 
     def table(self) -> ScheduleTable:
         """An empty stage_dict; every worker fills its own."""
-        return ScheduleTable(Blocks(self.template.models, self.graphs), self.costs, self.limits)
+        return ScheduleTable(
+            Blocks(self.template.models, self.graphs), self.costs, self.limits, self.scheduler
+        )
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
+from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.plan_search import search_job
 from stageloom.planner.schema.plan import PlanCreateRequest, PrecisionName
@@ -22,6 +23,9 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import RowKind
 from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.gpg import with_checkpoint
+from stageloom.shared.search.interface import Scheduler
 from stageloom.shared.search.job import run_search
 
 TOP_MEMBERS: Final[Mapping[str, int]] = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a100": 4}
@@ -67,9 +71,17 @@ def stored_problem(store: ReadStore, wanted: MaddpgTrainingRequest) -> StoredPro
         arrivals_per_s=[arrivals[name].mean_per_s for name in names],
         make_device=TwinDevices(times.device, times.costs, {name: arrivals[name] for name in names}),
         members_max=wanted.members_max or TOP_MEMBERS.get(times.device.name, OTHER_MEMBERS),
+        scheduler=_scheduler(store, wanted, device_class),
     )
     words = ", ".join(f"{name} {arrivals[name].mean_per_s:.4g}/s" for name in names)
     return StoredProblem(problem, times.device, source, f"{words} ({where})")
+
+
+def _scheduler(store: ReadStore, wanted: MaddpgTrainingRequest, device_class: str) -> Scheduler:
+    """What finds the stages of combined blocks in the training."""
+    if wanted.scheduler == "beam":
+        return beam
+    return with_checkpoint(trained_policy(store, device_class))
 
 
 def _template(store: ReadStore, wanted: MaddpgTrainingRequest) -> Plan:

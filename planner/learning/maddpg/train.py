@@ -37,7 +37,6 @@ from stageloom.shared.policy.maddpg.actions import combine_blocks
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.decide import BlockKey
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
-from stageloom.shared.search.beam import beam
 from stageloom.shared.search.interface import Budget
 
 LOST_MOST: Final = 2
@@ -228,7 +227,8 @@ def _usual(took_s: Sequence[float]) -> float:
 def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -> None:
     """Search longer for the schedules of one plan."""
     for block in bound_plan(problem, table, actions).plan.combined:
-        table.put({table.blocks.key(block.members): table.searched(block.members, (beam,), _THOROUGH)})
+        found = table.searched(block.members, (table.scheduler,), _THOROUGH)
+        table.put({table.blocks.key(block.members): found})
 
 
 def _trained(course: TrainingCourse, train_s: float, ended: str) -> MaddpgResult:

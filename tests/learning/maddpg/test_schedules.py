@@ -1,5 +1,6 @@
 """stage_dict: found when first needed, bettered later, shared between workers."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +9,13 @@ from stageloom.planner.learning.maddpg.problem import ScheduleEntry
 from stageloom.planner.learning.maddpg.train import polish
 from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Member
-from stageloom.shared.search.costs import CostTable
-from stageloom.shared.search.interface import TOP_LIMITS, Limits
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.gpg import gpg
+from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits
 from tests.learning.maddpg.toy import problem
 
 RATES = load_device("a100").rates()
@@ -40,6 +44,23 @@ def test_blocks_that_are_asked_for_again_and_again_are_searched_for() -> None:
     table = WHERE.table()
     assert [table.find(PAIR).searched for _ in range(4)] == [False, False, True, True]
     assert WHERE.table().find(PAIR, thorough=True) == table.find(PAIR)
+
+
+def test_another_scheduler_finds_the_stages_where_the_problem_names_one() -> None:
+    """TOP's: the trained policy, which is never worse than the beam that it is joined with."""
+    own = replace(WHERE, scheduler=gpg)
+    assert pickle.loads(pickle.dumps(own)).scheduler is gpg
+    asked: list[int] = []
+
+    def counted(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> Schedule:
+        asked.append(graph.size)
+        return gpg(graph, costs, limits, budget)
+
+    table = replace(WHERE, scheduler=counted).table()
+    found = table.find(PAIR, thorough=True)
+    assert asked == [table.blocks.graph(PAIR).size]
+    assert found == own.table().find(PAIR, thorough=True)
+    assert found.seconds <= WHERE.table().find(PAIR, thorough=True).seconds
 
 
 def test_an_entry_only_ever_gets_cheaper_and_plans_follow_it() -> None:

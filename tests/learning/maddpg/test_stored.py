@@ -1,6 +1,7 @@
 """A problem from the store: the plan that a device runs, what it measured, what it counted."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
 from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.policies import store_policy
 from stageloom.planner.twin.device_file import device_names
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
@@ -16,6 +19,8 @@ from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.messages.telemetry import TaskCounters
 from stageloom.shared.plan import Wait
+from stageloom.shared.policy.gpg.checkpoint import decode, encode
+from stageloom.shared.search.gpg import packaged_checkpoint
 from tests.learning.maddpg.toy import problem
 from tests.store.helpers import NANO
 from tests.twin.test_simulate_command import SECOND, Home
@@ -75,6 +80,29 @@ def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home:
     assert [(one.cuts, one.replicas) for one in problem.space.models] == [((2,), 2)]
     assert problem.template.executor == home.plan.executor
     assert problem.space.members_max == 5 and problem.arrivals_per_s == (50.0,)
+
+
+def test_stages_come_from_the_policy_that_is_kept_for_the_devices_class_where_gpg_is_asked_for(
+    home: Home,
+) -> None:
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
+    rates = (ArrivalRate(model="relu", per_s=50.0),)
+    wanted = MaddpgTrainingRequest(device=NANO, twin="nano", rates=rates, scheduler="gpg")
+    scheduler = stored_problem(home.store, wanted).problem.scheduler
+    assert isinstance(scheduler, partial) and scheduler.keywords == {"checkpoint": b""}
+    packaged = decode(packaged_checkpoint())
+    body = encode(replace(packaged, provenance={**packaged.provenance, "steps": 1}))
+    home.store.write(
+        store_policy,
+        body,
+        policy="gpg",
+        device_class=home.store.read(device_info, NANO).device_class,
+        provenance={"models": [], "settings": {}, "versions": {}, "steps": 1, "validation_ratio": 1.0},
+        curves=[],
+        trained_at_us=1,
+    )
+    scheduler = stored_problem(home.store, wanted).problem.scheduler
+    assert isinstance(scheduler, partial) and scheduler.keywords == {"checkpoint": body}
 
 
 def test_a_plan_that_waits_for_its_models_says_what_to_do_instead() -> None:
