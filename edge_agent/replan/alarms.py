@@ -127,16 +127,14 @@ class Alarms:
         *,
         held: bool,
         trying: bool = False,
-        tried: Digest | None = None,
         drift: float = 1.0,
         power_mode: str = "",
         structure: Digest | None = None,
     ) -> Fired | None:
-        """One glance; none fires while `held`, nor while `trying`, but for a regime that is back.
+        """One glance; none fires while `held`, nor while `trying`, but for arrivals that moved.
 
-        `trying`: a plan is on its way or on trial, `tried` is its structure where known, and `structure` that
-        of the plan which runs apart from it. For a regime that is back another plan is known, which is worth
-        more than a trial that began under other arrivals.
+        `trying`: a plan is on its way or on trial, which was found for the arrivals before; `structure` is
+        that of the plan which runs apart from it.
 
         A model that the running plan has not measured yet keeps the service time that it had before: a swap
         must not look like an empty queue.
@@ -150,7 +148,7 @@ class Alarms:
         if not (held or trying):
             self._settle(seen.at_s, structure)
         regime = self._regime.look(self._service_s, self._regime_factor)
-        back = self._back(structure, tried, held=held)
+        back = self._back(structure, held=held)
         if back is not None and self._regime.chosen_for is not None:
             regime = moved(self._regime.chosen_for, back, self._service_s)
         loads = self.loads(seen)
@@ -160,7 +158,8 @@ class Alarms:
             power_mode=power_mode,
             drift=drift,
             regime=regime,
-            held=held or trying,
+            held=held,
+            trying=trying,
             at_once=back is not None,
         )
         if firing is None:
@@ -179,8 +178,8 @@ class Alarms:
             firing=firing, loads=tuple(_at(back[load.model].per_s, load) for load in self.loads(seen))
         )
 
-    def _back(self, structure: Digest | None, tried: Digest | None, *, held: bool) -> Regime | None:
-        """A regime that is back, in which neither the plan ran that does today nor the one on trial."""
+    def _back(self, structure: Digest | None, *, held: bool) -> Regime | None:
+        """A regime that is back, in which another plan ran."""
         if held or not self._arrivals.moments:
             self._returns.rest()
             return None
@@ -190,7 +189,6 @@ class Alarms:
             structure,
             self._service_s,
             self._regime_factor,
-            tried=tried,
         )
 
     def _settle(self, at_s: float, structure: Digest | None) -> None:

@@ -69,7 +69,6 @@ class LoadWatch:
             {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
             held=disturbed or (plans.phase is not None and tried is None),
             trying=tried is not None,
-            tried=self._structure(tried),
             drift=drift,
             power_mode=parts.machine.power_mode,
             structure=self._structure(running),

@@ -35,7 +35,7 @@ from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
-from stageloom.planner.store.replans import end_replan, is_trying, push_replan, unfinished_replans
+from stageloom.planner.store.replans import end_replan, push_replan, unfinished_replans
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
@@ -152,10 +152,6 @@ class Replanner:
                 decision = by_return(seen, returning_plan(seen, known))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
-        elif self._store.read(is_trying, device, replan):
-            self._nothing(
-                device, replan, "an earlier plan is being tried, and none is known for these arrivals"
-            )
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
 

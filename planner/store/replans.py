@@ -243,14 +243,6 @@ def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:
     return [(DeviceId(device), replan) for device, replan in rows]
 
 
-def is_trying(session: Session, device: DeviceId, replan: int) -> bool:
-    """Whether a plan that an earlier re-plan pushed is still being tried."""
-    found = select(ReplanRow.replan).where(
-        ReplanRow.device == device, ReplanRow.replan < replan, ReplanRow.outcome == PENDING
-    )
-    return session.connection().execute(found.limit(1)).first() is not None
-
-
 def _undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
     return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None

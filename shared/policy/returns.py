@@ -99,13 +99,10 @@ class ReturnWatch:
         structure: Digest | None,
         service_s: Mapping[str, float],
         least: float,
-        *,
-        tried: Digest | None = None,
     ) -> Regime | None:
         """The known regime that is back, if one is: of another plan, and unlike today's by a factor `least`.
 
-        Nor of one of the structure `tried`, which is on trial already. To be asked at every new moment; one
-        that was seen is passed over.
+        To be asked at every new moment; one that was seen is passed over.
         """
         before, self._before = self._before, moment
         if before is None or today is None or structure is None or before.counts.keys() != today.keys():
@@ -118,7 +115,7 @@ class ReturnWatch:
             self.rest()
             return None
         for one in self._known:
-            if one.structure in (structure, tried) or one.regime.keys() != today.keys():
+            if one.structure == structure or one.regime.keys() != today.keys():
                 one.reset()
                 continue
             _add(one, counts, today, before.at_s, seconds)

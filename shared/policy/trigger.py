@@ -150,6 +150,7 @@ class Trigger:
         drift: float = 1.0,
         regime: float = 1.0,
         held: bool = False,
+        trying: bool = False,
         at_once: bool = False,
     ) -> Firing | None:
         """Record one instant of a device; a firing if a re-plan is due.
@@ -158,9 +159,10 @@ class Trigger:
         device has none, `drift` measured over planned latency of the running plan's stages, `regime` by what
         factor arrivals have moved since that plan was chosen; 1 where it may be chance, or a burst.
 
-        While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
-        turn, and is judged by what is seen once the hold has ended. Neither that nor the cool-down counts
-        `at_once`: what to do is known, and better than what the firing before led to.
+        While `held` none is, and while `trying` a plan, none but for arrivals that moved, since the plan was
+        found for those before: whatever else is above its threshold then keeps its turn, and is judged by
+        what is seen once that has ended. Where arrivals are to be answered `at_once`, since the answer is
+        known, the cool-down does not count.
 
         Raises:
             ValueError: a drift that is not above 0, or a regime below 1.
@@ -182,14 +184,16 @@ class Trigger:
         retry_s = self.config.retry_s
         due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
         changed = power_mode != self._power_mode
-        cooling = not at_once and (held or now - self._fired_s < self.config.cooldown_s)
+        cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
+        if trying and Cause.REGIME not in due:
+            due, changed = [], False
         if cooling or not self.ring.full or not (due or changed):
             return None
         self._fired_s = now
         for cause, level in self._levels.items():
             if current[cause] > level.threshold:
                 level.fired(now)
-        if changed:
+        if changed and not trying:
             detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
             self._power_mode = power_mode
             return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)

@@ -31,7 +31,6 @@ class Device:
         self.alarms = Alarms(threshold=threshold)
         self.held = False
         self.trying = False
-        self.tried: Digest | None = None  # structure of the plan on trial
         self.structure: Digest | None = None  # of the plan that runs
         self.fired: list[tuple[float, Fired]] = []
         self._step_ends_s = 0.0
@@ -65,7 +64,6 @@ class Device:
                     *(self.glance(), service_s),
                     held=self.held,
                     trying=self.trying,
-                    tried=self.tried,
                     structure=self.structure,
                 )
                 if found is not None:
@@ -320,11 +318,13 @@ def test_a_regime_that_is_back_is_told_within_two_seconds_of_another_alarm() -> 
     assert told.loads[0].arrivals_per_s == pytest.approx(DAY["a"], rel=0.05)
 
 
-def test_a_regime_that_is_back_is_told_while_a_plan_is_on_trial_unless_it_is_the_one_known_for_it() -> None:
-    for tried, causes in (("f", [Cause.REGIME]), ("d", [])):
-        device = device_that_knows_a_day()
-        device.trying, device.tried = True, Digest(tried * 64)
-        assert [one.firing.cause for one in device.run(20.0, DAY)] == causes
+def test_arrivals_that_moved_are_told_while_a_plan_is_on_trial_and_nothing_else_is() -> None:
+    device = device_that_knows_a_day()
+    device.trying = True
+    assert device.run(3.0, NIGHT | {"a": 40.0}) + device.run(20.0, NIGHT) == [], "a burst"
+    began_s = device.driver.now
+    (told,) = device.run(20.0, DAY)
+    assert told.firing.cause is Cause.REGIME and device.fired[-1][0] - began_s <= 5.0
     device = device_that_knows_a_day()
     device.held = True
     assert device.run(20.0, DAY) == [], "the agent itself measures, or guards a plan"

@@ -268,14 +268,25 @@ def test_nothing_fires_while_held_and_the_state_after_the_hold_is_judged_anew() 
     assert calm.see(CALM) is None, "what the attempt has put right asks for nothing"
 
 
-def test_what_is_to_be_answered_at_once_waits_for_neither_hold_nor_cool_down() -> None:
+def test_while_a_plan_is_tried_only_other_arrivals_fire_and_at_once_even_in_the_cool_down() -> None:
+    moved = seen(0.1, 0.1, regime=3.0)
+    for at_once in (False, True):
+        watch = Watch()
+        before = watch.see(DIVERGED)
+        fired = None
+        while fired is None:
+            watch.now += PACE_S
+            fired = watch.trigger.observe(**moved, now=watch.now, trying=True, at_once=at_once)
+        assert fired.cause is Cause.REGIME and before is not None
+        assert fired.at_s - before.at_s == pytest.approx(PACE_S if at_once else 10.0, abs=PACE_S)
+
     watch = Watch()
-    assert watch.see(DIVERGED) is not None
+    for given in (DIVERGED, seen(0.1, 0.1, power_mode="15W"), seen(0.1, 0.1, drift=3.0)):
+        for _ in range(20):
+            watch.now += PACE_S
+            assert watch.trigger.observe(**given, now=watch.now, trying=True) is None
     watch.now += PACE_S
-    firing = watch.trigger.observe(**seen(0.1, 0.1, regime=3.0), now=watch.now, held=True, at_once=True)
-    assert firing is not None and firing.cause is Cause.REGIME
-    watch.now += PACE_S
-    assert watch.trigger.observe(**CALM, now=watch.now, at_once=True) is None, "nothing is to be answered"
+    assert watch.trigger.observe(**moved, now=watch.now, held=True, at_once=True) is None
 
 
 def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> None:
