@@ -5,6 +5,8 @@ deviation (equation 1). Deviations from the paper:
 
 - A queue counts with its *queued work*, length times measured service time, in seconds. Ten tasks of a heavy
   model and ten of a light one are not the same backlog. The paper's counts remain as `QueueMeasure.TASKS`.
+- Where models' deadlines differ, a trigger weighs each queue by `urgency`: what may wait a second does not
+  diverge as soon as what may wait a tenth of that.
 - The paper samples n times after the trigger; here the ring fills all the time, so the samples are there when
   the trigger fires and show what led to it.
 """
@@ -64,6 +66,15 @@ def tightest_s(deadlines_s: Iterable[float]) -> float:
     if not tightest > 0:
         raise ValueError(f"no deadline of {tightest} s")
     return tightest
+
+
+def urgency(load: Load, tightest: float) -> float:
+    """By how much a second of a model's waiting counts where tasks of the `tightest` deadline wait, too.
+
+    At most 1. TOP's tasks have no deadlines; where all have the same, every queue counts alike, as in the
+    paper.
+    """
+    return min(tightest / (load.deadline_s or DEADLINE_WITHOUT_ONE_S), 1.0)
 
 
 def variance_threshold_s2(deadlines_s: Iterable[float]) -> float:

@@ -14,11 +14,14 @@ from enum import Enum
 
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import (
+    DEADLINE_WITHOUT_ONE_S,
     PolicySample,
     QueueMeasure,
     SampleRing,
     age_threshold_s,
     deviations,
+    tightest_s,
+    urgency,
     values,
     variance,
     variance_threshold_s2,
@@ -40,6 +43,7 @@ class TriggerConfig:
     """The defaults are those for tasks without a deadline; `with_deadlines` makes those for others."""
 
     measure: QueueMeasure = QueueMeasure.WORK
+    tightest_s: float = DEADLINE_WITHOUT_ONE_S  # the deadline that the thresholds follow from
     variance: float = field(default_factory=lambda: variance_threshold_s2(()))  # T, s^2 or tasks^2
     oldest_age_s: float = field(default_factory=lambda: age_threshold_s(()))
     drift: float = 1.25  # measured over planned latency, or planned over measured
@@ -49,7 +53,7 @@ class TriggerConfig:
     retry_s: float = 60.0  # as long as the longest trial
 
     def __post_init__(self) -> None:
-        positive = (self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
+        positive = (self.tightest_s, self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
         factors = (self.drift, self.regime)
         allowed = all(0.0 < n < math.inf for n in positive) and all(1.0 < n < math.inf for n in factors)
         if not allowed or not 0 < self.rearm <= 1:
@@ -59,6 +63,7 @@ class TriggerConfig:
     def with_deadlines(cls, deadlines_s: Sequence[float]) -> "TriggerConfig":
         """Thresholds that follow from the tasks' deadlines (seconds from arrival)."""
         return cls(
+            tightest_s=tightest_s(deadlines_s),
             variance=variance_threshold_s2(deadlines_s),
             oldest_age_s=age_threshold_s(deadlines_s),
         )
@@ -66,7 +71,10 @@ class TriggerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """A re-plan is due. `value` exceeded `threshold`, in the unit of the cause."""
+    """A re-plan is due. `value` exceeded `threshold`, in the unit of the cause.
+
+    Of the variance both are those of the tightest deadline's queue, of an age those of the task that waits.
+    """
 
     cause: Cause
     value: float  # s^2 or tasks^2; s; a ratio of at least 1; 1 for a power mode
@@ -171,17 +179,23 @@ class Trigger:
             raise ValueError(f"no arrivals moved by {regime}")
         if not 0.0 < drift < math.inf:
             raise ValueError(f"no drift of {drift}")
-        counted = values(loads, self.config.measure)
+        config = self.config
+        counted = values(loads, config.measure)
+        urgent = [urgency(load, config.tightest_s) for load in loads]
         self.ring.push(PolicySample(progress, deviations(counted)))
         if self._power_mode is None:
             self._power_mode = power_mode
+        weighed = counted
+        if config.measure is QueueMeasure.WORK:
+            weighed = [one * share for one, share in zip(counted, urgent, strict=True)]
+        ages = [load.oldest_age_s * share for load, share in zip(loads, urgent, strict=True)]
         current = {
             Cause.REGIME: regime,
-            Cause.VARIANCE: variance(counted),
-            Cause.OLDEST_AGE: max((load.oldest_age_s for load in loads), default=0.0),
+            Cause.VARIANCE: variance(weighed),
+            Cause.OLDEST_AGE: max(ages, default=0.0),
             Cause.DRIFT: max(drift, 1.0 / drift),
         }
-        retry_s = self.config.retry_s
+        retry_s = config.retry_s
         due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
         changed = power_mode != self._power_mode
         cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
@@ -197,7 +211,9 @@ class Trigger:
             detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
             self._power_mode = power_mode
             return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)
-        return self._firing(due[0], current[due[0]], self._levels[due[0]].threshold, now)
+        cause = due[0]
+        share = urgent[ages.index(current[cause])] if cause is Cause.OLDEST_AGE else 1.0
+        return self._firing(cause, current[cause] / share, self._levels[cause].threshold / share, now)
 
     def _firing(self, cause: Cause, value: float, threshold: float, now: float, detail: str = "") -> Firing:
         return Firing(

@@ -18,7 +18,9 @@ Seen = dict[str, Any]
 """What a trigger observes, by argument."""
 
 
-def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> Seen:
+def seen(
+    *work_s: float, age_s: float = 0.0, deadlines_s: tuple[float, ...] = (0.0, 0.0), **fields: object
+) -> Seen:
     """Queues with so many seconds of work in tasks of a millisecond; the first one holds the oldest task."""
     loads = tuple(
         Load(
@@ -27,6 +29,7 @@ def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> Seen:
             service_s=0.001,
             queued=round(work * 1000),
             oldest_age_s=0.0 if i else age_s,
+            deadline_s=deadlines_s[i] if i < len(deadlines_s) else 0.0,
         )
         for i, work in enumerate(work_s)
     )
@@ -168,6 +171,30 @@ def test_thresholds_follow_the_deadlines() -> None:
     assert (TriggerConfig().variance, TriggerConfig().oldest_age_s) == (0.0625, 0.5)
 
 
+def test_a_queue_counts_by_what_its_tasks_may_wait_beside_the_tightest_deadline() -> None:
+    """Half of a deadline is an age that fires, and a quarter of it a deviation, whichever model it is of."""
+    config = TriggerConfig.with_deadlines([0.02])
+    both = (1.0, 0.02)
+    for calm, diverged in (
+        (seen(0.4, 0.0, deadlines_s=both), seen(0.6, 0.0, deadlines_s=both)),
+        (seen(0.0, 0.008, deadlines_s=both), seen(0.0, 0.012, deadlines_s=both)),
+        (seen(0.4, 0.008, deadlines_s=both), seen(0.6, 0.0, deadlines_s=both)),
+    ):
+        watch = Watch(config, first=calm)
+        assert watch.for_s(20.0, calm) == []
+        (firing,) = watch.for_s(1.0, diverged)
+        assert firing.cause is Cause.VARIANCE and firing.threshold == pytest.approx(0.005**2)
+        assert firing.value == pytest.approx(0.006**2)
+    watch = Watch(config, first=CALM)
+    assert watch.for_s(20.0, seen(0.0, 0.0, age_s=0.49, deadlines_s=both)) == []
+    (firing,) = watch.for_s(1.0, seen(0.0, 0.0, age_s=0.51, deadlines_s=both))
+    assert firing.cause is Cause.OLDEST_AGE
+    assert (firing.value, firing.threshold) == pytest.approx((0.51, 0.5))
+    counts = TriggerConfig(measure=QueueMeasure.TASKS, variance=1e4, tightest_s=0.02)
+    (firing,) = Watch(counts).for_s(1.0, seen(0.6, 0.0, deadlines_s=both))
+    assert firing.value == pytest.approx(9e4), "tasks are counted as in the paper"
+
+
 def test_another_cut_of_a_model_waits_for_a_full_ring_of_its_own() -> None:
     watch = Watch()
     other = {**DIVERGED, "progress": ((1,), (0, 1))}
@@ -295,7 +322,7 @@ def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> No
     watch.trigger.configure(TriggerConfig.with_deadlines([0.4]))
     assert watch.for_s(20.0, DIVERGED) == [], "above the new threshold too, but not armed"
     assert watch.for_s(1.0, CALM) == []
-    firing = next(iter(watch.for_s(1.0, BETWEEN)))
+    firing = next(iter(watch.for_s(1.0, seen(0.0, 0.45, deadlines_s=(0.4, 0.4)))))
     assert firing.threshold == pytest.approx(0.01), "a quarter of 0.4 s, squared"
     with pytest.raises(ValueError, match="measure"):
         watch.trigger.configure(TriggerConfig(measure=QueueMeasure.TASKS))
