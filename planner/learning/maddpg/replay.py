@@ -5,6 +5,7 @@
 u: utilisation, l: latency per model, v: variance over the queues; starred: z-scores. Ours: mean and
 deviation of the z-scores are those of the transitions before the first update and stay so (*frozen*): with
 moving ones equal steps would be worth different amounts, and the replay would hold rewards of all of them.
+A z-score ends at 5 to either side.
 The buffer keeps raw figures instead of rewards. The paper's superblock never ran, has no figures, and a
 reward of 0 (`ran` is False).
 """
@@ -27,6 +28,9 @@ Doubles = NDArray[np.float64]
 FIGURES_BEFORE_LATENCY = 3
 _LEAST_SPREAD = 1e-6
 _LEAST_LATENCY_S = 1e-6
+_FAR = 5.0
+"""Standard deviations beyond which a term counts as so far: a device that was busy all through the first
+transitions has next to no spread of its utilisation, and one that is idle once would be worth e^1000."""
 
 
 def step_figures(window: Window, service_s: Sequence[float]) -> tuple[float, ...]:
@@ -64,7 +68,7 @@ class Normaliser:
 
     def scores(self, rows: Doubles, settings: MaddpgSettings) -> Doubles:
         """The starred terms. [transitions, 2 + W]"""
-        found: Doubles = (_terms(rows, settings) - self.mean) / self.spread
+        found: Doubles = np.clip((_terms(rows, settings) - self.mean) / self.spread, -_FAR, _FAR)
         return found
 
     def rewards(self, rows: Doubles, excess: Doubles, settings: MaddpgSettings) -> Floats:

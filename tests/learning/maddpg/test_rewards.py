@@ -38,13 +38,23 @@ def test_a_figure_that_never_changed_counts_nothing() -> None:
     assert abs(Normaliser.of(rows, PLAIN).scores(rows, PLAIN)).max() < 1e-9
 
 
+def test_a_figure_that_hardly_changed_at_first_makes_no_reward_that_is_endless_later() -> None:
+    """A device that was always busy, and idles once: a training's weights became NaN after it."""
+    busy = np.array([[1.0 - 1e-9 * at, 10.0, 1.0, 0.5 + at, 3.0 + at] for at in range(4)])
+    idle = np.array([[0.3, 10.0, 0.0, 0.5, 3.0]])
+    for gone in (idle, 2.0 - idle):
+        rewards = Normaliser.of(busy, PLAIN).rewards(gone, np.zeros(1), PLAIN)
+        assert np.isfinite(rewards).all() and rewards.max() <= exp(5.0)
+
+
 def test_variance_enters_as_log1p_and_latency_by_its_logarithm() -> None:
     scores = UNIT.scores(ROWS[:1], MaddpgSettings())
     assert scores[0].tolist() == pytest.approx([0.2, log1p(1.0), log(0.5), log(3.0)])
 
 
 def test_throughput_may_stand_for_utilisation() -> None:
-    assert UNIT.scores(ROWS[:1], MaddpgSettings(gain=Gain.THROUGHPUT))[0, 0] == 10.0
+    normaliser = Normaliser(np.array([8.0, 0.0, 0.0, 0.0]), np.ones(4))
+    assert normaliser.scores(ROWS[:1], MaddpgSettings(gain=Gain.THROUGHPUT))[0, 0] == 2.0
 
 
 def test_blocks_beyond_h_cost_their_share_of_the_penalty() -> None:
