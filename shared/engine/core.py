@@ -63,6 +63,7 @@ class EngineCore:
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
         self._draining = False
+        self._activations = 0
         self._next_instance = 0
         self._launch_s = _NEVER  # the next launch that is allowed and finds a free slot 0; see `_launch`
 
@@ -111,6 +112,9 @@ class EngineCore:
         self._active = plan
         self._draining = self._registry.closed = False
         plan.superseded = plan.kept = False
+        if before is not plan:
+            self._activations += 1
+            plan.precedence = float(self._activations)
         if before is not None and before is not plan:
             before.superseded = True
             before.kept = keep

@@ -558,7 +558,7 @@ class PlanState:
         self.key = key
         self.alone = (self,)  # what most of its steps hold
         self.bound = bound
-        self.precedence = float(key)  # of its combined blocks: those of an older plan go first
+        self.precedence = 0.0  # of its combined blocks: those of the plan that was activated last go last
         self.lanes = bound.plan.lanes
         self.run_ahead = bound.plan.run_ahead
         self.max_skips = bound.plan.max_skips

@@ -351,3 +351,19 @@ def test_no_task_is_refused_for_the_smaller_queue_of_a_plan_on_trial() -> None:
     driver.do(driver.core.drain(driver.now))
     tasks = [driver.submit("a") for _ in range(3)]
     assert [driver.outcome(task) for task in tasks[1:]] == ["refused"] * 2
+
+
+def test_what_a_plan_left_in_flight_ends_first_whichever_plan_was_loaded_first() -> None:
+    """A trial goes back to the plan that was loaded first while tasks wait all the time: its next window
+    begins once the other plan is empty, and must not wait until each step was passed over long enough."""
+    driver = Driver(_plan(_cut(2), max_skips=1000))
+    driver.load(1, _plan(_cut(1, 3, 4), max_skips=1000))
+    _switch(driver, 1, keep=True)
+    task = driver.submit("a")
+    for _ in range(20):
+        driver.submit("a")
+    _switch(driver, 0, keep=True)
+    for _ in range(4):
+        driver.end()
+    assert driver.outcome(task) == "completed" and driver.core.settled
+    assert [step.program.plan for step in driver.issued[:5]] == [1, 1, 1, 1, 0]
