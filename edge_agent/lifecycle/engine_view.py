@@ -28,6 +28,7 @@ class EngineView:
     freed: set[PlanKey] = field(default_factory=set)  # being freed, or freeing itself
     active: PlanKey | None = None
     draining: bool = False  # told to launch nothing until the next swap
+    kept: bool = False  # the last swap kept the plan before: queues are bounded by the larger of both plans
     stale: bool = False  # a plan did not load while none ran: one that has found no GPU once never finds one
     first_load: tuple[PlanKey, float] | None = None  # plans load in turn: whose turn it is, and since when
 
@@ -44,13 +45,17 @@ class EngineView:
         return self.key_of(digest, {**self.loading, **self.loaded}) is not None
 
     def swap_to(self, key: PlanKey, *, keep: bool) -> list[Action]:
-        """Launch into this plan, which also ends a drain; nothing where it was asked for already."""
+        """Launch into this plan, which also ends a drain; nothing where it was asked for already.
+
+        Without `keep` the bounds of its queues hold, too, so it is asked for again where it runs already in
+        a window of a trial that has ended.
+        """
         before = self.asked
-        if before == key and not self.draining:
+        if before == key and not self.draining and (keep or not self.kept):
             return []
         if before is not None and before != key and not keep:
             self.freed.add(before)
-        self.asked, self.draining = key, False
+        self.asked, self.draining, self.kept = key, False, keep
         self.freed.discard(key)
         return [SwitchPlan(key, keep)]
 

@@ -77,6 +77,7 @@ def test_trial_decides_and_the_winner_runs(
     winner = "a" if ends is DeviceState.COMMITTED else "g"
     assert world.running == winner
     assert list(world.loaded.values()) == [winner], "the loser is freed"
+    assert not world.kept, "the bounds of the winner's own queues hold"
     assert world.core.report().active == plan(winner).ref.digest
     assert world.core.state.trial is None
     if nature is not CRASHES:

@@ -99,6 +99,7 @@ class World:
     timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     loaded: dict[PlanKey, str] = field(default_factory=dict)
     running: str | None = None
+    kept: bool = False  # the last swap kept the plan before, and the wider bounds of both plans' queues
     hangs: bool = False  # the engine's loading thread
     life: int = 0  # of the engine process; what an earlier one had to say is lost
     fallback: RunnablePlan | None = None
@@ -255,7 +256,7 @@ class World:
             return
         letter = self.loaded[key]
         old = next((k for k, name in self.loaded.items() if name == self.running and k != key), None)
-        self.running = letter
+        self.running, self.kept = letter, keep
         self.ran.append(letter)
         nature, life = self.natures[letter], self.life
         self.do(self.manager.activated(key, self.now_s))
