@@ -254,11 +254,11 @@ class Lifecycle:
                 return self.session.is_now(environment, self.report(), now_s)
             case control.Alarm():
                 self._alarms.take(event, self.session.environment)
-                self._local.alarm(event.cause, self.state.attempt, now_s)
+                self._local.alarm(event.cause, self.state, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
             case ev.PlanMeasured(plan, cause):
-                self._local.measured(plan, cause, self.state.attempt)
+                self._local.measured(plan, cause, self.state)
                 return self._change(proven=attempts.proven_with(self.state, plan, holds=True))
             case ev.ProfileAnswered(request):
                 if request not in self.state.answered:

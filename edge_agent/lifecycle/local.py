@@ -38,10 +38,11 @@ _SETTLED: Final = frozenset(
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a trigger asks for, while `attempt` was the newest desired value."""
+    """What a trigger asks for, while `attempt` was the newest desired value and `good` last-known-good."""
 
     cause: str
     attempt: AttemptId
+    good: RunnablePlan | None
     due_s: float  # while the planner is connected
     asked: bool = False  # whoever runs this device wants it to plan alone; else autonomy says
     plans: tuple[RunnablePlan, ...] = ()  # best first; none before they are made
@@ -59,18 +60,18 @@ class LocalPlans:
 
     # -- from the offer to the attempt ----------------------------------------------------------------------
 
-    def alarm(self, cause: str, attempt: AttemptId, now_s: float) -> None:
+    def alarm(self, cause: str, state: LinkState, now_s: float) -> None:
         """A trigger fired; what an earlier one asked for is withdrawn."""
-        self._offer = _Offer(cause, attempt, now_s + self._wait_s)
+        self._offer = _Offer(cause, state.attempt, state.last_good, now_s + self._wait_s)
 
     def made(self, plans: tuple[RunnablePlan, ...]) -> None:
         """The plans that answer the newest trigger, best first."""
         if self._offer is not None:
             self._offer = replace(self._offer, plans=plans)
 
-    def measured(self, plan: RunnablePlan, cause: str, attempt: AttemptId) -> None:
+    def measured(self, plan: RunnablePlan, cause: str, state: LinkState) -> None:
         """The device found a better plan by measuring, as whoever runs it alone asked for."""
-        self._offer = _Offer(cause, attempt, float("-inf"), asked=True, plans=(plan,))
+        self._offer = _Offer(cause, state.attempt, state.last_good, float("-inf"), asked=True, plans=(plan,))
 
     def begin(
         self,
@@ -89,8 +90,8 @@ class LocalPlans:
                 self._offer = None  # the planner has answered
             return None
         self._offer = None
-        if offer.attempt != attempt:
-            return None
+        if offer.attempt != attempt or offer.good != state.last_good:
+            return None  # also what was made while a plan was on trial that has won: it is the one before
         best = next((plan for plan in offer.plans if _may_run(state, plan, present, asked=offer.asked)), None)
         if best is None:
             return None

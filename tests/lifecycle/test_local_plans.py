@@ -328,14 +328,13 @@ def test_a_local_last_known_good_that_crashes_gives_way_to_the_desired_plan_whic
 
 
 def test_nothing_is_tried_beside_an_attempt_at_the_desired_plan() -> None:
-    driver = Driver().online()
-    driver.do(ev.Received(desired(1, autonomy=Autonomy.FULL)))
+    driver = committed()
+    driver.do(ev.Received(desired(2, b"other", autonomy=Autonomy.FULL)))
     driver.do(ev.Lost())
     alarmed(driver, LOCAL)
     assert driver.core.state.local is None
-    driver.do(orders.PlanVerified((1, 1)))
-    driver.do(ev.PlanStaged((1, 1)))
-    assert "VerifyPlan" in kinds(driver.do(orders.ProbationPassed((1, 1))))
+    driver.do(orders.PlanVerified((1, 2)))
+    assert "VerifyPlan" in kinds(driver.do(orders.PlanFailed((1, 2), "it does not load")))
 
 
 def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
@@ -519,6 +518,28 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     driver.do(ev.PlansMade((LOCAL,)))
     connected_for(driver, 60.0)
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_what_was_made_from_the_plan_that_ran_is_not_tried_after_another_has_won_its_trial(won: bool) -> None:
+    """Known arrivals come back during a trial, the planner knows no plan for them, and the device is cut off:
+    the plan before would take the place of the winner."""
+    driver = committed()
+    driver.do(ev.Received(desired(2, b"other", autonomy=Autonomy.FULL)))
+    driver.do(orders.PlanVerified((1, 2)))
+    driver.do(ev.PlanStaged((1, 2), CONTROL))
+    record = TrialRecord(candidate=OTHER.ref.digest, control=CONTROL, environment="env", began_us=1)
+    driver.do(orders.TrialBegins((1, 2), record, ""))
+    assert driver.state is DeviceState.TRIAL
+    alarmed(driver, LOCAL)
+    verdict = Verdict.COMMIT if won else Verdict.REJECT
+    driver.do(orders.TrialDecided((1, 2), CONTROL, TrialResult(verdict=verdict, reason="")))
+    if won:
+        driver.do(orders.ProbationPassed((1, 2)))
+    driver.do(ev.Lost())
+    driver.do(ev.TimePassed(), after_s=60.0)
+    assert driver.state is (DeviceState.COMMITTED if won else DeviceState.REJECTED)
+    assert (driver.core.state.local is None) == won
 
 
 def attempt_in(state: DeviceState, way: Way) -> tuple[Driver, PlanAttempt]:
