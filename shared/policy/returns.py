@@ -8,13 +8,14 @@ t seconds, of rates a_m in today's regime and b_m in the known one, add
 
     sum over m of (n_m log(b_m / a_m) - (b_m - a_m) t)
 
-to the score of that regime, which never falls below 0. A score above `SURE` tells of it, unless fewer or more
-tasks came since it rose than the known regime explains: a pause is none, however unlike today's it is.
+to the score of that regime, which never falls below 0. A score above `SURE` tells of it, unless what came
+since it rose is not explained by the known regime: too many or too few tasks, or other models' (K. Pearson's
+chi-squared over the models). A pause is none, however unlike today's it is.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from stageloom.shared.ids import Digest
@@ -31,7 +32,7 @@ _HIGHEST: Final = 2 * SURE
 """So that a score falls soon after arrivals change again, should nobody have asked for a plan meanwhile."""
 
 _FIT: Final = 2.5
-"""Standard deviations by which the tasks since a score rose may miss what the known regime explains."""
+"""Standard deviations by which what came since a score rose may miss what the known regime explains."""
 
 _MOST: Final = 8
 """Known regimes that are kept, the newest."""
@@ -52,7 +53,7 @@ class _Known:
     structure: Digest
     score: float = 0.0
     since_s: float = 0.0  # the score has risen
-    tasks: int = 0  # since then
+    tasks: Mapping[str, int] = field(default_factory=dict)  # since then, by model
 
     def reset(self) -> None:
         self.score = 0.0
@@ -134,14 +135,19 @@ def _add(one: _Known, counts: Mapping[str, int], today: Regime, began_s: float, 
         a_per_s, b_per_s = _per_s(today[name]), _per_s(one.regime[name])
         gained += count * math.log(b_per_s / a_per_s) - (b_per_s - a_per_s) * seconds
     if one.score <= 0.0:
-        one.since_s, one.tasks = began_s, 0
+        one.since_s, one.tasks = began_s, dict.fromkeys(counts, 0)
     one.score = min(max(one.score + min(gained, _A_LOOK), 0.0), _HIGHEST)
-    one.tasks += sum(counts.values())
+    one.tasks = {name: tasks + counts[name] for name, tasks in one.tasks.items()}
 
 
 def _fits(one: _Known, now: float) -> bool:
-    expected = math.fsum(map(_per_s, one.regime.values())) * (now - one.since_s)
-    return one.tasks > 0 and abs(one.tasks - expected) <= _FIT * math.sqrt(expected) + _HALF
+    expected = {name: _per_s(arrived) * (now - one.since_s) for name, arrived in one.regime.items()}
+    came, in_all = sum(one.tasks.values()), math.fsum(expected.values())
+    if not came or abs(came - in_all) > _FIT * math.sqrt(in_all) + _HALF:
+        return False
+    squares = math.fsum((one.tasks[name] - mean) ** 2 / mean for name, mean in expected.items())
+    variance = math.fsum(2.0 + 1.0 / mean for mean in expected.values())  # of that sum, of Poisson counts
+    return squares <= len(expected) + _FIT * math.sqrt(variance)
 
 
 def _per_s(arrived: Arrived) -> float:

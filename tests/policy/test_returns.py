@@ -90,6 +90,13 @@ def test_arrivals_that_are_unlike_both_are_left_to_those_who_look_longer() -> No
     assert Device().told_after_s(60.0, turned) is None
 
 
+def test_as_many_tasks_as_by_night_of_other_models_are_no_night() -> None:
+    """Their plan would be the wrong one, and run at once."""
+    for mix in ([0.5, 0.5, 0.5, 8.5], [8.5, 0.5, 0.5, 0.5], [0.1, 0.1, 9.7, 0.1]):
+        for seed in range(20):
+            assert Device(seed).told_after_s(60.0, mix) is None
+
+
 def test_a_regime_under_whose_plan_the_device_runs_is_no_news() -> None:
     assert Device().told_after_s(60.0, NIGHT, structure=BY_NIGHT) is None
 
