@@ -342,7 +342,8 @@ class TrialCore:
             return self._end(Verdict.REJECT, harm, now)
         if now >= self._due_s:
             self.stalled = self._phase is not _Phase.SAVING
-            blamed = self._running.other if self.settling else self._running
+            settling = self._phase is _Phase.SETTLING  # it is the plan before that does not end its steps
+            blamed = self._running.other if settling else self._running
             return self._fault(blamed, f"did not end {_DOING[self._phase]} in time", now)
         if now >= self.ends_s:
             return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
@@ -362,8 +363,8 @@ class TrialCore:
 
     @property
     def settling(self) -> bool:
-        """Both plans may have steps in flight."""
-        return self._phase is _Phase.SETTLING
+        """Both plans may have steps in flight: from the order on, which may be half carried out."""
+        return self._phase in (_Phase.ACTIVATING, _Phase.SETTLING)
 
     @property
     def ends_s(self) -> float:
