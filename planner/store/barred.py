@@ -10,10 +10,12 @@ from sqlalchemy.orm import Session
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.backoff import judged_rates
 from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
-from stageloom.planner.store.tables import AlarmRow, ReplanRow
+from stageloom.planner.store.tables import AlarmRow, GenerationRow, ReplanRow
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.control import Alarm, DeviceState
 from stageloom.shared.policy.plain import Load
+
+_AGAINST: Final = (DeviceState.REJECTED.value, DeviceState.NO_GAIN.value, DeviceState.ROLLED_BACK.value)
 
 _BARRED: Final = (
     select(ReplanRow.digest, ReplanRow.structure, ReplanRow.outcome, ReplanRow.pairs, AlarmRow.body)
@@ -25,10 +27,19 @@ _BARRED: Final = (
             AlarmRow.number == ReplanRow.number,
         ),
     )
+    .join(
+        GenerationRow,
+        and_(
+            GenerationRow.device == ReplanRow.device,
+            GenerationRow.epoch == ReplanRow.epoch,
+            GenerationRow.generation == ReplanRow.generation,
+        ),
+    )
     .where(
         ReplanRow.device == bindparam("of"),
         ReplanRow.environment == bindparam("there"),
-        ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
+        ReplanRow.outcome.in_(_AGAINST),
+        GenerationRow.state.in_(_AGAINST),
         ReplanRow.digest.is_not(None),
         ReplanRow.begun_at_us >= bindparam("since_us"),
     )
@@ -43,7 +54,8 @@ def barred_plans(
 
     What a trial compared holds for arrivals like those that it met: the plan that gains nothing by day may be
     the one for the night. A plan that was rolled back, or that failed before any pair of windows said
-    something, is barred under all.
+    something, is barred under all. One of which its device said nothing in the end is not barred: something
+    newer was desired while it was on its way or on trial.
     """
     now = judged_rates(loads)
     rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})

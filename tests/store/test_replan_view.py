@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
@@ -24,7 +24,7 @@ from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.tables import ReplanRow
+from stageloom.planner.store.tables import GenerationRow, ReplanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
@@ -270,6 +270,7 @@ def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_an
     assert outcomes() == ["no_gain", "no_gain", "pending"]
     newest, overtaken, _ = rig.store.read(replan_infos, NANO)
     assert overtaken.reason == f"overtaken by generation {newest.epoch}.{newest.generation}"
+    assert observe(rig.store, NANO, third, rig.store.read(now_us)).barred == (), "it has lost to nothing"
 
 
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
@@ -346,6 +347,9 @@ def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
     """As the device's report of its generation's state ends a re-plan."""
     values = {"outcome": verdict or "no_gain", "pairs": pairs}
     session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
+    pushed = select(ReplanRow.generation).where(ReplanRow.replan == number).scalar_subquery()
+    of_device = (GenerationRow.device == NANO, GenerationRow.generation == pushed)
+    session.execute(update(GenerationRow).where(*of_device).values(state=values["outcome"]))
 
 
 def _rolled_back(session: Session, number: int) -> None:
