@@ -530,7 +530,7 @@ def test_what_was_made_from_the_plan_that_ran_is_not_tried_after_another_has_won
     driver.do(ev.PlanStaged((1, 2), CONTROL))
     record = TrialRecord(candidate=OTHER.ref.digest, control=CONTROL, environment="env", began_us=1)
     driver.do(orders.TrialBegins((1, 2), record, ""))
-    assert driver.state is DeviceState.TRIAL
+    assert driver.core.state.trial == record
     alarmed(driver, LOCAL)
     verdict = Verdict.COMMIT if won else Verdict.REJECT
     driver.do(orders.TrialDecided((1, 2), CONTROL, TrialResult(verdict=verdict, reason="")))
