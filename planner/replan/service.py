@@ -35,7 +35,14 @@ from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
-from stageloom.planner.store.replans import end_replan, push_replan, unfinished_replans
+from stageloom.planner.store.replans import (
+    OVERTAKEN,
+    end_replan,
+    is_trying,
+    push_replan,
+    tries_anothers,
+    unfinished_replans,
+)
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
@@ -55,6 +62,9 @@ STAGE_BUDGET_S: Final = 10.0
 STORE_AGAIN_S: Final = 5.0  # after a store that was away
 PROFILE_WAIT_S: Final = 60.0
 """A device measures only with empty queues: one that is never idle is planned with estimates."""
+
+_REPORTED_S: Final = 1.0
+"""An alarm that an attempt held up comes as soon as that ends, and may be there before the report of it."""
 
 _POLL_S: Final = 0.1
 _LONGEST_S: Final = 600.0
@@ -139,7 +149,23 @@ class Replanner:
                 self._queue.put((device, replan))
 
     def _fast(self, device: DeviceId, replan: int) -> None:
-        self._newest[device] = replan
+        newest = self._newest[device] = max(replan, self._newest.get(device, replan))
+        if replan < newest:  # it waited for a store that was away
+            self._nothing(device, replan, OVERTAKEN)
+        elif self._store.read(tries_anothers, device):
+            self._slow.submit(self._guarded, device, replan, self._after_anothers)
+        else:
+            self._answer(device, replan)
+
+    def _after_anothers(self, device: DeviceId, replan: int) -> None:
+        """What an operator has the device try is left alone; its end may be about to be told."""
+        self._wait_while(lambda: self._store.read(tries_anothers, device), _REPORTED_S)
+        if self._store.read(tries_anothers, device):
+            self._nothing(device, replan, "the device tries a plan that was pushed by others")
+        else:
+            self._answer(device, replan)
+
+    def _answer(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
@@ -220,7 +246,7 @@ class Replanner:
         with desiring(self._fleet, device):
             requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
         self._fleet.desired_changed(device, desired)
-        self._wait_while(lambda: bool(self._store.read(open_requests, requests)))
+        self._wait_while(lambda: bool(self._store.read(open_requests, requests)), self._profile_wait_s)
 
     def _recalibrate(self, device: DeviceId, replan: int) -> str:
         """Renew the costs of a device that has drifted; returns a remark for the re-plan's record.
@@ -246,12 +272,12 @@ class Replanner:
                     budget_s=STAGE_BUDGET_S,
                 )
             self._fleet.desired_changed(device, desired)
-            self._wait_while(lambda: bool(self._store.read(open_requests, [request])))
+            self._wait_while(lambda: bool(self._store.read(open_requests, [request])), self._profile_wait_s)
         return remark
 
-    def _wait_while(self, asked: Callable[[], bool]) -> None:
-        """Until a device has answered, or `profile_wait_s` is over."""
-        give_up_s = self._clock.monotonic_s() + self._profile_wait_s
+    def _wait_while(self, asked: Callable[[], bool], seconds: float) -> None:
+        """Until a device has answered, or so long."""
+        give_up_s = self._clock.monotonic_s() + seconds
         while asked() and self._clock.monotonic_s() < give_up_s:
             if self._stopping.wait(_POLL_S):
                 return
@@ -278,6 +304,9 @@ class Replanner:
         if proposal is None:
             self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
+            return
+        if self._store.read(is_trying, seen.device, replan, proposal.plan.structure):
+            self._nothing(seen.device, replan, "the plan for these arrivals is being tried already", remark)
             return
         with desiring(self._fleet, seen.device):
             desired = self._store.write(

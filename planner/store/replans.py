@@ -88,6 +88,26 @@ _EARLIER: Final = update(ReplanRow).where(
     ReplanRow.outcome == PENDING,
 )
 
+_ANOTHERS: Final = (
+    select(GenerationRow.position)
+    .join(
+        DesiredRow,
+        and_(
+            DesiredRow.device == GenerationRow.device,
+            DesiredRow.epoch == GenerationRow.epoch,
+            DesiredRow.generation == GenerationRow.generation,
+        ),
+    )
+    .where(
+        GenerationRow.device == bindparam("whose"),
+        GenerationRow.decided_by != "replan",
+        GenerationRow.state.in_(
+            [state.value for state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)]
+        ),
+    )
+    .limit(1)
+)
+
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
 )
@@ -241,6 +261,23 @@ def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:
         .order_by(ReplanRow.replan)
     )
     return [(DeviceId(device), replan) for device, replan in rows]
+
+
+def is_trying(session: Session, device: DeviceId, replan: int, structure: Digest) -> bool:
+    """Whether a plan of this structure, which an earlier re-plan pushed, is still being tried."""
+    found = select(ReplanRow.replan).where(
+        ReplanRow.device == device,
+        ReplanRow.replan < replan,
+        ReplanRow.outcome == PENDING,
+        ReplanRow.structure == structure,
+    )
+    return session.connection().execute(found.limit(1)).first() is not None
+
+
+def tries_anothers(session: Session, device: DeviceId) -> bool:
+    """Whether the device tries or guards what somebody else than a re-plan pushed."""
+    found = session.connection().execute(_ANOTHERS, {"whose": device}).first()
+    return found is not None
 
 
 def _undecided(session: Session, replan: int) -> bool:

@@ -58,7 +58,7 @@ class Rig:
 
     def __init__(self, planner: PlannerProcess, device: FakeDevice) -> None:
         self.home, self.device = planner.home, device
-        self.next_row = 0
+        self.next_row = self.revision = 0
         device.enrol()
         device.hello()
         ok(self.home, "plan", "push", device.name, "first")
@@ -117,6 +117,20 @@ class Rig:
         """What `stageloom replan list` says of the device, newest first."""
         found: list[dict[str, Any]] = json.loads(ok(self.home, "replan", "list", self.device.name, "--json"))
         return found
+
+    def reports(self, desired: control.Desired, state: DeviceState) -> None:
+        """Say what state a generation is in."""
+        self.revision += 1
+        report = control.Report(
+            revision=self.revision,
+            epoch=desired.epoch,
+            generation=desired.generation,
+            seen=desired.plan_digest,
+            active=self.first.plan_digest,
+            origin=Origin.PLANNER,
+            state=state,
+        )
+        self.device.report(report)
 
     def ended(self, desired: control.Desired, verdict: str, state: DeviceState, **figures: Any) -> None:
         """Tell how the trial of a generation ended, 2 s after the alarm at 1 s."""
@@ -370,22 +384,47 @@ def test_a_load_that_a_plan_won_under_before_is_answered_by_that_plan_without_a_
 
 
 def test_a_load_that_is_back_is_answered_at_once_although_another_plan_is_on_trial(rig: Rig) -> None:
-    """1. A plan wins under a load. 2. Under another load one is on trial. 3. The first load comes back."""
-    structure = decode_plan(wide_won(rig).plan).structure
+    """1. A plan wins under a load. 2. Under another load the one before is on trial. 3. The first load comes
+    back. 4. It is told once more, and the plan for it goes on."""
+    won = wide_won(rig)
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)
     rig.ended(rig.desired(), "commit", DeviceState.COMMITTED, ratio=1.3, low=1.2, high=1.4, pairs=9)
-    rig.alarm(2, rig.first.plan_digest, per_s=400.0)
+    rig.alarm(2, won.plan_digest, per_s=400.0)
     rig.acknowledged(2)
     tried = rig.desired()
+    assert decode_plan(tried.plan).structure == decode_plan(rig.first.plan).structure
     rig.alarm(3, rig.first.plan_digest, cause="regime")
     rig.acknowledged(3)
     pushed = rig.desired()
-    assert decode_plan(pushed.plan).structure == structure
+    assert decode_plan(pushed.plan).structure == decode_plan(won.plan).structure
     assert pushed.generation == tried.generation + 1
     newest, overtaken, _ = rig.replans()
     assert (newest["how"], newest["outcome"]) == ("regime", "pending")
     assert overtaken["reason"] == f"overtaken by generation {pushed.epoch}.{pushed.generation}"
+    rig.alarm(4, rig.first.plan_digest, cause="regime")
+    rig.acknowledged(4)
+    until(lambda: rig.replans()[0]["outcome"] == "no_gain")
+    again, pending, *_ = rig.replans()
+    assert again["reason"] == "the plan for these arrivals is being tried already"
+    assert pending["outcome"] == "pending"
+
+
+def test_an_alarm_leaves_an_operators_trial_alone_unless_that_has_just_ended(rig: Rig) -> None:
+    """An attempt holds alarms up, so that one may come before the report of its end, and then never again."""
+    won = wide_won(rig)
+    for number, ends in ((1, False), (2, True)):
+        ok(rig.home, "plan", "push", rig.device.name, "first")
+        tried = rig.desired()
+        rig.reports(tried, DeviceState.TRIAL)
+        rig.alarm(number, won.plan_digest, cause="regime")
+        rig.acknowledged(number)
+        if not ends:
+            until(lambda: rig.replans()[0]["outcome"] == "no_gain")
+            assert rig.replans()[0]["reason"] == "the device tries a plan that was pushed by others"
+        rig.reports(tried, DeviceState.NO_GAIN)
+    until(lambda: rig.replans()[0]["outcome"] != "pending" or rig.replans()[0]["generation"] > 0)
+    assert "pushed by others" not in rig.replans()[0]["reason"]
 
 
 def test_an_adopted_policy_that_is_asked_alone_answers_at_once(rig: Rig, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.replan.service import Replanner, plans_found
-from stageloom.planner.store.replans import end_replan, unfinished_replans
+from stageloom.planner.store.replans import OVERTAKEN, end_replan, unfinished_replans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import ExtensionError, StorageError
 from stageloom.shared.ids import DeviceId
@@ -28,6 +28,7 @@ class AwayStore:
     def __init__(self, away: int) -> None:
         self._away = away
         self.ended: list[int] = []
+        self.reasons: list[str] = []
 
     def read(self, function: Callable[..., Any], *_: Any) -> list[tuple[DeviceId, int]]:
         assert function is unfinished_replans
@@ -42,6 +43,7 @@ class AwayStore:
         if self._away >= 0:
             raise StorageError("the database is away", remedy="start it")
         self.ended.append(replan)
+        self.reasons.append(reason)
 
 
 def test_a_replan_waits_for_a_store_that_is_away_and_others_go_on_after_it() -> None:
@@ -54,6 +56,20 @@ def test_a_replan_waits_for_a_store_that_is_away_and_others_go_on_after_it() -> 
         due.put((SHOP, number))
     until(lambda: sorted(store.ended) == [1, 2])
     replanner.close()
+
+
+def test_a_replan_that_waited_for_its_store_does_not_take_the_place_of_a_newer_one() -> None:
+    """What searches for the newer one would take itself to be overtaken, and leave it pending."""
+    store = AwayStore(away=0)
+    due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
+    pool = SimpleNamespace(workers=1, where="processes")
+    replanner = Replanner(store, SimpleNamespace(), pool, ManualClock(), due)  # type: ignore[arg-type]
+    replanner.start()
+    for number in (2, 1, 3):
+        due.put((SHOP, number))
+    until(lambda: store.ended == [2, 1, 3])
+    replanner.close()
+    assert [reason == OVERTAKEN for reason in store.reasons] == [False, True, False]
 
 
 class PlayedPool:

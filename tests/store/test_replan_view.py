@@ -17,17 +17,25 @@ from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
+from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
-from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
+from stageloom.planner.store.replans import (
+    is_trying,
+    plan_wires,
+    push_replan,
+    replan_infos,
+    set_replan_settings,
+    tries_anothers,
+)
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
@@ -266,11 +274,26 @@ def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_an
     assert second is not None and push(second, 5, (1, 1)) is not None
     third = link.record_alarm(NANO, structs.replace(alarm(3, rig.runs), cause="regime"))
     assert outcomes() == ["no_gain", "pending", "pending"]
-    assert third is not None and push(third, 6, (1, 2)) is not None
+    assert third is not None
+    assert rig.store.read(is_trying, NANO, third, rig.runs.structure), "launch intervals make no other plan"
+    assert not rig.store.read(is_trying, NANO, third, replace(rig.runs, lanes=2).structure)
+    assert push(third, 6, (1, 2)) is not None
     assert outcomes() == ["no_gain", "no_gain", "pending"]
     newest, overtaken, _ = rig.store.read(replan_infos, NANO)
     assert overtaken.reason == f"overtaken by generation {newest.epoch}.{newest.generation}"
     assert observe(rig.store, NANO, third, rig.store.read(now_us)).barred == (), "it has lost to nothing"
+
+
+@pytest.mark.parametrize("state", list(DeviceState))
+@pytest.mark.parametrize("decided_by", ["operator", "replan"])
+def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_what_came_of_it(
+    rig: Rig, state: DeviceState, decided_by: str
+) -> None:
+    rig.store.write(push, Push(device=NANO, plan="runs", decided_by=decided_by))
+    generation = rig.store.read(newest_desired, NANO)
+    rig.store.write(set_states, [(NANO, *generation, state, "", T0_US)])
+    tried = state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)
+    assert rig.store.read(tries_anothers, NANO) == (tried and decided_by == "operator")
 
 
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
