@@ -12,6 +12,7 @@ from benchmarks.paper import (
     top_serving,
     top_shapes,
 )
+from benchmarks.paper.backlog_series import BACKLOG
 from benchmarks.paper.finding import Reproduce, Reproduction
 from benchmarks.paper.kept_results import GPG_TRAINING, GPU, STARONNX, STARONNX_BATCHES, files
 from benchmarks.paper.pays_series import PAYS
@@ -65,7 +66,7 @@ _TOP: Final = (
         "twin (A100)", top_serving.figure_16, *_TWINS),
     _top("figure-17", "Figure 17",
         "TOP keeps the variance of the queues below its threshold; under POS it grows and grows.",
-        "twin (A100, Xavier NX, Nano); agent where kept", top_serving.figure_17, *_TWINS, PAYS),
+        "twin (A100, Xavier NX, Nano); agent where kept", top_serving.figure_17, *_TWINS, PAYS, BACKLOG),
     _top("figure-18", "Figure 18",
         "More sub-blocks per combined block gain until the device is full, at H = 2, 2, 3 and 4, and cost "
         "more time.",

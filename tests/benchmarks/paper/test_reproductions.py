@@ -9,6 +9,7 @@ import pytest
 from benchmarks.algorithms import graph_of
 from benchmarks.eop.networks import FLOAT_BYTES
 from benchmarks.paper import ios_schedules, ios_spaces, top_shapes
+from benchmarks.paper.backlog_series import backlog_series
 from benchmarks.paper.catalogue import CATALOGUE
 from benchmarks.paper.code_digest import ROOT
 from benchmarks.paper.contestants import (
@@ -198,3 +199,29 @@ def test_without_series_of_an_agent_the_claim_says_that_there_are_none(tmp_path:
     found = agent_series(tmp_path)
     assert found.claim.holds is None
     assert found.panels == ()
+
+
+def _backlog(plan: str, share: float, end: float) -> dict[str, Any]:
+    about = {"part": "backlog", "plan": plan, "share": share, "variance_end": end}
+    return {**about, "at_s": [0.0, 1.0], "variance_tasks2": [0.0, end]}
+
+
+def test_every_contestant_is_drawn_on_the_agent_and_the_newest_result_counts(tmp_path: Path) -> None:
+    """`auto` is no rival: what it keeps lower refutes nothing."""
+    ends = {"sequential": 9.0, "top": 4.0, "auto": 1.0}
+    rows = [_backlog(plan, 0.7, end) for plan, end in ends.items()]
+    (tmp_path / "2026-12-01-backlog.json").write_text(json.dumps({"rows": [_backlog("top", 0.7, 1.0)]}))
+    (tmp_path / "2026-12-02-backlog.json").write_text(json.dumps({"rows": rows}))
+    found, seen = backlog_series(tmp_path, "variance")
+    assert [line.label for line in found.panels[0].lines] == list(ends)
+    assert found.panels[0].lines[0].points == ((0.0, 1.0), (1.0, 10.0))
+    assert found.claim.ours == "at 0.7: sequential 9, top 4, auto 1" and found.claim.holds is True
+    assert {row["plan"]: row["variance"] for row in seen} == ends
+    rows = [*rows, _backlog("top", 1.5, 7.0), _backlog("ios", 1.5, 6.0)]
+    (tmp_path / "2026-12-03-backlog.json").write_text(json.dumps({"rows": rows}))
+    assert backlog_series(tmp_path, "variance")[0].claim.holds is False
+
+
+def test_without_a_backlog_of_an_agent_the_claim_says_that_there_is_none(tmp_path: Path) -> None:
+    found, seen = backlog_series(tmp_path, "variance")
+    assert found.claim.holds is None and found.panels == () and seen == ()
