@@ -33,7 +33,8 @@ def environment(home: Path, search: str = "local", first_path: str = "") -> dict
 
     Searches run where `search` says: `ray`, the planner's default, starts half a dozen processes with the
     first one and takes ten seconds of a processor, so tests that are not about it do without.
-    Modules are looked for in `first_path` before everywhere else.
+    Modules are looked for in `first_path` before everywhere else, then in this checkout: another one may be
+    installed.
     """
     kept = {
         name: value
@@ -43,7 +44,7 @@ def environment(home: Path, search: str = "local", first_path: str = "") -> dict
     ours = {
         "STAGELOOM_HOME": str(home),
         "STAGELOOM_PLANNER_SEARCH": search,
-        "PYTHONPATH": f"{first_path}{os.pathsep * bool(first_path)}{ROOT}",
+        "PYTHONPATH": os.pathsep.join(filter(None, (first_path, str(ROOT / "src"), str(ROOT)))),
     }
     return {**kept, **ours}
 
