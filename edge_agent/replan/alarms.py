@@ -15,7 +15,7 @@ from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Alarm, AlarmSample, ModelLoad, UsualLoad
-from stageloom.shared.policy.arrivals import Arrivals
+from stageloom.shared.policy.arrivals import YOUNG_S, Arrivals
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, QueueMeasure, progress_bits
 from stageloom.shared.policy.regime import Regime, RegimeWatch, moved
@@ -134,7 +134,7 @@ class Alarms:
         """One glance; none fires while `held`, nor while `trying`, but for arrivals that moved.
 
         `trying`: a plan is on its way or on trial, which was found for the arrivals before; `structure` is
-        that of the plan which runs apart from it.
+        that of the plan which runs apart from it. Nor while it is not known yet how much comes since more do.
 
         A model that the running plan has not measured yet keeps the service time that it had before: a swap
         must not look like an empty queue.
@@ -153,12 +153,13 @@ class Alarms:
             regime = moved(self._regime.chosen_for, back, self._service_s)
         loads = self.loads(seen)
         progress = tuple(progress_bits((queue.progress,), queue.blocks) for queue in seen.queues)
+        young = seen.at_s - self._arrivals.rise_s < YOUNG_S and back is None
         firing = self.trigger.observe(
             *(loads, progress, seen.at_s),
             power_mode=power_mode,
             drift=drift,
             regime=regime,
-            held=held,
+            held=held or young,
             trying=trying,
             at_once=back is not None,
         )

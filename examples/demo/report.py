@@ -189,10 +189,9 @@ def verdict(
 ) -> str:
     """What the demo came to, in one or two sentences."""
     by = {(one.who, one.load): one for one in served}
-    before, after = by.get((BEFORE, STAYING)), by.get((AFTER, STAYING))
-    naive = by[NAIVELY, BUSILY]
+    naive, before, after = by[NAIVELY, BUSILY], by[BEFORE, BUSILY], by.get((AFTER, STAYING))
     beside = f"Default sessions serve {naive.in_time_per_s[0]:.1f}/s of such a load in time."
-    if answer is None or before is None or after is None:
+    if answer is None or after is None:
         return f"On this machine re-planning gained nothing: {_why(replans)} {beside}"
     active_s = (answer.at_us - began_us) / 1e6 + (answer.trigger_to_active_ms or 0.0) / 1e3
     tried = "" if answer.ratio is None else f", {answer.ratio:.2f} times as good in its trial"

@@ -44,7 +44,7 @@ NIGHT, FITTING_PLAN, PAPER = "night", "fitting", "paper"
 QUIET: Final = 0.3  # of what the night's plan carries at most
 BUSY: Final = 0.9  # of what a plan for all cores carries at most: the load that comes and stays
 WINDOW_S: Final = 2.5
-LEAD_S: Final = 10.0  # of the quiet load, before the other one comes
+LEAD_S: Final = 6.0  # of the quiet load, before the other one comes
 PROFILE_S: Final = 30.0
 SATURATED_S: Final = 3.0
 SETTLED_S: Final = 2.0  # of a load that are not counted: queues fill
@@ -61,7 +61,7 @@ class Options:
     out: Path
     width: float
     seed: int
-    windows: int = 6  # of either in act one
+    windows: int = 5  # of each in act one
     replan_s: float = 100.0  # until a re-plan has gained something
     afterwards_s: float = 14.0  # that the load goes on then
 
@@ -126,8 +126,10 @@ class _Story:
         device.replanning(False)
         found = deadlines_s({name: device.alone_s(name) for name in MODELS})
         self.deadlines_s = [found[name] for name in MODELS]
+        self.create_night()
         self.act_one()
-        self.run_night()
+        device.run_plan(NIGHT)
+        self.say("the device runs the plan for few tasks")
         with Client(device.socket) as client:
             self.application = Application(client, device.models, self.deadlines_s)
             self.application.saturated_per_s(WEIGHTS, 1.0)  # sessions and clocks are warm then
@@ -139,7 +141,7 @@ class _Story:
             self.serve_after(load, answer, paper)
             return self.end(load, answer, paper, client)
 
-    def run_night(self) -> None:
+    def create_night(self) -> None:
         """The plan for few tasks: one lane on one core, each model where it is fastest so."""
         alone = {name: times for (name, threads), times in self.device.times_s.items() if threads == 1}
         executors = sorted(alone)
@@ -156,8 +158,6 @@ class _Story:
             ],
         }
         self.create(NIGHT, plan, "--executor", executors[0])
-        self.device.run_plan(NIGHT)
-        self.say("the device runs a plan for few tasks: one lane on one core")
 
     def create(self, name: str, plan: dict[str, Any], *how: str) -> None:
         """`plan create --from` a file."""
@@ -166,22 +166,24 @@ class _Story:
         where = ("--device", self.device.device, "--name", name, "--from", str(file))
         self.device.planner("plan", "create", *where, *how)
 
-    # Act one: default sessions beside a plan, the same arrivals, in turns
+    # Act one: default sessions beside two plans, the same arrivals, in turns
 
     def act_one(self) -> None:
-        self.say("act one: a default onnxruntime session and a thread per model, beside a plan for all cores")
+        self.say("act one: a default onnxruntime session and a thread per model, beside two plans")
         device = self.device
         device.planner("plan", "create", device.device, "--name", FITTING_PLAN, *device.chosen)
         load = ContestLoad(
             weights=WEIGHTS, deadlines_s=self.deadlines_s, window_s=WINDOW_S, seed=100 * self.options.seed
         )
         with Contest(device.models, load, self.say) as contest:
-            contest.enter([NAIVE, AgentSetting(FITTING, device.plan(FITTING_PLAN).wire)])
+            plans = {BEFORE: NIGHT, FITTING: FITTING_PLAN}
+            settings = [AgentSetting(who, device.plan(name).wire) for who, name in plans.items()]
+            contest.enter([NAIVE, *settings])
             self.capacity_per_s = contest.saturated([FITTING], WEIGHTS, SATURATED_S, 1)[FITTING][0]
             rate_per_s = BUSY * self.capacity_per_s
             self.say(f"  the plan carries {self.capacity_per_s:.0f} tasks a second, mixed 1:2:4")
             results = contest.windows_at(contest.names, rate_per_s, self.options.windows)
-        for name, who in ((NAIVE.name, NAIVELY), (FITTING, FITTING)):
+        for name, who in ((NAIVE.name, NAIVELY), (BEFORE, BEFORE), (FITTING, FITTING)):
             found = [Tasks.of(one, self.deadlines_s) for one in results[name]]
             self.serve(who, BUSILY, rate_per_s, WINDOW_S, found)
 
@@ -271,19 +273,13 @@ class _Story:
     # The end
 
     def serve_after(self, load: StayingLoad, answer: ReplanInfo | None, paper: TrialInfo) -> None:
-        """How the load that stayed was served before a plan was tried, and after one was committed."""
-        since_us = self.wall_us(load.began_s)
-        begun_s = [self.monotonic_s(one.began_us) for one in self.device.trials(since_us)]
-        paper_s = self.monotonic_s(paper.began_us)
-        active_s = paper_s
-        if answer is not None and answer.trigger_to_active_ms is not None:
-            active_s = self.monotonic_s(answer.at_us) + answer.trigger_to_active_ms / 1e3
-        ends = {BEFORE: (load.began_s, min([*begun_s, active_s, paper_s]))}
-        if answer is not None:
-            ends[AFTER] = (active_s, min(paper_s, self.undisturbed_until_s))
-        for who, (begin_s, end_s) in ends.items():
-            if windows := load.windows(begin_s + SETTLED_S, end_s):
-                self.serve(who, STAYING, load.rate_per_s, STAYED_S, windows)
+        """How the load that stayed was served once a plan was committed."""
+        if answer is None or answer.trigger_to_active_ms is None:
+            return
+        active_s = self.monotonic_s(answer.at_us) + answer.trigger_to_active_ms / 1e3
+        until_s = min(self.monotonic_s(paper.began_us), self.undisturbed_until_s)
+        if windows := load.windows(active_s + SETTLED_S, until_s):
+            self.serve(AFTER, STAYING, load.rate_per_s, STAYED_S, windows)
 
     def wall_us(self, monotonic_s: float) -> int:
         return int((monotonic_s - time.monotonic() + time.time()) * 1e6)

@@ -188,7 +188,7 @@ def test_another_plan_has_the_cool_down_to_work_off_what_its_trial_left_queued()
         device = Device()
         device.structure = one
         device.run(2.0, {"a": 5.0, "b": 5.0})
-        assert len(device.run(2.0, {"a": 60.0, "b": 5.0})) == 1
+        assert len(device.run(3.0, {"a": 60.0, "b": 5.0})) == 1
         device.held = True
         device.run(60.0, {"a": 60.0, "b": 5.0})
         device.held, device.structure = False, after
@@ -328,3 +328,13 @@ def test_arrivals_that_moved_are_told_while_a_plan_is_on_trial_and_nothing_else_
     device = device_that_knows_a_day()
     device.held = True
     assert device.run(20.0, DAY) == [], "the agent itself measures, or guards a plan"
+
+
+def test_an_alarm_waits_until_it_can_tell_how_much_comes_since_more_does() -> None:
+    """Queues diverge at once; of ten seconds half would be those before."""
+    device = Device()
+    assert device.run(30.0, {"a": 4.0, "b": 1.0}) == []
+    began_s = device.driver.now
+    (fired,) = device.run(4.0, {"a": 60.0, "b": 10.0})
+    assert 1.5 <= device.fired[-1][0] - began_s <= 2.5
+    assert [load.arrivals_per_s for load in fired.loads] == pytest.approx([60.0, 10.0], rel=0.1)

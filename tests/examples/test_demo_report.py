@@ -45,7 +45,7 @@ def served(who: str, load: str, latency_s: float, late: int = 0) -> Served:
 SERVED = [
     served(NAIVELY, BUSILY, 0.4, late=12),
     served(FITTING, BUSILY, 0.1),
-    served(BEFORE, STAYING, 0.3, late=10),
+    served(BEFORE, BUSILY, 0.3, late=10),
     served(AFTER, STAYING, 0.1, late=1),
 ]
 

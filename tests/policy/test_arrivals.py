@@ -64,6 +64,60 @@ def test_a_burst_shows_in_the_rate_of_late_within_two_seconds() -> None:
     assert arrivals.usual("a").per_s < 20.0
 
 
+def fed_in_turn(rng: Random, *phases: tuple[float, dict[str, float]]) -> tuple[Arrivals, list[float]]:
+    """Phases of seconds and rates by model; what is known at the end, and at each glance the rise told."""
+    arrivals, now, told = Arrivals(), 0.0, []
+    counts = dict.fromkeys(phases[0][1], 0)
+    for seconds, rates in phases:
+        for _ in range(round(seconds / PACE_S)):
+            now += PACE_S
+            for name, per_s in rates.items():
+                due = rng.expovariate(1.0)
+                while due < per_s * PACE_S:
+                    counts[name] += 1
+                    due += rng.expovariate(1.0)
+            arrivals.add(now, dict(counts))
+            told.append(arrivals.rise_s)
+    return arrivals, told
+
+
+QUIET, BUSY = {"a": 1.2, "b": 2.3, "c": 4.6}, {"a": 9.0, "b": 18.0, "c": 35.0}
+
+
+def test_rates_of_late_are_those_since_a_rise_within_a_second_of_it() -> None:
+    """Without it, half of ten seconds of the rarest model would be those before, a fourth of its rate."""
+    rng, rates, since = Random(3), [], []
+    for _ in range(200):
+        arrivals, told = fed_in_turn(rng, (30.0, QUIET), (1.5, BUSY))
+        since.append(31.5 - told[-1])
+        rates.append([arrivals.late(name).per_s / per_s for name, per_s in BUSY.items()])
+    assert sorted(since)[10] >= 0.9 and sorted(since)[-10] <= 2.1
+    for model in zip(*rates, strict=True):
+        assert fmean(model) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("rates", [QUIET, BUSY, {"a": 0.4}, {"a": 3.0, "b": 200.0}])
+def test_the_same_rates_rise_once_in_ten_minutes_at_most(rates: dict[str, float]) -> None:
+    _, told = fed_in_turn(Random(5), (1200.0, rates))
+    assert len(set(told) - {-math.inf}) <= 2
+
+
+def test_fewer_tasks_and_a_pause_are_no_rise() -> None:
+    for seed in range(20):
+        _, told = fed_in_turn(Random(seed), (30.0, BUSY), (3.0, {**BUSY, "c": 0.0}), (30.0, QUIET))
+        assert max(told) < 30.0
+
+
+def test_a_rise_is_forgotten_after_ten_seconds_and_with_the_process_that_counted_it() -> None:
+    arrivals, told = fed_in_turn(Random(3), (30.0, QUIET), (9.0, BUSY))
+    assert told[-1] == pytest.approx(30.0, abs=1.1)
+    arrivals.add(42.0, dict(arrivals.moments[-1].counts))
+    assert arrivals.rise_s == -math.inf
+    arrivals, _ = fed_in_turn(Random(3), (30.0, QUIET), (2.0, BUSY))
+    arrivals.add(32.1, dict.fromkeys(QUIET, 0))
+    assert arrivals.rise_s == -math.inf and arrivals.late("a") == Arrived(0, 0.0)
+
+
 def test_a_model_that_a_new_engine_process_serves_later_than_another_counts_anew() -> None:
     """The process before served `a`; the new one serves `b`, and a moment later `a` as well."""
     arrivals = Arrivals()
