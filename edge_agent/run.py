@@ -24,6 +24,7 @@ from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.session_nice import leads_session, make_session_nice
 from stageloom.shared.version import __version__
 
 _log = logging.getLogger("stageloom.edge_agent.run")  # not __main__, whatever started it
@@ -64,6 +65,8 @@ def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = Non
     check_settings(config.serving)
     check_metrics(config.metrics)
     lock = HomeLock(config.home_path)
+    if leads_session():
+        make_session_nice(config.niceness)
     if make_lifecycle is not None:
         agent = Agent(config, make_lifecycle)
     elif config.models:

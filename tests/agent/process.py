@@ -18,7 +18,8 @@ from tests.agent.conftest import eventually
 class AgentProcess:
     """`python -m stageloom.edge_agent.run`; killed at the end of the `with` block if it still runs."""
 
-    def __init__(self, home: Path, **settings: Any) -> None:
+    def __init__(self, home: Path, *, leads: bool = False, **settings: Any) -> None:
+        """`leads`: a session of its own, as a service does."""
         home.mkdir(parents=True, exist_ok=True)
         config = AgentConfig(home=str(home), stats_interval_s=0.1, **settings)
         self.home = home
@@ -29,6 +30,7 @@ class AgentProcess:
                 [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)],
                 stderr=log,
                 stdout=log,
+                start_new_session=leads,
             )
 
     def __enter__(self) -> "AgentProcess":

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stageloom.planner.cluster import priority
 from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
 from stageloom.planner.cluster.processes import ProcessPool
+from stageloom.shared import session_nice
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -44,7 +44,7 @@ def test_a_session_is_set_again_where_another_was_set_a_moment_before(
             raise left.pop()
         written.append(text)
 
-    monkeypatch.setattr(priority, "_AUTOGROUP", SimpleNamespace(write_text=write))
+    monkeypatch.setattr(session_nice, "_AUTOGROUP", SimpleNamespace(write_text=write))
     monkeypatch.setattr("os.nice", lambda niceness: 2 + niceness)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     come_after(5)
@@ -52,5 +52,5 @@ def test_a_session_is_set_again_where_another_was_set_a_moment_before(
 
 
 def test_a_kernel_without_such_groups_is_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(priority, "_AUTOGROUP", tmp_path / "nothing" / "autogroup")
+    monkeypatch.setattr(session_nice, "_AUTOGROUP", tmp_path / "nothing" / "autogroup")
     come_after(0)

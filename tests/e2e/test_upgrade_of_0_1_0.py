@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_planner_and_device_of_0_1_0_go_on_with_what_they_had(tmp_path: Path) ->
             fleet.close()
 
 
-def _settings_of(home: Path) -> dict[str, float]:
+def _settings_of(home: Path) -> dict[str, Any]:
     """What `stageloom-agent config show` says that the folder's own file set."""
     done = subprocess.run(
         [sys.executable, "-m", "stageloom.edge_agent", "config", "show", "--json", "--home", str(home)],
