@@ -192,6 +192,7 @@ class ExecutorChoice:
         self._running = running
         self._asked = WayRequests(times, wanted)
         self.problems: list[str] = []  # that were met since they were last looked at
+        self._unmeasured: set[tuple[str, str]] = set()  # model and executor, of which that was said
 
     @property
     def left(self) -> int:
@@ -205,7 +206,8 @@ class ExecutorChoice:
     def answered(self, request: int, step_us: float | None, reason: str) -> PlanMeasured | None:
         """A measurement ended, without a time where it could not be made; the better plan after the last."""
         choice, options = self._asked.open.pop(request)
-        if step_us is None:
+        if step_us is None and (choice.name, options.name) not in self._unmeasured:
+            self._unmeasured.add((choice.name, options.name))  # other threads and rounds fail alike
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
         known_s = self._times.of(choice.artifact).get(options, math.inf)
         taken_s = math.inf if step_us is None else step_us * 1e-6

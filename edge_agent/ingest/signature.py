@@ -135,9 +135,8 @@ def _known(name: str, models: Mapping[str, ModelSignature]) -> ModelSignature:
 
 def _check_inputs(info: ModelSignature, inputs: Sequence[InputRef]) -> None:
     given = {ref.tensor: ref for ref in inputs}
-    if len(given) != len(inputs) or set(given) != {t.name for t in info.inputs}:
-        names = ", ".join(sorted(given)[:8]) or "nothing"
-        raise TaskRefused("wrong_input", f"{names[:200]} given to {info.name!r}", remedy=_takes(info))
+    if problem := _names_problem(info, inputs):
+        raise TaskRefused("wrong_input", f"{info.name!r} {problem}", remedy=_takes(info))
     for tensor in info.inputs:
         ref = given[tensor.name]
         if ref.dtype != tensor.dtype:
@@ -153,6 +152,23 @@ def _check_inputs(info: ModelSignature, inputs: Sequence[InputRef]) -> None:
                 f"not {shape_text(ref.shape)}",
                 remedy=_takes(info),
             )
+
+
+def _names_problem(info: ModelSignature, inputs: Sequence[InputRef]) -> str:
+    """What is wrong with the inputs' names, behind the model's; empty if nothing is."""
+    given, wanted = {ref.tensor for ref in inputs}, {tensor.name for tensor in info.inputs}
+    said = []
+    if unknown := sorted(given - wanted):
+        said.append(f"has no input {_names(unknown)}")
+    if missing := sorted(wanted - given):
+        said.append(f"was not given {_names(missing)}")
+    if len(given) != len(inputs):
+        said.append("was given one input twice")
+    return " and ".join(said)
+
+
+def _names(tensors: Sequence[str]) -> str:
+    return ", ".join(repr(name[:64]) for name in tensors[:8])
 
 
 def _takes(info: ModelSignature) -> str:

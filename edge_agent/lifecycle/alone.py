@@ -1,5 +1,6 @@
 """The plan of an agent without a planner: the models that its settings name, each whole."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.text import counted
 
 Progress = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 def require_names(config: AgentConfig) -> None:
@@ -64,7 +66,9 @@ def own_models(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
             raise unpinned_in_option(error, argument) from error
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
         choices.append(ModelChoice(name=model.name, artifact=artifact.digest, graph=artifact.graph))
-        progress(f"imported {model.path} as {model.name}: {report.operators} operators")
+        progress(f"imported {model.path} as {model.name}: {counted(report.operators, 'operator')}")
+        if report.never_ran:
+            _log.warning("model %r: %s", model.name, report.never_ran)
         needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size, model.version))
     return OwnModels(tuple(choices), tuple(needs), precision=config.precision)
 

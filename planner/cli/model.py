@@ -23,6 +23,7 @@ from stageloom.shared.importer.model_argument import (
     parse_model,
     parse_shape,
 )
+from stageloom.shared.text import counted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -98,9 +99,12 @@ def add(
             info = caller.upload(routes.MODEL_ADD, request, artifact_path(Path(scratch), report.digest))
     told = {"model": info.model, "version": info.version, "added": info.added}
     show({**report.to_json(), **told}, lambda: emit(info.model))
+    if report.never_ran:
+        progress(f"notice: {report.never_ran}")
     again = "" if info.added else " (the same artifact, which was there already)"
     progress(
-        f"model {info.model}@{info.version}{again}: {info.operators} operators, {info.base_cuts} base cuts, "
+        f"model {info.model}@{info.version}{again}: {counted(info.operators, 'operator')}, "
+        f"{counted(info.base_cuts, 'base cut')}, "
         f"{info.opaque} opaque, {info.size_bytes / (1 << 20):.1f} MiB, artifact {info.digest[:12]}"
     )
 

@@ -39,7 +39,7 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
         if why := values.get(name, UNKNOWN).unfit:
             raise ModelError(
                 f"unsupported: output {name[:80]!r}: {why}",
-                remedy="export the model so that its outputs are tensors of fixed shape",
+                remedy=_remedy_of_output(name, model),
             )
     nodes = [_view(node, weights) for node in model.graph.node]
     unfit: dict[str, str] = {}
@@ -67,6 +67,16 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
         raise ModelError(f"the importer made a broken graph: {problem}", remedy="report this model")
     classifier = mask_of(i for i, g in enumerate(order) if classifier_nodes >> g & 1)
     return Built(graph, classifier, {i: group.joined for i, group in enumerate(groups) if group.joined})
+
+
+def _remedy_of_output(name: str, model: onnx.ModelProto) -> str:
+    maker = next((node.op_type for node in model.graph.node if name in node.output), "")
+    if maker == "ZipMap":  # what converters of scikit-learn's classifiers end with unless they are told
+        return (
+            "convert the classifier with options={'zipmap': False} (skl2onnx) or zipmap=False (onnxmltools), "
+            "which makes the probabilities one tensor"
+        )
+    return "export the model so that its outputs are tensors of fixed shape"
 
 
 def _view(node: onnx.NodeProto, weights: Mapping[str, object]) -> NodeView:

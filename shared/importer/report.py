@@ -12,6 +12,8 @@ from stageloom.shared.text import counted
 
 _MIB = 1 << 20
 _SHOWN_CUTS = 12
+NEVER_RAN = "no run could be tried"
+"""How `batch_reason` begins where onnxruntime refused every input that the import tried."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ class ImportReport:
     size: int  # bytes of the artifact
     opset: int
 
+    @property
+    def never_ran(self) -> str:
+        """What its user should know if onnxruntime refused every input that the import tried; else empty."""
+        if not self.batch_reason.startswith(NEVER_RAN):
+            return ""
+        reason = self.batch_reason.removeprefix(NEVER_RAN).lstrip(": ")
+        return (
+            f"onnxruntime ran it on none of the inputs that were tried, so that tasks may fail: {reason}; "
+            "pin the shapes that it was exported for, or check it with valid values by "
+            "`stageloom-agent verify FILE --range INPUT=LO:HI`"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, strings and numbers."""
         return asdict(self)
@@ -95,6 +109,7 @@ def report_rows(report: ImportReport) -> list[tuple[str, str]]:
         ),
         ("batch", "any" if report.batchable else f"1 only: {report.batch_reason}"),
     ]
+    rows += [("notice", report.never_ran)] if report.never_ran else []
     rows += [("input", _tensor(tensor)) for tensor in report.inputs]
     rows += [("output", _tensor(tensor)) for tensor in report.outputs]
     shown = ", ".join(

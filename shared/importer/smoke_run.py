@@ -26,6 +26,7 @@ from stageloom.shared.importer.nodes import (
     sized_while_running,
 )
 from stageloom.shared.importer.operators import ELEMENTWISE, WEIGHTED
+from stageloom.shared.importer.report import NEVER_RAN
 from stageloom.shared.importer.session import Draws, Feeds, attempt, one_line, open_session, require_memory
 from stageloom.shared.importer.values import ELEMENT_TYPES, UNKNOWN, VARIES, Value, infer_values, with_claims
 
@@ -192,7 +193,7 @@ def smoke_run(model: onnx.ModelProto, graph: Graph, draws: Draws, path: Path) ->
             first = draws.settle(session, names)
         except Exception as error:  # contents that only its users know
             require_memory(error)
-            return {}, f"no run could be tried: {one_line(error, path.parent)}"
+            return {}, f"{NEVER_RAN}: {one_line(error, path.parent)}"
     single = [first]
     rows = draws.rows()[:_BATCH]
     second = attempt(session, names, rows[1])

@@ -101,9 +101,13 @@ def test_models_tell_types_and_shapes_over_several_pages(hosted: Hosted) -> None
     [
         ({"input": ROW.astype(np.float64)}, "wrong_dtype", "float32 1x4"),
         ({"input": ROW[0]}, "wrong_shape", "1x4, not 4"),
-        ({"inputs": ROW}, "wrong_input", "it takes input: float32 1x4"),
-        ({}, "wrong_input", "nothing given"),
-        ({"input": ROW, "more": ROW}, "wrong_input", "it takes input"),
+        (
+            {"inputs": ROW},
+            "wrong_input",
+            "'echo' has no input 'inputs' and was not given 'input'; it takes input: float32 1x4",
+        ),
+        ({}, "wrong_input", "'echo' was not given 'input'; it takes input"),
+        ({"input": ROW, "more": ROW}, "wrong_input", "'echo' has no input 'more'; it takes input"),
         ({"input": np.array([["a"]], dtype=object)}, "wrong_dtype", "no model takes"),
         ({"input": np.array([["a"]])}, "wrong_dtype", "no model takes"),
     ],

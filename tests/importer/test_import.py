@@ -231,6 +231,46 @@ def test_strings_inside_a_model_stay_in_one_opaque_operator(tmp_path: Path) -> N
     np.testing.assert_array_equal(found, [[0, 1, 0]])
 
 
+def test_a_model_that_ran_on_none_of_the_inputs_that_were_tried_is_imported_with_a_notice(
+    tmp_path: Path,
+) -> None:
+    """1. An exporter writes the sequence's length into a Reshape, and claims that it is open.
+    2. A user pins another length: shape inference sees nothing wrong, onnxruntime refuses every run.
+    3. The report says so, apart from why there is no batch; at the exported length it does not.
+    """
+    ids = info("ids", [1, "length"], TensorProto.INT64)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Reshape", ["rows", "exported"], ["y"]),
+    ]
+    weights = {"table": np.ones((4, 2), np.float32), "exported": np.array([1, 12, 2])}
+    model = model_of(nodes, [ids], [info("y", [1, 12, 2])], weights)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    broken = inspect_model(path, shapes={"ids": (1, 64)})
+    assert "none of the inputs that were tried" in broken.never_ran
+    assert "Reshape" in broken.never_ran
+    assert ("notice", broken.never_ran) in report_rows(broken)
+    fine = inspect_model(path, shapes={"ids": (1, 12)})
+    assert fine.never_ran == ""
+    assert "notice" not in dict(report_rows(fine))
+
+
+def test_a_classifier_that_ends_in_a_map_is_refused_with_the_converters_option(tmp_path: Path) -> None:
+    """Converters of scikit-learn's models end classifiers so, unless told otherwise."""
+    zipped = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    map_of = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+    )
+    output = helper.make_value_info("y", helper.make_sequence_type_proto(map_of))
+    model = model_of([zipped], [info("x", [1, 3])], [output])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"'y': sequence values.*zipmap.*False"):
+        import_model(path, shapes={}, out_dir=tmp_path / "out")
+
+
 @pytest.mark.promise("runs-overrule-claims-shapes")
 def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
     body = helper.make_graph(

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from stageloom.edge_agent.executor.base import Rows, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
+from stageloom.planner.cli.app import execute
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, Step
 from stageloom.shared.ids import StepId
@@ -77,6 +78,27 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess
     assert ok(process.home, "model", "add", f"chain={file}:x=1x8") == "chain\n"
     yield process
     process.stop()
+
+
+def test_a_model_that_no_tried_input_ran_is_added_with_a_notice(
+    planner: PlannerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exporter wrote the length 12 into a Reshape, so that no task of the pinned 64 can succeed."""
+    nodes = [helper.make_node("Reshape", ["x", "exported"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "stiff",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 12])],
+        [numpy_helper.from_array(np.array([1, 12]), "exported")],
+    )
+    file = tmp_path / "stiff.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    add = ("model", "add", f"stiff={file}:x=1x64", "--data-dir", str(planner.home))
+    assert execute([*add]) == 0
+    notice = capsys.readouterr().err
+    assert "notice: onnxruntime ran it on none of the inputs that were tried" in notice
+    assert "model stiff@1: 1 operator, 0 base cuts" in notice
 
 
 def _made(planner: PlannerProcess, *options: str) -> Plan:
