@@ -52,6 +52,7 @@ SHELLS_IN_SHARED = (
     "stageloom.shared.durable_file",
     "stageloom.shared.keyfile",
     "stageloom.shared.private_file",
+    "stageloom.shared.session_nice",
     "stageloom.shared.failpoint",
     "stageloom.shared.systemd",
 )
