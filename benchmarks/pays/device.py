@@ -242,6 +242,9 @@ def one_wide_lane(plan: Plan) -> Plan:
         lane_resources=(0,),
         executor=wide[0],
         further_executors=tuple(wide[1:]),
+        combined=tuple(
+            replace(block, resources=()) for block in plan.combined
+        ),  # an express lane has its own
     )
 
 

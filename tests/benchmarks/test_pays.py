@@ -1,15 +1,20 @@
 """What windows say of two plans, the loads that change, and the figures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from benchmarks.pays.__main__ import figures_of
+from benchmarks.pays.device import one_wide_lane
 from benchmarks.pays.gain import REGIMES, figure_of
 from benchmarks.pays.intervals import Tasks, in_time, interval, mean_log_s, p50_s, p99_s, ratio
 from benchmarks.pays.load import outcome_of
 from benchmarks.pays.scenarios import SCENARIOS, visits
 from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.shared.errors import TaskExpired, TaskFailed, TaskRefused
+from stageloom.shared.plan import Resource
+from tests.engine.plans import chains
 
 
 def tasks(latencies_s: list[float], late: int = 0) -> Tasks:
@@ -95,3 +100,20 @@ def test_phases_of_a_scenario_become_figures_and_the_lead_counts_for_nothing_but
         f"again_active_s.{name}": 1.5,
         f"in_time_on_over_off.{name}": 1.5,
     }
+
+
+def test_one_wide_lane_of_a_plan_with_an_express_lane_names_no_lane_that_is_gone() -> None:
+    core = Resource(cores=(0,))
+    blocks = tuple(
+        replace(block, resources=(number % 2,)) for number, block in enumerate(chains(2, 1).plan.combined)
+    )
+    lanes = replace(
+        chains(2, 1).plan,
+        lanes=2,
+        resources=(core, replace(core, cores=(1,))),
+        lane_resources=(0, 1),
+        combined=blocks,
+    )
+    wide = one_wide_lane(lanes)
+    assert wide.lanes == 1 and wide.resources == (Resource(cores=(0, 1)),)
+    assert {block.resources for block in wide.combined} == {()}
