@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from stageloom.shared.session_nice import make_session_nice
+from stageloom.shared.session_nice import leads_session, make_session_nice
 
 BEHIND_SERVING: Final = 10
 """Niceness: a quarter of a core that an agent wants as well, which is 5 nicer than others itself."""
@@ -12,9 +12,11 @@ LOWEST: Final = 19
 
 
 def come_after(niceness: int) -> None:
-    """Add to the niceness of this process, which leads a session, and have its session be as nice.
+    """Add to the niceness of this process and, if it leads its session, have that be as nice.
 
     Where the kernel shares the processor between sessions first (autogroup), niceness counts within one
     alone: an agent in another session would lose half of a core to the nicest search.
     """
-    make_session_nice(os.nice(niceness))
+    nice = os.nice(niceness)
+    if leads_session():  # else it would be a terminal's, with all that runs there
+        make_session_nice(nice)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stageloom.planner.cluster import priority
 from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
 from stageloom.planner.cluster.processes import ProcessPool
 from stageloom.shared import session_nice
@@ -46,6 +47,7 @@ def test_a_session_is_set_again_where_another_was_set_a_moment_before(
 
     monkeypatch.setattr(session_nice, "_AUTOGROUP", SimpleNamespace(write_text=write))
     monkeypatch.setattr("os.nice", lambda niceness: 2 + niceness)
+    monkeypatch.setattr(priority, "leads_session", lambda: True)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     come_after(5)
     assert written == expected
@@ -54,3 +56,13 @@ def test_a_session_is_set_again_where_another_was_set_a_moment_before(
 def test_a_kernel_without_such_groups_is_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session_nice, "_AUTOGROUP", tmp_path / "nothing" / "autogroup")
     come_after(0)
+
+
+def test_a_process_that_leads_no_session_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a twin are compiled in whatever session asks for it, a terminal's too."""
+    written: list[str] = []
+    monkeypatch.setattr(session_nice, "_AUTOGROUP", SimpleNamespace(write_text=written.append))
+    monkeypatch.setattr("os.nice", lambda niceness: niceness)
+    monkeypatch.setattr(priority, "leads_session", lambda: False)
+    come_after(19)
+    assert written == []
