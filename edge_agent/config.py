@@ -81,7 +81,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     profile_wall_s: Seconds = 600.0  # for a measurement in pauses, before a busy device gives it up
     silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
     drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop
-    niceness: Annotated[int, Meta(ge=0, le=19)] = 5  # of the session that it leads; see shared/session_nice
+    niceness: Annotated[int, Meta(ge=0, le=19)] = 0  # of the session that it leads; see shared/session_nice
     max_tasks: Limit = 1024  # open tasks per application
     max_arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 1 << 30  # shared memory per application
     spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 64 << 20  # telemetry kept for the planner

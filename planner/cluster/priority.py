@@ -5,8 +5,8 @@ from typing import Final
 
 from stageloom.shared.session_nice import leads_session, make_session_nice
 
-BEHIND_SERVING: Final = 10
-"""Niceness: a quarter of a core that an agent wants as well, which is 5 nicer than others itself."""
+BEHIND_SERVING: Final = 5
+"""Niceness: a quarter of a core that somebody else wants as well."""
 
 LOWEST: Final = 19
 
