@@ -4,8 +4,9 @@
 
 A process of a session of its own computes on each core, as an agent's lanes do. A thread in this session
 wakes 50 times a second and copies 10 MiB, as a client does that hands tasks over. A row per niceness of that
-session (`niceness` of the agent's settings; 0 is what it was): milliseconds from when the thread was to wake
-to when it ran, median, p90 and p99. Where the kernel groups no sessions, rows say so.
+session (`niceness` of the agent's settings, by default 0): milliseconds from when the thread was to wake to
+when it ran, median, p90 and p99. `own_niceness` is that of this session, on which it depends most: a terminal
+that is nicer than an agent's session waits for it. None where the kernel groups no sessions.
 """
 
 import argparse
@@ -59,12 +60,12 @@ def waits_ms(niceness: int, wakings: int) -> list[float]:
 
 def measure(report: Report, options: argparse.Namespace) -> None:
     """One niceness after the other."""
-    grouped = _AUTOGROUP.exists()
+    own = int(_AUTOGROUP.read_text().split()[-1]) if _AUTOGROUP.exists() else None
     for niceness in NICENESSES:
         found = waits_ms(niceness, 100 if options.quick else 400)
         median, p90, p99 = np.quantile(found, (0.5, 0.9, 0.99)).round(2).tolist()
         row: dict[str, Any] = {"niceness": niceness, "median_ms": median, "p90_ms": p90, "p99_ms": p99}
-        report.add({f"median_ms.{niceness}": median}, [{**row, "kernel_groups_sessions": grouped}])
+        report.add({f"median_ms.{niceness}": median}, [{**row, "own_niceness": own}])
         progress(f"niceness {niceness}: {median} ms, p99 {p99} ms")
 
 

@@ -1,8 +1,8 @@
 """How much of a core a session gets that others want as well.
 
 Linux shares the processor between sessions first where it groups them (autogroup), and niceness counts within
-one alone. A session that computes on every core keeps others waiting, however little these want:
-`python -m benchmarks.waking` has what a client's thread waits for a core, by how nice an agent's session is.
+one alone. A session that is nicer than one which computes on every core waits long for it, however little it
+wants: `python -m benchmarks.waking` has what a client's thread waits, by how nice an agent's session is.
 """
 
 import os
