@@ -10,6 +10,7 @@ from typing import Final
 
 from stageloom.edge_agent.config import AUTO
 from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes, installed, ways
+from stageloom.edge_agent.lifecycle.shell import NoLink
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.parts import Parts
@@ -28,11 +29,12 @@ SETTLE_S: Final = 2.0
 
 
 class WayWatch:
-    """Of an agent under a planner, which is set to no executor of its own."""
+    """Of an agent under a planner, which is set to no executor of its own: without one nobody plans by it."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._installed = installed() if parts.config.executor == AUTO and not parts.config.models else ()
+        asked = parts.config.executor == AUTO and not isinstance(parts.lifecycle.link, NoLink)
+        self._installed = installed() if asked else ()
         self._times = ExecutorTimes(StateFile(parts.config.home_path / TIMES_NAME), device_class())
         wanted = ways(self._installed, len(os.sched_getaffinity(0)))
         self._ways = PlannedWays(WayRequests(self._times, wanted, first=OWN_REQUESTS))

@@ -26,6 +26,7 @@ from stageloom.shared.plan import Plan
 from stageloom.shared.search.arrangements import Times
 from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.text import counted
 
 _START_S: Final = 240.0
 _POLL_S: Final = 0.1
@@ -133,23 +134,34 @@ class StageloomContestant:
         module = "stageloom.edge_agent.bench.plan_agent"
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
-    def _settled(self) -> bool:
-        """It has measured what it does not know of its models, and believes in its plan."""
+    def _awaited(self, client: Client) -> str:
+        """What it has to do before it counts, in words; empty once it serves all, and believes in its plan."""
+        missing = sorted({model.name for model in self._served} - client.models().keys())
+        if missing:
+            return f"it does not serve {', '.join(missing)}"
         status = ask_status(socket_of(self._home))
-        return not status.measuring and status.trial is None
+        if status.measuring:
+            return f"it still measures {counted(status.measuring, 'run')} of models on executors"
+        return "" if status.trial is None else f"its plan is still in {status.trial.phase}"
 
     def _connected(self, agent: "subprocess.Popen[bytes]", log: Path) -> Client:
-        names = {model.name for model in self._served}
         until_s = time.monotonic() + _START_S
+        awaited = ""
         while time.monotonic() < until_s and agent.poll() is None:
             with contextlib.suppress(UnavailableError):
                 client = Client(socket_of(self._home))
-                if names <= client.models().keys() and self._settled():
+                awaited = self._awaited(client)
+                if not awaited:
                     return client
                 client.close()
             time.sleep(_POLL_S)
         lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
-        raise UnavailableError(f"the agent does not serve: {lines[-1]}")
+        if agent.poll() is not None or not awaited:
+            raise UnavailableError(f"the agent does not serve: {lines[-1]}")
+        raise UnavailableError(
+            f"the agent was not ready within {_START_S:.0f} s: {awaited}; its last line: {lines[-1]}",
+            remedy="end what else computes on this machine, and try again",
+        )
 
 
 def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:

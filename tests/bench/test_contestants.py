@@ -30,6 +30,7 @@ from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.executor_choice import TIMES_NAME
 from stageloom.shared.plan import ExecutorOptions
 from tests.agent.models import write_tiny
 from tests.planner.processes import until
@@ -112,6 +113,17 @@ def test_openvino_serves_by_each_setting(setting: ContestantSetting, models: lis
 @pytest.mark.parametrize("given", [False, True], ids=["its own plan", "a given plan"])
 def test_an_agent_serves_its_own_plan_or_one_that_is_given(given: bool, models: list[ModelUnderTest]) -> None:
     serves(AgentSetting("stageloom", onnx_plan(models) if given else b""), models)
+
+
+def test_an_agent_measures_no_ways_for_a_plan_that_is_given(
+    models: list[ModelUnderTest], tmp_path: Path
+) -> None:
+    contestant = AgentSetting("stageloom", onnx_plan(models), times_folder=str(tmp_path)).make(models)
+    try:
+        contestant.start(lambda task, completed: None)
+    finally:
+        contestant.stop()
+    assert not (tmp_path / TIMES_NAME).exists()
 
 
 class Unable:
