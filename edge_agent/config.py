@@ -75,7 +75,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     alarm_measure: QueueMeasure = QueueMeasure.WORK  # queues count in seconds of work, or in tasks as in TOP
     alarm_threshold: Variance | None = None  # none: by deadlines
     alarm_regime: Annotated[float, Meta(ge=1.1, le=1000.0)] = 2.0  # by what factor arrivals must move
-    alarm_cooldown_s: Seconds = 10.0  # between two alarms, and after a plan that one led to
+    alarm_cooldown_s: Seconds = 10.0  # between two alarms, at least, and after a change of plan
     local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
     policy: str = ""  # a checkpoint of `policy train maddpg` to re-plan with alone; empty: the planner's
     profile_wall_s: Seconds = 600.0  # for a measurement in pauses, before a busy device gives it up

@@ -104,6 +104,7 @@ class Alarms:
         self._regime = RegimeWatch(self._arrivals)
         self._returns = ReturnWatch()
         self._asked: _Asked | None = None
+        self._ran: Digest | None = None  # the structure that ran at the last glance
         self._deadlines: dict[str, Deadlines] = {}
         self._tight_s: float | None = None
         self._service_s: dict[str, float] = {}
@@ -193,10 +194,14 @@ class Alarms:
         )
 
     def _settle(self, at_s: float, structure: Digest | None) -> None:
-        """Another plan runs since an alarm: it was chosen for what that showed.
+        """Another plan runs; since an alarm: it was chosen for what that showed.
 
         With other launch intervals alone it is no other plan: those follow every burst.
         """
+        if structure is not None:
+            if self._ran not in (None, structure):
+                self.trigger.another_plan(at_s)
+            self._ran = structure
         asked = self._asked
         if asked is None:
             return
@@ -204,7 +209,6 @@ class Alarms:
         if other:
             self._returns.left(asked.chosen_for, asked.structure, self._service_s, at_s)
             self._regime.chose(asked.regime, asked.began_s)
-            self.trigger.another_plan(at_s)
         if other or at_s - asked.at_s > _ANSWERED_S:
             self._asked = None
 
@@ -217,10 +221,6 @@ class Alarms:
             deadlines.add(seen.at_s, newest.get(name))
         known = [one.tight_s for one in self._deadlines.values()]
         return min((one for one in known if one is not None), default=None)
-
-    def told_of(self, drift: float) -> bool:
-        """Whether an alarm that is raised at this drift tells of it, whatever else it is raised for."""
-        return max(drift, 1.0 / drift) > self.trigger.config.drift
 
     def loads(self, seen: QueueSnapshot) -> tuple[Load, ...]:
         """Every model's load, in the glance's order."""

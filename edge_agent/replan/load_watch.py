@@ -12,6 +12,7 @@ from stageloom.edge_agent.worker.messages import Stats
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
+from stageloom.shared.policy.trigger import Cause
 
 
 class LoadWatch:
@@ -74,7 +75,7 @@ class LoadWatch:
             structure=self._structure(running),
         )
         if fired is not None:
-            if self._alarms.told_of(drift):
+            if fired.firing.cause is Cause.DRIFT:  # of another cause the planner renews no costs
                 parts.profiles.drift.answered()
             self._raise(fired, running)
 

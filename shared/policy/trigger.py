@@ -3,14 +3,15 @@
 TOP re-plans when the variance over its queues exceeds T (section IV, algorithm 1 line 30). That alone would
 fire at every sample of a backlog, and never on a device with one queue. So: a level fires once and is armed
 again when its value falls below a fraction of its threshold (hysteresis), or, since a re-plan need not help,
-after `retry_s`; between two firings lies the cool-down; and age, arrivals, drift and power mode have
-a say.
+after `retry_s`; between two firings lies the cool-down, which grows while queues diverge and no other plan
+comes of it; and age, arrivals, drift and power mode have a say.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import (
@@ -50,12 +51,14 @@ class TriggerConfig:
     regime: float = 2.0  # by what arrivals moved; see `stageloom.shared.policy.regime`
     rearm: float = 0.5  # of a threshold; of its logarithm where that is a factor
     cooldown_s: float = 10.0  # as long as the guard of the launch intervals that the last firing set
+    patience_s: float = 600.0  # the longest between two firings for queues while no other plan comes of them
     retry_s: float = 60.0  # as long as the longest trial
 
     def __post_init__(self) -> None:
-        positive = (self.tightest_s, self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
+        positive = (self.tightest_s, self.variance, self.oldest_age_s, self.cooldown_s, self.patience_s)
         factors = (self.drift, self.regime)
-        allowed = all(0.0 < n < math.inf for n in positive) and all(1.0 < n < math.inf for n in factors)
+        allowed = all(0.0 < n < math.inf for n in (*positive, self.retry_s))
+        allowed = allowed and all(1.0 < n < math.inf for n in factors)
         if not allowed or not 0 < self.rearm <= 1:
             raise ValueError(f"no trigger with {self}")
 
@@ -118,6 +121,49 @@ class _Level:
         self._fired_s = now
 
 
+_WORSE: Final = {Cause.VARIANCE: 4.0, Cause.OLDEST_AGE: 2.0}
+"""Queues that diverge by so much more than was told are news: twice the deviation, twice the age."""
+
+
+class _Patience:
+    """How long queues that diverge are not told again, since no other plan came of what was told.
+
+    Near saturation they diverge anew for as long as a load lasts, and every alarm has plans judged for it.
+    """
+
+    __slots__ = ("_firings", "_tightest_s", "_told", "_until_s")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Another plan runs, or another kind of alarm was raised: whatever waits from now on is news."""
+        self._firings = 0
+        self._until_s = -math.inf
+        self._tightest_s = 0.0
+        self._told = dict.fromkeys(_WORSE, 0.0)
+
+    def configured(self, config: TriggerConfig) -> None:
+        """Tasks that are twice as urgent as those that were told of are late where others were not."""
+        if config.tightest_s <= 0.5 * self._tightest_s:
+            self.reset()
+
+    def allows(self, cause: Cause, value: float, threshold: float, now: float) -> bool:
+        if cause not in _WORSE or now >= self._until_s:
+            return True
+        return value > _WORSE[cause] * max(self._told[cause], threshold)
+
+    def fired(self, current: dict[Cause, float], now: float, config: TriggerConfig) -> None:
+        """Queues were told of; nothing for the longest time since the wait was over: a new beginning."""
+        if now - self._until_s > config.patience_s:
+            self.reset()
+        wait_s = min(config.cooldown_s * 2.0 ** min(self._firings, 32), config.patience_s)
+        self._firings += 1
+        self._until_s = now + wait_s
+        self._tightest_s = config.tightest_s
+        self._told = {cause: max(told, current[cause]) for cause, told in self._told.items()}
+
+
 class Trigger:
     """Watches one device. Feed `observe` at an even pace, some ten times as often as a re-plan may be wanted.
 
@@ -131,6 +177,7 @@ class Trigger:
         self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
         self._power_mode: str | None = None  # the one that the running plan was made for
         self._fired_s = -math.inf
+        self._patience = _Patience()
 
     def configure(self, config: TriggerConfig) -> None:
         """Go on with other thresholds; what has fired stays fired until it is armed again.
@@ -143,10 +190,12 @@ class Trigger:
         self.config = config
         for cause, (threshold, low) in _thresholds(config).items():
             self._levels[cause].threshold, self._levels[cause].low = threshold, low
+        self._patience.configured(config)
 
     def another_plan(self, now: float) -> None:
         """Another plan runs: what waits is not its doing, and it has the cool-down to work that off."""
         self._fired_s = now
+        self._patience.reset()
 
     def observe(
         self,
@@ -196,7 +245,12 @@ class Trigger:
             Cause.DRIFT: max(drift, 1.0 / drift),
         }
         retry_s = config.retry_s
-        due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
+        due = [
+            cause
+            for cause, level in self._levels.items()
+            if level.due(current[cause], now, retry_s)
+            and self._patience.allows(cause, current[cause], level.threshold, now)
+        ]
         changed = power_mode != self._power_mode
         cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
         if trying and Cause.REGIME not in due:
@@ -207,6 +261,10 @@ class Trigger:
         for cause, level in self._levels.items():
             if current[cause] > level.threshold:
                 level.fired(now)
+        if (changed and not trying) or due[0] not in _WORSE:
+            self._patience.reset()
+        else:
+            self._patience.fired(current, now, config)
         if changed and not trying:
             detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
             self._power_mode = power_mode

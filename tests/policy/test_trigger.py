@@ -114,6 +114,66 @@ def test_a_replan_that_did_not_help_is_tried_again_after_a_minute() -> None:
     assert second.at_s - first.at_s == pytest.approx(60.0, abs=2 * PACE_S)
 
 
+def diverging_now_and_then(watch: Watch, seconds: float, observation: Seen = DIVERGED) -> list[Firing]:
+    """Above the threshold for a second of every two, as queues are near saturation."""
+    fired = []
+    for _ in range(round(seconds / 2.0)):
+        fired += watch.for_s(1.0, observation) + watch.for_s(1.0, CALM)
+    return fired
+
+
+def test_queues_that_go_on_to_diverge_are_told_less_and_less_often() -> None:
+    fired = diverging_now_and_then(Watch(), 3600.0)
+    waits = [round(b.at_s - a.at_s) for a, b in pairwise(fired)]
+    assert waits[:6] == pytest.approx([10, 20, 40, 80, 160, 320], abs=2)
+    assert waits[6:] == pytest.approx([600] * len(waits[6:]), abs=2)
+    assert len(waits) == 10
+
+
+def test_queues_that_diverge_twice_as_much_are_told_although_others_were_told_in_vain() -> None:
+    watch = Watch()
+    diverging_now_and_then(watch, 200.0)
+    assert diverging_now_and_then(watch, 40.0) == []
+    assert diverging_now_and_then(watch, 40.0, seen(0.0, 1.9)) == []
+    (firing,) = diverging_now_and_then(watch, 40.0, seen(0.0, 2.1))
+    assert firing.cause is Cause.VARIANCE and firing.value == pytest.approx(1.05**2)
+    (firing,) = diverging_now_and_then(watch, 40.0, seen(0.1, 0.1, age_s=1.1))
+    assert firing.cause is Cause.OLDEST_AGE, "twice its threshold, where no age was told"
+
+
+@pytest.mark.parametrize("news", ["another plan", "other arrivals", "drift", "power mode", "quiet"])
+def test_what_waits_is_news_once_something_else_has_happened(news: str) -> None:
+    watch = Watch(first=seen(0.1, 0.1, power_mode=""))
+    diverging_now_and_then(watch, 200.0)
+    if news == "another plan":
+        watch.trigger.another_plan(watch.now)
+    elif news == "quiet":
+        watch.for_s(1000.0, CALM)
+    else:
+        what: dict[str, Seen] = {
+            "other arrivals": seen(0.1, 0.1, regime=3.0),
+            "drift": seen(0.1, 0.1, drift=2.0),
+            "power mode": seen(0.1, 0.1, power_mode="15W"),
+        }
+        assert len(watch.for_s(1.0, what[news])) == 1
+    if news == "power mode":
+        diverged = seen(0.0, 1.0, power_mode="15W")
+        watch.for_s(11.0, seen(0.1, 0.1, power_mode="15W"))
+        assert len(watch.for_s(1.0, diverged)) == 1
+        return
+    watch.for_s(11.0, CALM)
+    first, second = diverging_now_and_then(watch, 25.0)
+    assert second.at_s - first.at_s == pytest.approx(10.0, abs=2.0)
+
+
+def test_tasks_that_are_far_more_urgent_than_those_told_of_are_heard() -> None:
+    watch = Watch()
+    diverging_now_and_then(watch, 200.0)
+    watch.trigger.configure(TriggerConfig.with_deadlines([0.1]))
+    (firing, *_) = diverging_now_and_then(watch, 20.0, seen(0.0, 0.0, age_s=0.09, deadlines_s=(0.1, 1.0)))
+    assert firing.cause is Cause.OLDEST_AGE and firing.threshold == pytest.approx(0.05)
+
+
 def test_a_device_with_one_queue_fires_by_the_oldest_tasks_age() -> None:
     watch = Watch(first=seen(0.1))
     assert watch.for_s(1.0, seen(50.0, age_s=0.5)) == []
@@ -246,6 +306,7 @@ def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(se
         {"rearm": 0.0},
         {"rearm": 1.1},
         {"cooldown_s": math.nan},
+        {"patience_s": 0.0},
     ],
 )
 def test_a_trigger_that_would_always_or_never_fire_is_refused(fields: dict[str, float]) -> None:

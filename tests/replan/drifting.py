@@ -45,6 +45,7 @@ from stageloom.shared.messages.telemetry import (
     encode_row,
 )
 from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.trigger import Cause
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.stage_times import stage_spans
 from tests.search.graphs import model
@@ -172,7 +173,7 @@ class DriftingDevice:
         fired = self.alarms.glance(glance, {}, held=False, drift=ratio, power_mode=mode)
         if fired is None:
             return None
-        if self.alarms.told_of(ratio):
+        if fired.firing.cause is Cause.DRIFT:
             self.drift.answered()
         running = RunnablePlan(PlanRef(self.plan.digest, Origin.PLANNER), self.plan.wire, ())
         self.box.take(alarm_raised(fired, running, self._at_us()), self.environment)
