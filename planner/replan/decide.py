@@ -96,13 +96,17 @@ def decide(seen: Observation, proposals: Iterable[Proposal], *, tasks: int = TAS
 
 
 def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | None:
-    """What a device's library of regimes says; None where it says nothing, or the plan is not legal."""
+    """What a device's library of regimes says; None where it says nothing, or the plan failed lately.
+
+    Nor where it is not legal, or its cost is unknown.
+    """
     if known is None:
         return None
     proposal, row, _ = _judge(seen, predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), known)
     if row.verdict is EvaluationVerdict.SAME:
         return ReplanDecision(None, None, KEPT_BY_REGIME, (row,))
-    if row.verdict is EvaluationVerdict.ILLEGAL or row.predicted is None:
+    refused = row.verdict in (EvaluationVerdict.BARRED, EvaluationVerdict.ILLEGAL)
+    if refused or row.predicted is None:
         return None
     return _taken(proposal, row, "it won under such arrivals here")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from stageloom.planner.api.context import FleetLink, desiring
@@ -36,7 +37,10 @@ from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
 from stageloom.planner.store.replans import (
+    OVERDUE_US,
     OVERTAKEN,
+    begun_replan,
+    end_overdue,
     end_replan,
     is_trying,
     push_replan,
@@ -105,7 +109,8 @@ class Replanner:
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
 
     def start(self) -> None:
-        """Take up what a stopped planner left, then serve."""
+        """Take up what a stopped planner left a moment ago, then serve."""
+        self._store.write(end_overdue)
         for device, replan in self._store.read(unfinished_replans):
             self._queue.put((device, replan))
         self._schedules.start()
@@ -153,17 +158,26 @@ class Replanner:
         if replan < newest:  # it waited for a store that was away
             self._nothing(device, replan, OVERTAKEN)
         elif self._store.read(tries_anothers, device):
-            self._slow.submit(self._guarded, device, replan, self._after_anothers)
+            begun = self._store.read(begun_replan, replan)
+            moved = begun is not None and begun.alarm.cause == Cause.REGIME.value
+            until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if moved else 0.0)
+            self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
         else:
             self._answer(device, replan)
 
-    def _after_anothers(self, device: DeviceId, replan: int) -> None:
-        """What an operator has the device try is left alone; its end may be about to be told."""
+    def _after_anothers(self, device: DeviceId, replan: int, *, until_s: float) -> None:
+        """What an operator has the device try is left alone; its end may be about to be told.
+
+        Arrivals that moved are told once, so that they are answered when the trial has ended. Until then the
+        re-plan goes to the end of the line again and again, as others wait for a search.
+        """
         self._wait_while(lambda: self._store.read(tries_anothers, device), _REPORTED_S)
-        if self._store.read(tries_anothers, device):
-            self._nothing(device, replan, "the device tries a plan that was pushed by others")
-        else:
+        if not self._store.read(tries_anothers, device):
             self._answer(device, replan)
+        elif self._clock.monotonic_s() >= until_s:
+            self._nothing(device, replan, "the device tries a plan that was pushed by others")
+        elif not self._is_over(device, replan):
+            self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
 
     def _answer(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
@@ -322,6 +336,9 @@ class Replanner:
                 fitting=self._policy.fitting(seen, proposal.plan),
                 activation=Activation.NOW if decision.at_once else Activation.TRIAL,
             )
+        if desired is None and self._goes_on(seen, replan):
+            self._queue.put((seen.device, replan))
+            return
         if desired is None:
             self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
             return
@@ -336,6 +353,16 @@ class Replanner:
             decision.reason,
         )
         self._keep_considered(seen, replan, decision)
+
+    def _goes_on(self, seen: Observation, replan: int) -> bool:
+        """Whether something newer is desired that leaves the re-plan its reason: a measurement, not a plan.
+
+        Or any plan, where arrivals moved, which is told once.
+        """
+        begun = self._store.read(begun_replan, replan)
+        if begun is None or begun.desired == seen.desired:
+            return False
+        return seen.cause == Cause.REGIME.value or begun.desired_plan == seen.incumbent.digest
 
     def _keep_considered(self, seen: Observation, replan: int, decision: ReplanDecision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""

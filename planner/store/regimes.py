@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import exists, not_, select
+from sqlalchemy import exists, func, not_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
@@ -18,6 +18,7 @@ from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.plan import Plan, decode_plan
 
 _MOST: Final = 200
+_ROUNDED_US: Final = 100  # of a decision that is stored in milliseconds after its alarm
 _ENTRIES: Final = {Verdict.COMMIT.value: True, Verdict.REJECT.value: False, Verdict.NO_GAIN.value: False}
 """Of the verdicts that compared: whether the candidate won."""
 
@@ -61,14 +62,16 @@ def known_regimes(
 ) -> list[KnownRegime]:
     """The library of a device in an environment, newest first: entries since a moment by its clock.
 
-    A winner that was rolled back on the device after it won is not among them.
+    A winner that was rolled back on the device after it won is not among them, nor one that was under the
+    probation after its own trial: that re-plan is decided when the trial ends, and rolled back after that.
     """
+    decided_us = ReplanRow.at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
     rolled_back = exists().where(
         ReplanRow.device == RegimeRow.device,
         ReplanRow.environment == RegimeRow.environment,
         ReplanRow.structure == RegimeRow.won_structure,
         ReplanRow.outcome == "rolled_back",
-        ReplanRow.at_us > RegimeRow.at_us,
+        decided_us > RegimeRow.at_us - _ROUNDED_US,
     )
     rows = session.execute(
         select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.replaced, RegimeRow.loads, RegimeRow.at_us)

@@ -113,8 +113,10 @@ _UNDECIDED: Final = select(ReplanRow.replan).where(
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
+DRIFTED: Final = "the device drifted before a plan was found; its costs are renewed first"
 
 OVERDUE_US: Final = 900_000_000
+_OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
 
 
@@ -158,6 +160,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`).
 
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
+    So does a drift, while nothing is pushed: the device tells it once, and only its own re-plan renews costs.
     """
     at_us = now_us(session)
     connection = session.connection()
@@ -184,14 +187,17 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     )
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     running = None if pending is None else _running(session, device, at_us)
-    if running is not None and alarm.cause != Cause.REGIME.value:
+    overtakes = OVERTAKEN if alarm.cause == Cause.REGIME.value else ""
+    if alarm.cause == Cause.DRIFT.value and running is not None and not running.generation:
+        overtakes = DRIFTED
+    if running is not None and not overtakes:
         running.later_alarms += 1
         return None
     if not (ReplanSettings().enabled if enabled is None else enabled):
         return None
     if running is not None and not running.generation:
         running.trigger_to_decision_ms = max(at_us - running.begun_at_us, 0) / 1e3
-        _end(running, "no_gain", OVERTAKEN)
+        _end(running, "no_gain", overtakes)
     begun = connection.execute(
         _BEGIN,
         {
@@ -248,9 +254,22 @@ def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None
         _end(row, "no_gain", f"overtaken by generation {newest[0]}.{newest[1]}")
         return None
     if at_us - row.begun_at_us > OVERDUE_US:
-        _end(row, "no_gain", f"no outcome within {OVERDUE_US // 1_000_000} s")
+        _end(row, "no_gain", _OVERDUE)
         return None
     return row
+
+
+def end_overdue(session: Session) -> None:
+    """End re-plans that have pushed nothing for so long that their load is gone: a planner was away."""
+    rows = session.scalars(
+        select(ReplanRow).where(
+            ReplanRow.outcome == PENDING,
+            ReplanRow.generation == 0,
+            ReplanRow.begun_at_us < now_us(session) - OVERDUE_US,
+        )
+    )
+    for row in rows:
+        _end(row, "no_gain", _OVERDUE)
 
 
 def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:

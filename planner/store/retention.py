@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from stageloom.planner.replan.policy import How
 from stageloom.planner.store.desired import LOCAL
 from stageloom.planner.store.generations import PENDING
 from stageloom.planner.store.rollouts import delete_old_rollouts
@@ -406,6 +407,10 @@ _PLANS_IN_USE: Final = or_(
 )
 
 
+_MADE_AT_AN_ALARM: Final = (LOCAL, *(how.value for how in How if how is not How.SEARCH))
+"""Schedulers of plans that no person and no search made: with other launch intervals each is another plan."""
+
+
 def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: int) -> Iterator[_Step]:
     """Transactions that leave each device its newest `keep` rows of each history; 0 keeps all.
 
@@ -454,10 +459,12 @@ def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: 
 
 
 def _delete_unused_plans(session: Session, before_us: int, chunk: int) -> int:
-    """Delete up to `chunk` plans of devices, older than this, that nothing refers to; returns how many."""
+    """Delete up to `chunk` plans, older than this, that nobody asked for and nothing refers to; how many."""
     unused = (
         select(PlanRow.name)
-        .where(PlanRow.scheduler == LOCAL, PlanRow.created_at_us < before_us, not_(_PLANS_IN_USE))
+        .where(
+            PlanRow.scheduler.in_(_MADE_AT_AN_ALARM), PlanRow.created_at_us < before_us, not_(_PLANS_IN_USE)
+        )
         .limit(chunk)
     )
     return int(_delete(session, [PlanRow.name], unused).rowcount)

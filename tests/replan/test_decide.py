@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
-from stageloom.planner.replan.decide import by_return, decide, without_search
+from stageloom.planner.replan.decide import by_regime, by_return, decide, without_search
 from stageloom.planner.replan.levers import by_deadline
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
 from stageloom.planner.replan.predict import keeps_up, predict, serves
@@ -145,6 +145,13 @@ def test_what_was_barred_is_not_pushed_under_other_launch_intervals_either() -> 
     barred = seen(barred=((wide.digest, wide.structure),))
     decision = decide(barred, [Proposal(other, How.SEARCH, "greedy")])
     assert decision.proposal is None and "did not gain here lately" in decision.reason
+
+
+def test_a_winner_of_the_library_that_failed_lately_is_not_pushed_again() -> None:
+    wide = plan_of("greedy")
+    known = Proposal(wide, How.REGIME)
+    assert by_regime(seen(), known) is not None
+    assert by_regime(seen(barred=((wide.digest, wide.structure),)), known) is None
 
 
 def test_the_incumbents_own_plan_is_no_proposal_and_the_reason_says_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.replan.service import Replanner, plans_found
-from stageloom.planner.store.replans import OVERTAKEN, end_replan, unfinished_replans
+from stageloom.planner.store.replans import OVERTAKEN, end_overdue, end_replan, unfinished_replans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import ExtensionError, StorageError
 from stageloom.shared.ids import DeviceId
@@ -37,8 +37,11 @@ class AwayStore:
     def snapshot(self) -> Any:
         raise StorageError("the database is away", remedy="start it")
 
-    def write(self, function: Callable[..., Any], replan: int, reason: str, remark: str) -> None:
+    def write(self, function: Callable[..., Any], *given: Any) -> None:
+        if function is end_overdue:
+            return
         assert function is end_replan
+        replan, reason, _ = given
         self._away -= 1
         if self._away >= 0:
             raise StorageError("the database is away", remedy="start it")

@@ -1,5 +1,6 @@
 """A device's history stays bounded, and what is in use stays whatever its age."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,22 @@ def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
     tidy_all(store)
     with store.database.read() as session:
         assert [info.plan for info in plans.plan_infos(session)] == ["first"]
+
+
+def test_plans_of_replans_without_a_search_go_once_nothing_refers_to_them(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    """Each alarm may bring other launch intervals, and so another plan."""
+    schedulers = ("intervals", "proven", "regime", "returning", "arranged", "expected", "ios", "search")
+    for lanes, scheduler in enumerate(schedulers, start=2):
+        store.write(add_plan, scheduler, replace(plan, lanes=lanes), scheduler)
+    store.write(push, Push(device=NANO, plan="arranged", decided_by="replan"))
+    tidy_all(store)
+    assert count(store, PlanRow) == 1 + len(schedulers), "they came just now"
+    clock.advance(7_200.0)
+    tidy_all(store)
+    with store.database.read() as session:
+        assert {info.plan for info in plans.plan_infos(session)} == {"first", "arranged", "ios", "search"}
 
 
 def test_without_a_bound_everything_stays(store: Store, plan: Plan) -> None:

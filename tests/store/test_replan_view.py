@@ -24,12 +24,14 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import (
+    end_overdue,
     is_trying,
     plan_wires,
     push_replan,
     replan_infos,
     set_replan_settings,
     tries_anothers,
+    unfinished_replans,
 )
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
@@ -284,6 +286,33 @@ def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_an
     assert observe(rig.store, NANO, third, rig.store.read(now_us)).barred == (), "it has lost to nothing"
 
 
+def test_a_drift_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(rig: Rig) -> None:
+    link, drifted = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause="drift")
+    rig.replan(rig.runs)
+    number = link.record_alarm(NANO, drifted)
+    newest, overtaken = rig.store.read(replan_infos, NANO)
+    assert (newest.replan, newest.outcome) == (number, "pending")
+    assert overtaken.outcome == "no_gain" and "drifted" in overtaken.reason
+    assert number is not None
+    plan = paced(rig.runs, 5)
+    pushed = rig.store.write(
+        push_replan, NANO, number, plan, scheduler="proven", above=(1, 1), how="proven", predicted=0.5
+    )
+    assert pushed is not None
+    assert link.record_alarm(NANO, structs.replace(drifted, number=3)) is None, "a plan is on its way"
+
+
+def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
+    first = rig.replan(rig.runs)
+    rig.store.write(end_overdue)
+    assert rig.store.read(unfinished_replans) == [(NANO, first)]
+    rig.store.write(_begun_days_ago, first)
+    rig.store.write(end_overdue)
+    assert rig.store.read(unfinished_replans) == []
+    (info,) = rig.store.read(replan_infos, NANO)
+    assert (info.outcome, info.reason) == ("no_gain", "no outcome within 900 s")
+
+
 @pytest.mark.parametrize("state", list(DeviceState))
 @pytest.mark.parametrize("decided_by", ["operator", "replan"])
 def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_what_came_of_it(
@@ -342,6 +371,17 @@ def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> 
     assert rig.store.read(known_regimes, NANO, CLASS) == []
 
 
+def test_a_winner_that_was_rolled_back_right_after_its_own_trial_is_not_in_the_library(
+    rig: Rig,
+) -> None:
+    """Other plans' entries stay: the one that a plan rolled back before had won, and that of another plan."""
+    first, other, third = (replace(rig.runs, lanes=lanes) for lanes in (2, 3, 4))
+    rig.store.write(_ended, rig.replanned(first, "commit"), "rolled_back")
+    rig.replanned(third, "commit")
+    rig.store.write(_ended, rig.replanned(other, "commit"), "rolled_back")
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [third]
+
+
 def test_what_is_found_ahead_takes_the_place_of_what_was_for_such_arrivals_until_a_trial_tells(
     rig: Rig,
 ) -> None:
@@ -373,6 +413,11 @@ def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
     pushed = select(ReplanRow.generation).where(ReplanRow.replan == number).scalar_subquery()
     of_device = (GenerationRow.device == NANO, GenerationRow.generation == pushed)
     session.execute(update(GenerationRow).where(*of_device).values(state=values["outcome"]))
+
+
+def _begun_days_ago(session: Session, number: int) -> None:
+    values = {"begun_at_us": ReplanRow.begun_at_us - 2 * 86_400_000_000}
+    session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
 
 
 def _rolled_back(session: Session, number: int) -> None:
