@@ -55,6 +55,7 @@ class Lifecycle:
         plans.outcomes = self
         self._outbox: deque[Action] = deque()
         self._once_durable: list[Callable[[], list[Action]]] = []
+        self.wall_s = 0.0  # the wall clock less the monotonic one; the shell knows when that has changed
         self._now_s = 0.0
         self._needs = Needs(again_s=config.fetch_again_s)
         self._environment: str | None = None
@@ -319,7 +320,7 @@ class Lifecycle:
 
     @property
     def _now_us(self) -> int:
-        return round((self._now_s + self.config.wall_s) * 1e6)
+        return round((self._now_s + self.wall_s) * 1e6)
 
     def _apply(self, changed: Changed) -> list[Action]:
         """Take over a state, then tell what led to it."""

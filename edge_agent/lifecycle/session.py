@@ -34,7 +34,6 @@ class LinkConfig:
     alarm_again_s: float = 1.0
     local_wait_s: float = 5.0  # how long a connected planner has to answer an alarm before a local plan does
     local_again_s: float = 5.0
-    wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
 class PlannerSession:

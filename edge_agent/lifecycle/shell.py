@@ -97,6 +97,7 @@ class LifecycleShell:
         present: frozenset[Digest],
         problem: str = "",
         now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`path` is the state's file, None to keep the state in memory; `problem`: what was wrong with it."""
         self.core = core
@@ -105,7 +106,7 @@ class LifecycleShell:
         self._environment = environment
         self._present = present
         self._problem = problem
-        self._now = now
+        self._now, self._wall = now, wall
         self._parts: Parts
         self._recorded: tuple[int, int, DeviceState] | None = None
         self._settled = False  # an attempt has ended
@@ -116,6 +117,7 @@ class LifecycleShell:
         self._parts = parts
         if self._problem:
             self._record_event("state_set_aside", self._problem)
+        self._set_clock()
         self.core.boot(self._environment, self._present, self._now())
         self._run()
 
@@ -126,8 +128,13 @@ class LifecycleShell:
 
     def handle(self, event: ev.Event) -> None:
         """Handle an event, and carry out what follows from it."""
+        self._set_clock()
         self.core.handle(event, self._now())
         self._run()
+
+    def _set_clock(self) -> None:
+        """A machine may learn what time it is, or sleep, while it runs; verdicts bear the time of then."""
+        self.core.wall_s = self._wall() - self._now()
 
     def do(self, actions: Sequence[ev.Action]) -> None:
         """Carry out what the plan manager decided."""

@@ -49,12 +49,10 @@ def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleS
     """
     home = config.home_path
     environment = device_class()
-    clock = SystemClock()
     link = LinkConfig(
         boot=secrets.randbits(62) | 1,
         agent_version=__version__,
         local_wait_s=config.local_wait_s,
-        wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
     )
     state, problem = load_state(home / STATE_NAME)
     identity, why = _identity(home)

@@ -24,6 +24,24 @@ RECEIVED = LinkState(
 )
 
 
+def test_verdicts_bear_the_time_of_a_clock_that_was_set_while_the_agent_ran() -> None:
+    plans: Any = orders.RecordingPlans()
+    core, nothing, wall_s = Lifecycle(LinkState(), config=LinkConfig(boot=1), plans=plans), None, [7.0]
+    agent = LifecycleShell(
+        *(core, NoLink("alone", "alone"), None),
+        environment="",
+        present=frozenset(),
+        now=lambda: 5.0,
+        wall=lambda: wall_s[0],
+    )
+    agent.start(nothing)  # type: ignore[arg-type]
+    assert core.wall_s == 2.0
+    wall_s[0] = 1.7e9
+    agent.handle(TimePassed())
+    assert core.wall_s == 1.7e9 - 5.0
+    agent.stop()
+
+
 def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,8 @@ class Agent:
             trial=_TRIAL,
             load_limit_s=6.0,
         )
-        self.core = Lifecycle(state, config=LinkConfig(boot=boot, wall_s=wall_s), plans=self.manager)
+        self.core = Lifecycle(state, config=LinkConfig(boot=boot), plans=self.manager)
+        self.core.wall_s = wall_s
         self.batch_sent_s = float("-inf")
         self._told_state: object = None
         self._settled = False
