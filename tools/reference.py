@@ -188,6 +188,7 @@ def _bound(value: float | None) -> str:
 def _settings() -> Iterator[str]:
     from stageloom.edge_agent.config import AgentConfig, ModelFile
     from stageloom.edge_agent.metrics.settings import MetricsSettings
+    from stageloom.edge_agent.serving.settings import ServingSettings
     from stageloom.planner.config import SETTINGS, PlannerConfig
     from stageloom.shared.engine.interval_guard import GuardConfig
     from stageloom.shared.engine.trial import TrialConfig
@@ -209,6 +210,7 @@ def _settings() -> Iterator[str]:
         ("models", ModelFile),
         ("trial", TrialConfig),
         ("guard", GuardConfig),
+        ("serving", ServingSettings),
         ("metrics", MetricsSettings),
     ):
         yield f"\n### {name}\n"

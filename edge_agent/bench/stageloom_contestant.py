@@ -135,7 +135,7 @@ class StageloomContestant:
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
     def _awaited(self, client: Client) -> str:
-        """What it has to do before it counts, in words; empty once it serves all, and believes in its plan."""
+        """What is left before it counts, in words; empty once it serves all, and believes in its plan."""
         missing = sorted({model.name for model in self._served} - client.models().keys())
         if missing:
             return f"it does not serve {', '.join(missing)}"

@@ -222,9 +222,10 @@ def push(
 ) -> None:
     """Make a plan what devices should run, as their next generation. An absent one gets it when it returns.
 
-    A device compares it with the plan that it runs, for up to a minute under its own load, and keeps it
-    only if it is better: see `stageloom plan history DEVICE`. There is no trial where nothing comparable
-    runs, or where the plan was committed on the device before. A device that is offline is not waited for.
+    A device compares it with the plan that it runs, under its own load, and keeps it only if it is better:
+    see `stageloom plan history DEVICE`. That takes seconds to a minute, or up to ten where tasks are slow or
+    rare. There is no trial where nothing comparable runs, or where the plan was committed on the device
+    before. A device that is offline is not waited for.
 
     A new version of a model does other work, so that speed is not compared. With --compare-outputs the device
     runs both versions on inputs of its tasks and rejects a new one that gives something else.

@@ -176,12 +176,16 @@ def _series(replanning: bool, variances: list[float]) -> dict[str, Any]:
     return {**about, "at_s": [0.0, 2.0], "variance_s2": variances, "oldest_age_s": [0.0, 0.0]}
 
 
+def _result(rows: list[dict[str, Any]]) -> str:
+    return json.dumps({"machine": {"processor": "Tiny"}, "rows": rows})
+
+
 def test_an_agents_series_are_drawn_phase_after_phase_and_compared(tmp_path: Path) -> None:
     rows = [_series(False, [1.0, 3.0]), _series(True, [1.0, 3.0]), _series(True, [0.5, 0.5])]
-    (tmp_path / "2026-12-01-pays.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "2026-12-01-pays.json").write_text(_result(rows))
     found = agent_series(tmp_path)
     assert found.claim.holds is True
-    assert found.claim.ours == "mean variance, agent, ocr, turning mix: 0.62 times"
+    assert found.claim.ours == "mean variance, agent on Tiny, ocr, turning mix: 0.62 times"
     fixed, again = found.panels[0].lines
     assert again.points == ((0.0, 1.0), (2.0, 3.0), (2.0, 0.5), (4.0, 0.5))
     assert fixed.label == "fixed plan"
@@ -189,13 +193,13 @@ def test_an_agents_series_are_drawn_phase_after_phase_and_compared(tmp_path: Pat
 
 def test_an_agent_whose_queues_diverge_with_replanning_refutes_the_claim(tmp_path: Path) -> None:
     rows = [_series(False, [1.0, 3.0]), _series(True, [4.0, 6.0])]
-    (tmp_path / "2026-12-01-pays-ocr.json").write_text(json.dumps({"rows": rows}))
-    (tmp_path / "2026-12-02-pays-zoo.json").write_text(json.dumps({"rows": [{"part": "phase"}]}))
+    (tmp_path / "2026-12-01-pays-ocr.json").write_text(_result(rows))
+    (tmp_path / "2026-12-02-pays-zoo.json").write_text(_result([{"part": "phase"}]))
     assert agent_series(tmp_path).claim.holds is False
 
 
 def test_without_series_of_an_agent_the_claim_says_that_there_are_none(tmp_path: Path) -> None:
-    (tmp_path / "2026-12-01-pays.json").write_text(json.dumps({"rows": [{"part": "phase"}]}))
+    (tmp_path / "2026-12-01-pays.json").write_text(_result([{"part": "phase"}]))
     found = agent_series(tmp_path)
     assert found.claim.holds is None
     assert found.panels == ()
@@ -211,14 +215,14 @@ def test_every_contestant_is_drawn_on_the_agent_and_the_newest_result_counts(tmp
     ends = {"sequential": 9.0, "top": 4.0, "auto": 1.0}
     rows = [_backlog(plan, 0.7, end) for plan, end in ends.items()]
     (tmp_path / "2026-12-01-backlog.json").write_text(json.dumps({"rows": [_backlog("top", 0.7, 1.0)]}))
-    (tmp_path / "2026-12-02-backlog.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "2026-12-02-backlog.json").write_text(_result(rows))
     found, seen = backlog_series(tmp_path, "variance")
     assert [line.label for line in found.panels[0].lines] == list(ends)
     assert found.panels[0].lines[0].points == ((0.0, 1.0), (1.0, 10.0))
     assert found.claim.ours == "at 0.7: sequential 9, top 4, auto 1" and found.claim.holds is True
     assert {row["plan"]: row["variance"] for row in seen} == ends
     rows = [*rows, _backlog("top", 1.5, 7.0), _backlog("ios", 1.5, 6.0)]
-    (tmp_path / "2026-12-03-backlog.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "2026-12-03-backlog.json").write_text(_result(rows))
     assert backlog_series(tmp_path, "variance")[0].claim.holds is False
 
 
