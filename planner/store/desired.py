@@ -31,6 +31,7 @@ from stageloom.planner.store.tables import (
     ProfileRow,
     StageProfileRow,
 )
+from stageloom.planner.store.tried_replans import tell_replans
 from stageloom.shared.errors import InputError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
@@ -265,6 +266,7 @@ def _push_some(connection: Connection, pushes: Sequence[Push], at_us: int) -> Se
     devices = {one.device for one in pushes}
     known, epoch = _locked(connection, devices)
     levels = _levels(connection, devices)
+    before = dict(levels)
     cache = _PlanCache(connection)
     cache.fetch([one.plan for one in pushes if one.plan is not None])
     cache.fetch([level.plan for level in levels.values() if level.plan is not None])
@@ -285,6 +287,14 @@ def _push_some(connection: Connection, pushes: Sequence[Push], at_us: int) -> Se
     rows = [(device, *level, 1) for device, level in changed.items()]
     insert_rows(connection, DesiredRow.__tablename__, ("device", *_LEVEL, "version"), rows, conflict=_NEWER)
     insert_rows(connection, GenerationRow.__tablename__, _HISTORY, history)
+    both = {device: (before[device], level) for device, level in changed.items() if device in before}
+    tell_replans(
+        connection,
+        {
+            device: ((old.epoch, old.generation), (new.epoch, new.generation), old.plan == new.plan)
+            for device, (old, new) in both.items()
+        },
+    )
     extras = _Extras(connection, changed, cache)
     return [
         level if isinstance(level, InputError) else _whole(one.device, level, cache, extras)

@@ -13,6 +13,7 @@ from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.planner.store.desired import desired
 from stageloom.planner.store.rows import blank_of, known_device, message_of, run_on_rows, shown
 from stageloom.planner.store.tables import ConsideredPlanRow, DesiredRow, GenerationRow, PlanRow
+from stageloom.planner.store.tried_replans import PENDING
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Autonomy, DeviceState, LocalPlan
@@ -25,9 +26,6 @@ ENDS: Final = (
     DeviceState.ROLLED_BACK,
 )
 """States in which a generation stays; a re-plan ends with the state of the generation that it pushed."""
-
-PENDING: Final = "pending"
-"""The outcome of a re-plan under way."""
 
 
 def generation_history(

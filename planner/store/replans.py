@@ -24,7 +24,7 @@ from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.costs import calibration_from, environment_changed
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
-from stageloom.planner.store.generations import ENDS, PENDING
+from stageloom.planner.store.generations import ENDS
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import keep_regime
 from stageloom.planner.store.rows import known_device, message_of
@@ -39,6 +39,7 @@ from stageloom.planner.store.tables import (
     ReplanSettingRow,
     TrialRow,
 )
+from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.webhooks import tell_webhooks
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Activation, Alarm, Desired, DeviceState

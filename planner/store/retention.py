@@ -27,7 +27,6 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from stageloom.planner.replan.policy import How
 from stageloom.planner.store.desired import LOCAL
-from stageloom.planner.store.generations import PENDING
 from stageloom.planner.store.rollouts import delete_old_rollouts
 from stageloom.planner.store.rows import read_row
 from stageloom.planner.store.store import Store
@@ -51,6 +50,7 @@ from stageloom.planner.store.tables import (
     TrialRow,
 )
 from stageloom.planner.store.telemetry import SPAN_COLUMNS, span_from
+from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.trusted_time import trusted_now_us
 from stageloom.planner.telemetry import (
     ROLLED_KINDS,

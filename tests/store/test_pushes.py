@@ -50,6 +50,8 @@ def pushes_of(devices: list[DeviceId], plan: str | None = "first") -> list[Push]
 @pytest.mark.promise("push-many-devices-takes")
 def test_a_push_to_many_takes_as_many_statements_as_one(store: Store, tmp_path: Path) -> None:
     devices = fleet_of(store, tmp_path, 64)
+    with store.database.write() as session:
+        push_all(session, pushes_of(devices))
     counted: list[int] = []
     for some in (devices[:1], devices):
         statements: list[str] = []

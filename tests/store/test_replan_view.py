@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
@@ -286,6 +286,31 @@ def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_an
     assert observe(rig.store, NANO, third, rig.store.read(now_us)).barred == (), "it has lost to nothing"
 
 
+def test_a_replan_on_trial_goes_on_under_a_generation_that_only_measures_and_ends_with_another_plan(
+    rig: Rig,
+) -> None:
+    """1. Its device is to measure something: the trial begins anew under another number, and counts.
+    2. Somebody pushes another plan while the next one is tried."""
+    plan = replace(rig.runs, lanes=2)
+    rig.replanned(plan, "")
+    rig.store.write(_pending)
+    rig.store.write(request_profile, NANO, ["relu"])
+    (info,) = rig.store.read(replan_infos, NANO)
+    assert ((info.epoch, info.generation), info.outcome) == (rig.store.read(newest_desired, NANO), "pending")
+    rig.tried(plan, "commit", known=False, generation=(info.epoch, info.generation))
+    rig.store.write(set_states, [(NANO, info.epoch, info.generation, DeviceState.COMMITTED, "", T0_US)])
+    (info,) = rig.store.read(replan_infos, NANO)
+    assert (info.outcome, info.how) == ("committed", "trial")
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [plan]
+
+    rig.replanned(replace(rig.runs, lanes=3), "")
+    rig.store.write(_pending)
+    now = rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    newest, _ = rig.store.read(replan_infos, NANO)
+    assert newest.outcome == "no_gain"
+    assert newest.reason == f"overtaken by generation {now.epoch}.{now.generation}"
+
+
 def test_a_drift_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(rig: Rig) -> None:
     link, drifted = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause="drift")
     rig.replan(rig.runs)
@@ -413,6 +438,12 @@ def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
     pushed = select(ReplanRow.generation).where(ReplanRow.replan == number).scalar_subquery()
     of_device = (GenerationRow.device == NANO, GenerationRow.generation == pushed)
     session.execute(update(GenerationRow).where(*of_device).values(state=values["outcome"]))
+
+
+def _pending(session: Session) -> None:
+    """The device has not said yet how the newest re-plan ends."""
+    newest = select(func.max(ReplanRow.replan)).scalar_subquery()
+    session.execute(update(ReplanRow).where(ReplanRow.replan == newest).values(outcome="pending"))
 
 
 def _begun_days_ago(session: Session, number: int) -> None:
