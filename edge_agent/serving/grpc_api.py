@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -215,22 +215,22 @@ class GrpcServer:
     # Inference
 
     async def _ModelInfer(self, asked: Any, context: Any) -> Any:
+        return await self._infer(asked, context, _OpenTasks(context))
+
+    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
 
         def find(region: str) -> MemoryRegion:
             self._check_account(context)
             return self._verbs.regions.get(region)
 
-        def cancelled_with_call(futures: Sequence[TaskFuture]) -> None:
-            if not context.add_callback(lambda: _cancel(futures)):
-                _cancel(futures)  # it has ended before they began
-
-        found = await self._verbs.service.infer(parse_call(asked, find), began_s, cancelled_with_call)
+        found = await self._verbs.service.infer(parse_call(asked, find), began_s, tasks.add)
         return answer_message(found)
 
     def _stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         """Answers in the order of the requests, which are worked on side by side."""
         self._begin_stream(context)
+        tasks = _OpenTasks(context)
         answers: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         ahead = threading.Semaphore(_AHEAD)
         ended = threading.Event()
@@ -241,7 +241,7 @@ class GrpcServer:
                     ahead.acquire()
                     if ended.is_set():
                         break
-                    answers.put(self._streamed.submit(self._stream_answer, asked, context))
+                    answers.put(self._streamed.submit(self._stream_answer, asked, context, tasks))
             answers.put(None)
 
         reader = threading.Thread(target=read, name="stageloom-grpc-reader", daemon=True)
@@ -264,12 +264,12 @@ class GrpcServer:
         except InferenceFailure as failure:
             context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
-    def _stream_answer(self, asked: Any, context: Any) -> Any:
+    def _stream_answer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
         status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:
-            made.infer_response.CopyFrom(blocking(self._ModelInfer(asked, context)))
+            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks)))
         except Exception as error:
             failure = failure_of(error)
             status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
@@ -280,7 +280,43 @@ class GrpcServer:
         return made
 
 
-def _cancel(futures: Sequence[TaskFuture]) -> None:
+class _OpenTasks:
+    """A call's tasks that have not ended; they are cancelled when it ends.
+
+    One callback of the call for all of them: gRPC keeps each until the call ends, and a stream may stay open
+    for days.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._lock = threading.Lock()
+        self._tasks: set[TaskFuture] = set()
+        self._ended = False
+        if not context.add_callback(self._end):
+            self._ended = True  # before it began
+
+    def add(self, futures: Sequence[TaskFuture]) -> None:
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._tasks.update(futures)
+        if ended:
+            _cancel(futures)
+            return
+        for future in futures:
+            future.add_done_callback(self._forget)
+
+    def _forget(self, future: Any) -> None:
+        with self._lock:
+            self._tasks.discard(future)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+            tasks, self._tasks = self._tasks, set()
+        _cancel(tasks)
+
+
+def _cancel(futures: Iterable[TaskFuture]) -> None:
     for future in futures:
         with contextlib.suppress(StageloomError):  # an agent that has gone has no task of ours
             future.cancel()

@@ -1,6 +1,9 @@
 """The gRPC server by itself, over a service that answers when a test says so."""
 
+import gc
+import queue
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -34,10 +37,14 @@ class _HeldTask(Future[Any]):
 
 
 class _HeldService:
-    """Holds requests for the model `held` until they are cancelled; answers others at once."""
+    """Holds requests for the model `held` until they are cancelled; answers others at once.
+
+    `ended`: the tasks of these others that somebody still keeps.
+    """
 
     def __init__(self) -> None:
         self.tasks: dict[str, _HeldTask] = {}
+        self.ended: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self.submitted = threading.Semaphore(0)
 
     async def infer(self, call: InferenceCall, began_s: float, submitted: Any) -> InferenceAnswer:
@@ -46,6 +53,11 @@ class _HeldService:
             submitted([task])
             self.submitted.release()
             task.result()
+        else:
+            brief: Future[Any] = Future()
+            self.ended.add(brief)
+            submitted([brief])
+            brief.set_result(bytes(1 << 10))
         return InferenceAnswer(call, 1, [])
 
 
@@ -126,6 +138,18 @@ def test_a_stream_works_on_32_requests_at_once_and_is_gone_when_its_client_cance
 def test_a_stream_answers_a_hundred_requests_in_their_order(channel: Any) -> None:
     answers = list(_stream(channel, (_asked("free", number) for number in range(100))))
     assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(100)]
+
+
+def test_an_open_stream_keeps_no_task_that_has_ended(channel: Any, service: _HeldService) -> None:
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stream = _stream(channel, iter(asked.get, None))
+    for number in range(200):
+        asked.put(_asked("free", number))
+        assert next(stream).infer_response.id == str(number)
+    gc.collect()
+    assert len(service.ended) < 5
+    asked.put(None)
+    assert not list(stream)
 
 
 @pytest.mark.promise("serving-calls-end")
