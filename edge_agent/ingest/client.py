@@ -288,16 +288,23 @@ class _Session:
         return future
 
     def _known(self, names: tuple[str, ...], given: Mapping[str, TaskInput]) -> tuple[ModelSignature, ...]:
-        """The models that the names mean for these inputs.
+        """The models that the names mean for these inputs; the agent is asked for them anew before a refusal.
 
         Raises:
             TaskRefused: there is none of a name, or none of several takes the shapes.
+            UnavailableError: the agent does not answer.
         """
-        known = self._served()
-        if any(name not in known for name in names):
-            self.fetch_models()
-            known = self._served()
         shapes = {name: tuple(value.shape) for name, value in given.items()}
+        try:
+            return self._chosen(names, shapes)
+        except TaskRefused:
+            self.fetch_models()  # a new plan may serve other names, or other shapes of a name
+        return self._chosen(names, shapes)
+
+    def _chosen(
+        self, names: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[ModelSignature, ...]:
+        known = by_any_name(self._infos.values())
         try:
             return tuple(choose_shapes(name, known[name], shapes) for name in names)
         except KeyError as error:
@@ -307,10 +314,6 @@ class _Session:
                 f"no model {error.args[0]!r} runs here",
                 remedy=f"models of the active plan: {have}",
             ) from None
-
-    def _served(self) -> dict[str, tuple[ModelSignature, ...]]:
-        """By the plan's names, and by those that several of its models share."""
-        return by_any_name(self._infos.values())
 
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
@@ -378,7 +381,7 @@ class _Session:
                     self._layouts.give_back(layout)
                 future.set_result(result)
                 return
-            if ended.code == "signature_changed":
+            if ended.code in ("signature_changed", "unknown_model"):
                 self._forget_models()
             if ended.code in LAYOUT_CODES:
                 self._layouts.discard(layout)

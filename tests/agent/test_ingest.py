@@ -578,6 +578,53 @@ def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
         assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
 
 
+def _row_models(**columns: int) -> dict[str, ModelSignature]:
+    """Models by name that take and give one row of so many columns."""
+    return {
+        name: ModelSignature(
+            name, (TensorInfo("input", "float32", (1, n)),), (TensorInfo("output", "float32", (1, n)),)
+        )
+        for name, n in columns.items()
+    }
+
+
+def test_model_that_a_new_plan_serves_in_several_shapes_is_asked_for_again(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    hosted.backend.infos = _row_models(rec=4)
+    with Client(hosted.path) as client:
+        client.run("rec", {"input": ROW}, timeout_s=20)
+        hosted.backend.infos = _row_models(**{"rec--1x4": 4, "rec--1x8": 8})
+        assert _refused(client.submit("rec", {"input": ROW})).code == "unknown_model"
+        assert np.array_equal(client.run("rec", {"input": ROW}, timeout_s=20)["output"], ROW)
+
+
+def test_shape_that_a_new_plan_adds_is_run_without_a_refusal(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    hosted.backend.infos = _row_models(**{"rec--1x2": 2, "rec--1x8": 8})
+    with Client(hosted.path) as client:
+        with pytest.raises(TaskRefused, match="'rec' does not take input 1x4"):
+            client.submit("rec", {"input": ROW})
+        hosted.backend.infos |= _row_models(**{"rec--1x4": 4})
+        assert np.array_equal(client.run("rec", {"input": ROW}, timeout_s=20)["output"], ROW)
+
+
+def test_a_refusal_costs_one_question_for_the_models(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted.backend.infos = _row_models(**{"rec--1x2": 2, "rec--1x8": 8})
+    asked: list[bool] = []
+    models = hosted.backend.models
+
+    def counted() -> Any:
+        asked.append(True)
+        return models()
+
+    monkeypatch.setattr(hosted.backend, "models", counted)
+    with Client(hosted.path) as client:
+        for number, (model, code) in enumerate([("rec", "wrong_shape"), ("none", "unknown_model")] * 3, 1):
+            with pytest.raises(TaskRefused) as caught:
+                client.submit(model, {"input": ROW})
+            assert (caught.value.code, len(asked)) == (code, number)
+
+
 def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnects(tmp_path: Path) -> None:
     first = Hosted(tmp_path / "run", ConnectionLimits())
     with Client(first.path) as client:
