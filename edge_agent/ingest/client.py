@@ -15,9 +15,11 @@ restart of the agent the next call connects again.
 import contextlib
 import itertools
 import os
+import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -209,6 +211,7 @@ class _Session:
         self._pending: dict[int, tuple[TaskFuture, TaskLayout]] = {}
         self._answers: dict[int, Future[Models]] = {}
         self._infos: dict[str, ModelSignature] = {}
+        self._put_off: deque[ToApplication | None] = deque()  # read, and not taken yet; None: the end
         self.gone = False
         self._goodbye = ""
         self._layouts = LayoutPool(self._greet(path), self._send)
@@ -240,16 +243,27 @@ class _Session:
                 self._check_alive()
                 self._answers[request] = answer
             self._send(ListModels(request, len(found)))
-            try:
-                part = answer.result(self._timeout_s)
-            except TimeoutError as error:
-                raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
+            part = self._part(answer)
             found.update((info.name, info) for info in part.models)
             more = part.more and bool(part.models)
         if found != self._infos:
             self._infos = found
             self._layouts.invalidate()
         return found
+
+    def _part(self, answer: Future[Models]) -> Models:
+        """One page of models, once it has come.
+
+        Raises:
+            UnavailableError: it does not come in time.
+        """
+        try:
+            if threading.current_thread() is not self._reader:
+                return answer.result(self._timeout_s)
+            self._read_until(answer)  # a task's callback asks: nobody else reads meanwhile
+            return answer.result(0.0)
+        except TimeoutError as error:
+            raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
 
     def submit(
         self,
@@ -336,22 +350,51 @@ class _Session:
 
     def _check_alive(self) -> None:
         if self.gone:
-            raise UnavailableError(f"the agent is gone: {self._goodbye or 'the connection ended'}")
+            raise self._is_gone()
+
+    def _is_gone(self) -> UnavailableError:
+        return UnavailableError(f"the agent is gone: {self._goodbye or 'the connection ended'}")
 
     def _read(self) -> None:
         self._sock.settimeout(None)
         while True:
-            try:
-                packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
-                if not packet:
-                    break
-                self._take(decode_to_application(packet))
-            except (OSError, DecodeError) as error:
-                self._goodbye = self._goodbye or str(error)
+            message = self._put_off.popleft() if self._put_off else self._receive()
+            if message is None:
                 break
+            self._take(message)
         self._end(self._goodbye)
         with self._send_lock:  # nobody is sending through the descriptor while it is closed
             self._sock.close()
+
+    def _receive(self) -> ToApplication | None:
+        """The next message from the socket; None: the connection is over."""
+        try:
+            packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
+            return decode_to_application(packet) if packet else None
+        except (OSError, DecodeError) as error:
+            self._goodbye = self._goodbye or str(error)
+            return None
+
+    def _read_until(self, answer: Future[Models]) -> None:
+        """In the reader's thread: read until the answer or the timeout has come.
+
+        Tasks that end meanwhile wait for `_read`: their callbacks may ask for models, too, and would do so
+        inside of each other.
+
+        Raises:
+            UnavailableError: the connection is over.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        readable = select.poll()
+        readable.register(self._sock, select.POLLIN)
+        while not answer.done() and readable.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3):
+            message = self._receive()
+            if isinstance(message, Models | Goodbye):
+                self._take(message)
+                continue
+            self._put_off.append(message)
+            if message is None:
+                raise self._is_gone()
 
     def _take(self, message: ToApplication) -> None:
         match message:

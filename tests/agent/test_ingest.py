@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import queue
 import socket
 import stat
 import struct
@@ -576,6 +577,70 @@ def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
         hosted.backend.infos = {"echo": renamed}
         assert _refused(client.submit("echo", {"input": ROW})).code == "signature_changed"
         assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
+
+
+def test_tasks_that_a_new_plan_refuses_can_be_submitted_again_by_their_callbacks(hosted: Hosted) -> None:
+    """Callbacks run in the thread that reads replies, which reads the models by itself, one at a time."""
+    count = 20
+    again: queue.SimpleQueue[TaskFuture | Exception] = queue.SimpleQueue()
+    within: list[None] = []
+    depths: list[int] = []
+    with Client(hosted.path) as client:
+        held = [client.submit("echo", {"input": ROW}) for _ in range(count)]
+        eventually(lambda: len(hosted.backend.accepted) == count, "each has a layout of its own")
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        for future in held:
+            assert future.exception(20)
+
+        def submit_again(future: Future[Any]) -> None:
+            assert isinstance(future.exception(), TaskRefused)
+            within.append(None)
+            depths.append(len(within))
+            try:
+                again.put(client.submit("echo", {"input": ROW}))
+            except Exception as error:
+                again.put(error)
+            within.pop()
+
+        def submit_all() -> None:  # in the endpoint's thread: it refuses none before its callback is known
+            for _ in range(count):
+                client.submit("echo", {"input": ROW}).add_done_callback(submit_again)
+
+        hosted.backend.echo = True
+        changed = (TensorInfo("new", "float32", (1, 4)),)
+        hosted.backend.infos = {"echo": ModelSignature("echo", hosted.backend.infos["echo"].inputs, changed)}
+        hosted.call(submit_all)
+        for _ in range(count):
+            one = again.get(timeout=20)
+            assert isinstance(one, TaskFuture), one
+            assert np.array_equal(one.result(20)["new"], ROW)
+    assert depths == [1] * count
+
+
+def test_callback_that_asks_an_agent_that_goes_is_told_so_at_once(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn_away() -> Any:
+        raise TaskRefused("gone", "it restarts")
+
+    told: Future[Any] = Future()
+
+    def ask(_: Future[Any]) -> None:
+        try:
+            told.set_result(client.models())
+        except UnavailableError as error:
+            told.set_exception(error)
+
+    with Client(hosted.path) as client:
+        future = client.submit("echo", {"input": ROW})
+        future.add_done_callback(ask)
+        eventually(lambda: hosted.backend.accepted, "the task arrives")
+        monkeypatch.setattr(hosted.backend, "models", turn_away)
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        with pytest.raises(UnavailableError, match="the agent is gone: it restarts"):
+            told.result(20)
+        with pytest.raises(TaskFailed):
+            future.result(20)
 
 
 def _row_models(**columns: int) -> dict[str, ModelSignature]:
