@@ -290,15 +290,17 @@ class _Session:
         except BaseException:
             self._layouts.give_back(layout)
             raise
-        with self._send_lock:  # task numbers must reach the agent in rising order
-            task = next(self._tasks)
-            future = TaskFuture(self, task, deliver)
-            with self._lock:
-                self._check_alive()
-                self._pending[task] = future, layout
-            self._send_locked(
-                encode(SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)), None
-            )
+        try:
+            with self._send_lock:  # task numbers must reach the agent in rising order
+                task = next(self._tasks)
+                future = TaskFuture(self, task, deliver)
+                with self._lock:
+                    self._check_alive()
+                    self._pending[task] = future, layout
+                request = SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)
+                self._sock.send(encode(request), _NO_SIGNAL)
+        except OSError as error:
+            raise self._lost(error) from error
         return future
 
     def _known(self, names: tuple[str, ...], given: Mapping[str, TaskInput]) -> tuple[ModelSignature, ...]:
@@ -335,18 +337,20 @@ class _Session:
             self._send(CancelRequest(task))
 
     def _send(self, message: ToAgent, descriptor: int | None = None) -> None:
-        with self._send_lock:
-            self._send_locked(encode(message), descriptor)
-
-    def _send_locked(self, packet: bytes, descriptor: int | None) -> None:
+        packet = encode(message)
         try:
-            if descriptor is None:
-                self._sock.send(packet, _NO_SIGNAL)
-            else:
-                channel.send_with_descriptor(self._sock, packet, descriptor)
+            with self._send_lock:
+                if descriptor is None:
+                    self._sock.send(packet, _NO_SIGNAL)
+                else:
+                    channel.send_with_descriptor(self._sock, packet, descriptor)
         except OSError as error:
-            self._end(str(error))
-            raise UnavailableError(f"the agent is gone: {error}", remedy="submit again") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> UnavailableError:
+        """What to raise after a send that failed; without the lock, as callbacks of tasks may send."""
+        self._end(str(error))
+        return UnavailableError(f"the agent is gone: {error}", remedy="submit again")
 
     def _check_alive(self) -> None:
         if self.gone:

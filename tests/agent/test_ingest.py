@@ -707,6 +707,67 @@ def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnec
     second.close()
 
 
+class _Broken:
+    """A session's socket through which nothing can be sent any more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.descriptors: list[int] = []
+
+    def send(self, *_: Any) -> int:
+        raise BrokenPipeError("broken pipe")
+
+    def sendmsg(self, buffers: Any, ancillary: Any, *_: Any) -> int:
+        self.descriptors += channel.descriptors_in(
+            (level, kind, bytes(data)) for level, kind, data in ancillary
+        )
+        raise BrokenPipeError("broken pipe")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _break(client: Client) -> _Broken:
+    session: Any = client._session
+    session._sock = _Broken(session._sock)
+    broken: _Broken = session._sock
+    return broken
+
+
+def _error_of_submitting(client: Client) -> BaseException | None:
+    """In a thread, so that one that stands still fails the test."""
+    told: Future[Any] = Future()
+
+    def submit() -> None:
+        try:
+            told.set_result(client.submit("echo", {"input": ROW}))
+        except Exception as error:
+            told.set_exception(error)
+
+    threading.Thread(target=submit, daemon=True).start()
+    return told.exception(20)
+
+
+def test_first_task_for_an_agent_that_has_gone_is_an_error_and_leaves_no_descriptor(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        client.models()
+        broken = _break(client)
+        assert isinstance(_error_of_submitting(client), UnavailableError)
+        (descriptor,) = broken.descriptors
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_callbacks_of_tasks_whose_agent_has_gone_may_cancel_others(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        held = [client.submit("echo", {"input": ROW}) for _ in range(3)]
+        held[0].add_done_callback(lambda _: held[1].cancel())
+        _break(client)
+        assert isinstance(_error_of_submitting(client), UnavailableError)
+        for future in held:
+            assert isinstance(future.exception(20), AgentRestarted)
+
+
 def test_socket_works_below_a_path_longer_than_an_address(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100) / "run"
     host = Hosted(deep, ConnectionLimits())
