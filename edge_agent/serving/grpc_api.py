@@ -6,11 +6,13 @@ a socket for every event of every call.
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,7 +21,7 @@ from google.protobuf.json_format import ParseDict
 
 from stageloom.edge_agent.ingest.client import TaskFuture
 from stageloom.edge_agent.serving.access import check_account, check_token
-from stageloom.edge_agent.serving.failures import InferenceFailure, failure_of
+from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, failure_of
 from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, plain
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.protocol import SERVICE, message, service
@@ -60,7 +62,7 @@ class GrpcServer:
         self._address = address
         self._message_bytes = message_bytes
         self._certificate = certificate
-        self._bound = ("", 0)
+        self._ends: dict[int, tuple[str, int]] = {}
         self._server: Any = None
         self._threads = ThreadPoolExecutor(_CALLS, "stageloom-grpc")
         self._streamed = ThreadPoolExecutor(_STREAMED, "stageloom-grpc-streamed")
@@ -90,7 +92,7 @@ class GrpcServer:
             credentials = grpc.ssl_server_credentials([(key, certificate)])
             port = self._server.add_secure_port(self._address, credentials)
         host, _ = host_and_port(self._address)
-        self._bound = ("127.0.0.1" if host == "localhost" else host, port)
+        self._ends = server_ends(host, port)
         self._server.start()
         return int(port)
 
@@ -152,7 +154,16 @@ class GrpcServer:
             check_token(str(metadata.get("authorization", "")), self._tokens)
 
     def _check_account(self, context: Any) -> None:
-        check_account(_address_of(context.peer()), self._bound)
+        client = _address_of(context.peer())
+        version = 0 if client is None else ip_address(client[0]).version
+        if client is not None and version not in self._ends:
+            raise InferenceFailure(
+                FailureKind.FORBIDDEN,
+                "shared memory is refused where gRPC is served at more than one address of a kind, "
+                "since it does not tell which of them a client has connected to",
+                remedy="serve gRPC at an address such as 127.0.0.1:8001, or send the tensors in the request",
+            )
+        check_account(client, self._ends.get(version))
 
     async def _refuse(self, refusal: Callable[[], InferenceFailure], asked: Any, context: Any) -> Any:
         raise refusal()
@@ -320,6 +331,21 @@ def _cancel(futures: Iterable[TaskFuture]) -> None:
     for future in futures:
         with contextlib.suppress(StageloomError):  # an agent that has gone has no task of ours
             future.cancel()
+
+
+def server_ends(host: str, port: int) -> dict[int, tuple[str, int]]:
+    """By version of IP the address that clients of a server at `host` are connected to, where it is certain.
+
+    It is not at a wildcard, or at a name with several addresses: another account's client may have the same
+    address and port as one of ours as long as the two have connected to different addresses of this server.
+    """
+    found = {ip_address(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    ends = {}
+    for version in (4, 6):
+        addresses = [one for one in found if one.version == version]
+        if len(addresses) == 1 and not addresses[0].is_unspecified:
+            ends[version] = str(addresses[0]), port
+    return ends
 
 
 def _address_of(peer: str) -> tuple[str, int] | None:

@@ -1,7 +1,9 @@
 """The gRPC server by itself, over a service that answers when a test says so."""
 
+import contextlib
 import gc
 import queue
+import socket
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from stageloom.edge_agent.serving.grpc_api import GrpcServer
+from stageloom.edge_agent.serving.grpc_api import GrpcServer, server_ends
+from stageloom.edge_agent.serving.http_server import address_text, listen_on
 from stageloom.edge_agent.serving.protocol import SERVICE, message
 from stageloom.edge_agent.serving.request import InferenceAnswer, InferenceCall
 from stageloom.shared.errors import TaskCancelled
@@ -66,14 +69,18 @@ def service() -> _HeldService:
     return _HeldService()
 
 
+@contextlib.contextmanager
+def _served(service: _HeldService, host: str) -> Iterator[int]:
+    verbs: Any = SimpleNamespace(service=service, region_status=lambda name: {})
+    server = GrpcServer(verbs, frozenset(), address_text(host, 0), 1 << 20, None)
+    yield server.start()
+    server.stop()
+
+
 @pytest.fixture
 def channel(service: _HeldService) -> Iterator[Any]:
-    verbs: Any = SimpleNamespace(service=service)
-    server = GrpcServer(verbs, frozenset(), "127.0.0.1:0", 1 << 20, None)
-    port = server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as connected:
+    with _served(service, "127.0.0.1") as port, grpc.insecure_channel(f"127.0.0.1:{port}") as connected:
         yield connected
-    server.stop()
 
 
 def _asked(model: str, number: int = 0) -> Any:
@@ -159,3 +166,56 @@ def test_calls_that_wait_hold_up_no_others(channel: Any, service: _HeldService) 
     assert _unary(channel)(_asked("free"), timeout=WAIT_S).model_name == "free"
     for call in held:
         call.cancel()
+
+
+def _ask_for_regions(address: str) -> None:
+    with grpc.insecure_channel(address) as connected:
+        asked = connected.unary_unary(
+            f"/{SERVICE}/SystemSharedMemoryStatus",
+            request_serializer=message("SystemSharedMemoryStatusRequest").SerializeToString,
+            response_deserializer=message("SystemSharedMemoryStatusResponse").FromString,
+        )
+        asked(message("SystemSharedMemoryStatusRequest")(), timeout=WAIT_S)
+
+
+def _is_here(address: str) -> bool:
+    with contextlib.suppress(OSError), listen_on(address, 0):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "::1", "localhost", socket.gethostname()],
+    ids=["version 4", "version 6", "localhost", "the machine's name"],
+)
+def test_programs_of_this_account_use_shared_memory_where_a_server_has_one_address(
+    service: _HeldService, host: str
+) -> None:
+    if not _is_here(host):
+        pytest.skip(f"{host} is no address of this machine")
+    with _served(service, host) as port:
+        for address, _ in server_ends(host, port).values():
+            if _is_here(address):
+                _ask_for_regions(address_text(address, port))
+
+
+@pytest.mark.promise("serving-lets-in-only")
+def test_nobody_uses_shared_memory_where_the_servers_end_is_not_known(service: _HeldService) -> None:
+    with _served(service, "0.0.0.0") as port, pytest.raises(grpc.RpcError, match="more than one address"):
+        _ask_for_regions(f"127.0.0.1:{port}")
+
+
+def test_a_server_has_one_end_for_each_version_of_ip_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, list[str]] = {
+        "localhost": ["::1", "127.0.0.1", "127.0.0.1"],
+        "board": ["192.0.2.7", "192.0.2.8", "2001:db8::7"],
+        "0.0.0.0": ["0.0.0.0"],
+        "::": ["::"],
+    }
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, port, **_: [(0, 0, 0, "", (one, port)) for one in found[host]]
+    )
+    assert server_ends("localhost", 8001) == {4: ("127.0.0.1", 8001), 6: ("::1", 8001)}
+    assert server_ends("board", 8001) == {6: ("2001:db8::7", 8001)}
+    assert server_ends("0.0.0.0", 8001) == server_ends("::", 8001) == {}
