@@ -21,6 +21,7 @@ from google.protobuf.json_format import ParseDict
 
 from stageloom.edge_agent.ingest.client import TaskFuture
 from stageloom.edge_agent.serving.access import check_account, check_token
+from stageloom.edge_agent.serving.body import WaitingBytes, too_large
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, failure_of
 from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, plain
 from stageloom.edge_agent.serving.models import server_metadata
@@ -49,18 +50,20 @@ class GrpcServer:
         tokens: Set[str],
         address: str,
         message_bytes: int,
+        waiting: WaitingBytes,
         certificate: tuple[bytes, bytes] | None,
         counters: RequestCounters | None = None,
     ) -> None:
         """`verbs`: of a service `in_threads`. `certificate`: it and its key in PEM, for TLS.
 
-        `counters`: of requests; None: they are not counted.
+        `waiting`: of all servers. `counters`: of requests; None: they are not counted.
         """
         self._counters = counters
         self._verbs = verbs
         self._tokens = tokens
         self._address = address
         self._message_bytes = message_bytes
+        self._waiting = waiting
         self._certificate = certificate
         self._ends: dict[int, tuple[str, int]] = {}
         self._server: Any = None
@@ -226,10 +229,19 @@ class GrpcServer:
     # Inference
 
     async def _ModelInfer(self, asked: Any, context: Any) -> Any:
-        return await self._infer(asked, context, _OpenTasks(context))
+        nbytes = asked.ByteSize()
+        self._waiting.take(nbytes)
+        try:
+            return await self._infer(asked, context, _OpenTasks(context))
+        finally:
+            self._waiting.give_back(nbytes)
 
     async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
+        model = await self._verbs.service.model(asked.model_name, asked.model_version)
+        most = self._verbs.service.body_limit(model)
+        if asked.ByteSize() > most:
+            raise too_large(most)
 
         def find(region: str) -> MemoryRegion:
             self._check_account(context)
@@ -252,7 +264,7 @@ class GrpcServer:
                     ahead.acquire()
                     if ended.is_set():
                         break
-                    answers.put(self._streamed.submit(self._stream_answer, asked, context, tasks))
+                    answers.put(self._begin_streamed(asked, context, tasks))
             answers.put(None)
 
         reader = threading.Thread(target=read, name="stageloom-grpc-reader", daemon=True)
@@ -275,6 +287,20 @@ class GrpcServer:
         except InferenceFailure as failure:
             context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
+    def _begin_streamed(self, asked: Any, context: Any, tasks: "_OpenTasks") -> "Future[Any]":
+        """A request's answer to come; it counts as waiting until then, or until it is dropped."""
+        nbytes = asked.ByteSize()
+        try:
+            self._waiting.take(nbytes)
+        except InferenceFailure as failure:
+            self._count("ModelStreamInfer", failure.kind.code, time.monotonic())
+            refused: Future[Any] = Future()
+            refused.set_result(_failed_answer(asked, failure))
+            return refused
+        answer = self._streamed.submit(self._stream_answer, asked, context, tasks)
+        answer.add_done_callback(lambda _: self._waiting.give_back(nbytes))
+        return answer
+
     def _stream_answer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
         status = grpc.StatusCode.OK.name
@@ -284,11 +310,16 @@ class GrpcServer:
         except Exception as error:
             failure = failure_of(error)
             status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
-            made.error_message = str(failure)
-            made.infer_response.id = asked.id
+            made = _failed_answer(asked, failure)
         finally:
             self._count("ModelStreamInfer", status, began_s)
         return made
+
+
+def _failed_answer(asked: Any, failure: InferenceFailure) -> Any:
+    made = message("ModelStreamInferResponse")(error_message=str(failure))
+    made.infer_response.id = asked.id
+    return made
 
 
 class _OpenTasks:

@@ -14,13 +14,18 @@ from typing import Any
 import grpc
 import pytest
 
+from stageloom.edge_agent.serving.body import WaitingBytes
+from stageloom.edge_agent.serving.failures import InferenceFailure
 from stageloom.edge_agent.serving.grpc_api import GrpcServer, server_ends
 from stageloom.edge_agent.serving.http_server import address_text, listen_on
 from stageloom.edge_agent.serving.protocol import SERVICE, message
 from stageloom.edge_agent.serving.request import InferenceAnswer, InferenceCall
 from stageloom.shared.errors import TaskCancelled
+from tests.agent.conftest import eventually
 
 WAIT_S = 20.0
+MOST_BYTES = 1 << 12  # of a request
+MOST_WAITING = 1 << 15  # of all requests
 
 
 class _HeldTask(Future[Any]):
@@ -46,9 +51,16 @@ class _HeldService:
     """
 
     def __init__(self) -> None:
+        self.waiting = WaitingBytes(MOST_WAITING)
         self.tasks: dict[str, _HeldTask] = {}
         self.ended: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self.submitted = threading.Semaphore(0)
+
+    async def model(self, name: str, version: str) -> str:
+        return name
+
+    def body_limit(self, model: str) -> int:
+        return MOST_BYTES
 
     async def infer(self, call: InferenceCall, began_s: float, submitted: Any) -> InferenceAnswer:
         if call.model == "held":
@@ -72,7 +84,7 @@ def service() -> _HeldService:
 @contextlib.contextmanager
 def _served(service: _HeldService, host: str) -> Iterator[int]:
     verbs: Any = SimpleNamespace(service=service, region_status=lambda name: {})
-    server = GrpcServer(verbs, frozenset(), address_text(host, 0), 1 << 20, None)
+    server = GrpcServer(verbs, frozenset(), address_text(host, 0), 1 << 20, service.waiting, None)
     yield server.start()
     server.stop()
 
@@ -83,8 +95,11 @@ def channel(service: _HeldService) -> Iterator[Any]:
         yield connected
 
 
-def _asked(model: str, number: int = 0) -> Any:
-    return message("ModelInferRequest")(model_name=model, id=str(number))
+def _asked(model: str, number: int = 0, nbytes: int = 0) -> Any:
+    asked = message("ModelInferRequest")(model_name=model, id=str(number))
+    if nbytes:
+        asked.parameters["filling"].string_param = "x" * nbytes
+    return asked
 
 
 def _unary(channel: Any) -> Any:
@@ -166,6 +181,37 @@ def test_calls_that_wait_hold_up_no_others(channel: Any, service: _HeldService) 
     assert _unary(channel)(_asked("free"), timeout=WAIT_S).model_name == "free"
     for call in held:
         call.cancel()
+
+
+def test_a_request_larger_than_its_model_takes_is_refused(channel: Any) -> None:
+    with pytest.raises(grpc.RpcError, match="larger than 4096 bytes") as refused:
+        _unary(channel)(_asked("free", nbytes=MOST_BYTES), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    (answer,) = _stream(channel, iter([_asked("free", 7, nbytes=MOST_BYTES)]))
+    assert "larger than 4096 bytes" in answer.error_message
+    assert answer.infer_response.id == "7"
+
+
+def test_requests_in_work_share_what_may_wait_and_give_it_back(channel: Any, service: _HeldService) -> None:
+    large = MOST_BYTES - 100
+    held = [_unary(channel).future(_asked("held", number, large)) for number in range(4)]
+    stream = _stream(channel, (_asked("held", number, large) for number in range(4, 8)))
+    _wait_for(service, 8)
+    with pytest.raises(grpc.RpcError, match="too many bytes") as refused:
+        _unary(channel)(_asked("free", nbytes=large), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    (answer,) = _stream(channel, iter([_asked("free", 9, large)]))
+    assert "too many bytes" in answer.error_message
+    for call in (*held, stream):
+        call.cancel()
+
+    def all_is_free() -> bool:
+        with contextlib.suppress(InferenceFailure):
+            service.waiting.take(MOST_WAITING)
+            return True
+        return False
+
+    eventually(all_is_free, "what ended has given back what it had")
 
 
 def _ask_for_regions(address: str) -> None:
