@@ -15,9 +15,11 @@ restart of the agent the next call connects again.
 import contextlib
 import itertools
 import os
+import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -209,6 +211,7 @@ class _Session:
         self._pending: dict[int, tuple[TaskFuture, TaskLayout]] = {}
         self._answers: dict[int, Future[Models]] = {}
         self._infos: dict[str, ModelSignature] = {}
+        self._put_off: deque[ToApplication | None] = deque()  # read, and not taken yet; None: the end
         self.gone = False
         self._goodbye = ""
         self._layouts = LayoutPool(self._greet(path), self._send)
@@ -240,16 +243,27 @@ class _Session:
                 self._check_alive()
                 self._answers[request] = answer
             self._send(ListModels(request, len(found)))
-            try:
-                part = answer.result(self._timeout_s)
-            except TimeoutError as error:
-                raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
+            part = self._part(answer)
             found.update((info.name, info) for info in part.models)
             more = part.more and bool(part.models)
         if found != self._infos:
             self._infos = found
             self._layouts.invalidate()
         return found
+
+    def _part(self, answer: Future[Models]) -> Models:
+        """One page of models, once it has come.
+
+        Raises:
+            UnavailableError: it does not come in time.
+        """
+        try:
+            if threading.current_thread() is not self._reader:
+                return answer.result(self._timeout_s)
+            self._read_until(answer)  # a task's callback asks: nobody else reads meanwhile
+            return answer.result(0.0)
+        except TimeoutError as error:
+            raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
 
     def submit(
         self,
@@ -276,28 +290,37 @@ class _Session:
         except BaseException:
             self._layouts.give_back(layout)
             raise
-        with self._send_lock:  # task numbers must reach the agent in rising order
-            task = next(self._tasks)
-            future = TaskFuture(self, task, deliver)
-            with self._lock:
-                self._check_alive()
-                self._pending[task] = future, layout
-            self._send_locked(
-                encode(SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)), None
-            )
+        try:
+            with self._send_lock:  # task numbers must reach the agent in rising order
+                task = next(self._tasks)
+                future = TaskFuture(self, task, deliver)
+                with self._lock:
+                    self._check_alive()
+                    self._pending[task] = future, layout
+                request = SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)
+                self._sock.send(encode(request), _NO_SIGNAL)
+        except OSError as error:
+            raise self._lost(error) from error
         return future
 
     def _known(self, names: tuple[str, ...], given: Mapping[str, TaskInput]) -> tuple[ModelSignature, ...]:
-        """The models that the names mean for these inputs.
+        """The models that the names mean for these inputs; the agent is asked for them anew before a refusal.
 
         Raises:
             TaskRefused: there is none of a name, or none of several takes the shapes.
+            UnavailableError: the agent does not answer.
         """
-        known = self._served()
-        if any(name not in known for name in names):
-            self.fetch_models()
-            known = self._served()
         shapes = {name: tuple(value.shape) for name, value in given.items()}
+        try:
+            return self._chosen(names, shapes)
+        except TaskRefused:
+            self.fetch_models()  # a new plan may serve other names, or other shapes of a name
+        return self._chosen(names, shapes)
+
+    def _chosen(
+        self, names: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[ModelSignature, ...]:
+        known = by_any_name(self._infos.values())
         try:
             return tuple(choose_shapes(name, known[name], shapes) for name in names)
         except KeyError as error:
@@ -308,47 +331,74 @@ class _Session:
                 remedy=f"models of the active plan: {have}",
             ) from None
 
-    def _served(self) -> dict[str, tuple[ModelSignature, ...]]:
-        """By the plan's names, and by those that several of its models share."""
-        return by_any_name(self._infos.values())
-
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
         with contextlib.suppress(UnavailableError):  # then the future has been answered already
             self._send(CancelRequest(task))
 
     def _send(self, message: ToAgent, descriptor: int | None = None) -> None:
-        with self._send_lock:
-            self._send_locked(encode(message), descriptor)
-
-    def _send_locked(self, packet: bytes, descriptor: int | None) -> None:
+        packet = encode(message)
         try:
-            if descriptor is None:
-                self._sock.send(packet, _NO_SIGNAL)
-            else:
-                channel.send_with_descriptor(self._sock, packet, descriptor)
+            with self._send_lock:
+                if descriptor is None:
+                    self._sock.send(packet, _NO_SIGNAL)
+                else:
+                    channel.send_with_descriptor(self._sock, packet, descriptor)
         except OSError as error:
-            self._end(str(error))
-            raise UnavailableError(f"the agent is gone: {error}", remedy="submit again") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> UnavailableError:
+        """What to raise after a send that failed; without the lock, as callbacks of tasks may send."""
+        self._end(str(error))
+        return UnavailableError(f"the agent is gone: {error}", remedy="submit again")
 
     def _check_alive(self) -> None:
         if self.gone:
-            raise UnavailableError(f"the agent is gone: {self._goodbye or 'the connection ended'}")
+            raise self._is_gone()
+
+    def _is_gone(self) -> UnavailableError:
+        return UnavailableError(f"the agent is gone: {self._goodbye or 'the connection ended'}")
 
     def _read(self) -> None:
         self._sock.settimeout(None)
         while True:
-            try:
-                packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
-                if not packet:
-                    break
-                self._take(decode_to_application(packet))
-            except (OSError, DecodeError) as error:
-                self._goodbye = self._goodbye or str(error)
+            message = self._put_off.popleft() if self._put_off else self._receive()
+            if message is None:
                 break
+            self._take(message)
         self._end(self._goodbye)
         with self._send_lock:  # nobody is sending through the descriptor while it is closed
             self._sock.close()
+
+    def _receive(self) -> ToApplication | None:
+        """The next message from the socket; None: the connection is over."""
+        try:
+            packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
+            return decode_to_application(packet) if packet else None
+        except (OSError, DecodeError) as error:
+            self._goodbye = self._goodbye or str(error)
+            return None
+
+    def _read_until(self, answer: Future[Models]) -> None:
+        """In the reader's thread: read until the answer or the timeout has come.
+
+        Tasks that end meanwhile wait for `_read`: their callbacks may ask for models, too, and would do so
+        inside of each other.
+
+        Raises:
+            UnavailableError: the connection is over.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        readable = select.poll()
+        readable.register(self._sock, select.POLLIN)
+        while not answer.done() and readable.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3):
+            message = self._receive()
+            if isinstance(message, Models | Goodbye):
+                self._take(message)
+                continue
+            self._put_off.append(message)
+            if message is None:
+                raise self._is_gone()
 
     def _take(self, message: ToApplication) -> None:
         match message:
@@ -378,7 +428,7 @@ class _Session:
                     self._layouts.give_back(layout)
                 future.set_result(result)
                 return
-            if ended.code == "signature_changed":
+            if ended.code in ("signature_changed", "unknown_model"):
                 self._forget_models()
             if ended.code in LAYOUT_CODES:
                 self._layouts.discard(layout)

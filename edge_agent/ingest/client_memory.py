@@ -73,7 +73,7 @@ class ClientArena:
         self._free = joined
 
     def close(self) -> None:
-        """Unmap; arrays that still look into it keep it mapped."""
+        """Close the descriptor: it is for the agent alone, `memory` stays mapped without it."""
         os.close(self.descriptor)
 
 
@@ -94,31 +94,50 @@ class ArenaPool:
         self._max_arenas = max_arenas
         self._arenas: list[ClientArena] = []
         self._lock = threading.Lock()
+        self._growing = threading.Lock()
 
     def reserve(self, sizes: list[int], announce: Callable[[ClientArena], None]) -> Reservation:
         """Places for tensors of these sizes; `announce` is called first if they need a new arena.
 
-        It is called under the lock: no other thread may name the arena before the agent knows it.
+        No other thread names the arena before that has returned.
 
         Raises:
             TaskRefused: the limit is reached (code `arena_full`).
+            UnavailableError: by `announce`.
         """
         offsets, total = [], 0
         for size in sizes:
             offsets.append(total)
             total += max(_aligned(size), ALIGNMENT_BYTES)
         total = max(total, ALIGNMENT_BYTES)
+        arena, start = self._take(total) or self._grow(total, announce)
+        return Reservation(arena, start, total, tuple(start + o for o in offsets))
+
+    def _take(self, nbytes: int) -> tuple[ClientArena, int] | None:
         with self._lock:
             for arena in self._arenas:
-                if (start := arena.take(total)) is not None:
-                    return Reservation(arena, start, total, tuple(start + o for o in offsets))
-            made = self._grow(total)
-            announce(made)
-            self._arenas.append(made)
-            start = made.take(total) or 0
-            return Reservation(made, start, total, tuple(start + o for o in offsets))
+                if (start := arena.take(nbytes)) is not None:
+                    return arena, start
+        return None
 
-    def _grow(self, least_bytes: int) -> ClientArena:
+    def _grow(self, nbytes: int, announce: Callable[[ClientArena], None]) -> tuple[ClientArena, int]:
+        """A place in a new arena, or in one that another thread has made meanwhile.
+
+        `announce` is not called under the lock of all places: an announcement that fails closes the pool.
+        """
+        with self._growing:
+            if (found := self._take(nbytes)) is not None:
+                return found
+            made = self._made(nbytes)
+            try:
+                announce(made)
+            finally:
+                made.close()
+            with self._lock:
+                self._arenas.append(made)
+                return made, made.take(nbytes) or 0
+
+    def _made(self, least_bytes: int) -> ClientArena:
         room = self._max_bytes - sum(arena.nbytes for arena in self._arenas)
         if room < least_bytes or len(self._arenas) >= self._max_arenas:
             raise TaskRefused(
@@ -136,9 +155,7 @@ class ArenaPool:
 
     def close(self) -> None:
         with self._lock:
-            for arena in self._arenas:
-                arena.close()
-            self._arenas.clear()
+            self._arenas.clear()  # unmapped with the last array that looks into them
 
 
 def _aligned(nbytes: int) -> int:

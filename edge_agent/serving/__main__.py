@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from stageloom.edge_agent.serving.body import WaitingBytes
 from stageloom.edge_agent.serving.child import end_with
 from stageloom.edge_agent.serving.grpc_api import GrpcServer
 from stageloom.edge_agent.serving.http_api import HttpApi
@@ -62,6 +63,7 @@ async def serve(config: ServingConfig) -> None:
     tokens = read_tokens(settings.tokens) if settings.tokens else frozenset()
     service = InferenceService(Path(config.socket), settings.rows)
     verbs = Verbs(service, RegionTable())
+    waiting = WaitingBytes(settings.waiting_bytes)
     counters = RequestCounters() if config.count else None
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,10 +72,10 @@ async def serve(config: ServingConfig) -> None:
         servers.callback(service.close)
         bound = {}
         if settings.http:
-            bound["http"] = await _serve_http(settings, verbs, tokens, counters, servers)
+            bound["http"] = await _serve_http(settings, verbs, tokens, waiting, counters, servers)
         if settings.grpc:
             threaded = Verbs(service.in_threads(), verbs.regions)
-            bound["grpc"] = _serve_grpc(settings, threaded, tokens, counters, servers)
+            bound["grpc"] = _serve_grpc(settings, threaded, tokens, waiting, counters, servers)
         os.write(config.report, msgspec.json.encode(bound) + b"\n")
         if counters is None:
             os.close(config.report)
@@ -89,10 +91,11 @@ async def _serve_http(
     settings: ServingSettings,
     verbs: Verbs,
     tokens: frozenset[str],
+    waiting: WaitingBytes,
     counters: RequestCounters | None,
     servers: contextlib.AsyncExitStack,
 ) -> str:
-    api = HttpApi(verbs, tokens, settings.message_bytes, settings.waiting_bytes, counters)
+    api = HttpApi(verbs, tokens, settings.message_bytes, waiting, counters)
     try:
         tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
         listening = listen_on(*host_and_port(settings.http))
@@ -108,11 +111,14 @@ def _serve_grpc(
     settings: ServingSettings,
     verbs: Verbs,
     tokens: frozenset[str],
+    waiting: WaitingBytes,
     counters: RequestCounters | None,
     servers: contextlib.AsyncExitStack,
 ) -> str:
     try:
-        server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, _pem(settings), counters)
+        server = GrpcServer(
+            verbs, tokens, settings.grpc, settings.message_bytes, waiting, _pem(settings), counters
+        )
         port = server.start()
     except (OSError, RuntimeError) as error:
         raise _unusable(settings.grpc, error) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Final
@@ -16,11 +17,12 @@ _LEVEL: Final = 1  # tensors hardly shrink; speed counts
 
 
 class WaitingBytes:
-    """Bytes of requests that are being received or worked on."""
+    """Bytes of requests that are being received or worked on, over HTTP and gRPC together."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._used = 0
+        self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:
         """So many more.
@@ -28,15 +30,19 @@ class WaitingBytes:
         Raises:
             InferenceFailure: together they are too many.
         """
-        if self._used + nbytes > self._most:
+        with self._lock:
+            fits = self._used + nbytes <= self._most
+            if fits:
+                self._used += nbytes
+        if not fits:
             raise InferenceFailure(
                 FailureKind.UNAVAILABLE, "too many bytes of requests are waiting", remedy="send more slowly"
             )
-        self._used += nbytes
 
     def give_back(self, nbytes: int) -> None:
         """They have been worked on."""
-        self._used -= nbytes
+        with self._lock:
+            self._used -= nbytes
 
 
 class ReceivedBody:
@@ -77,7 +83,7 @@ class ReceivedBody:
     async def _read(self, request: Request, most: int) -> "bytes | bytearray":
         length = request.headers.get("content-length")
         if length is not None and int(length) > most:  # the server has checked that it is a number
-            raise _too_large(most)
+            raise too_large(most)
         if length is not None:
             self.count(int(length))
             body = bytearray(int(length))
@@ -91,14 +97,15 @@ class ReceivedBody:
         body = bytearray()
         async for chunk in request.stream():
             if len(body) + len(chunk) > most:
-                raise _too_large(most)
+                raise too_large(most)
             self.count(len(chunk))
             body += chunk
         return body
 
 
-def _too_large(most: int) -> InferenceFailure:
-    return InferenceFailure(FailureKind.TOO_LARGE, f"the body is larger than {most} bytes")
+def too_large(most: int) -> InferenceFailure:
+    """The refusal of a request of more than `most` bytes."""
+    return InferenceFailure(FailureKind.TOO_LARGE, f"the request is larger than {most} bytes")
 
 
 def _inflate(body: "bytes | bytearray", window_bits: int, most: int, count: Callable[[int], None]) -> bytes:
@@ -108,7 +115,7 @@ def _inflate(body: "bytes | bytearray", window_bits: int, most: int, count: Call
     except zlib.error as error:
         raise InputError(f"the body cannot be decompressed: {error}") from error
     if len(found) > most:
-        raise _too_large(most)
+        raise too_large(most)
     if not inflater.eof or inflater.unused_data:
         raise InputError("the compressed body ends too soon, or something follows it")
     count(len(found))

@@ -6,11 +6,13 @@ a socket for every event of every call.
 
 import contextlib
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,7 +21,8 @@ from google.protobuf.json_format import ParseDict
 
 from stageloom.edge_agent.ingest.client import TaskFuture
 from stageloom.edge_agent.serving.access import check_account, check_token
-from stageloom.edge_agent.serving.failures import InferenceFailure, failure_of
+from stageloom.edge_agent.serving.body import WaitingBytes, too_large
+from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, failure_of
 from stageloom.edge_agent.serving.grpc_form import answer_message, parse_call, plain
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.protocol import SERVICE, message, service
@@ -47,20 +50,22 @@ class GrpcServer:
         tokens: Set[str],
         address: str,
         message_bytes: int,
+        waiting: WaitingBytes,
         certificate: tuple[bytes, bytes] | None,
         counters: RequestCounters | None = None,
     ) -> None:
         """`verbs`: of a service `in_threads`. `certificate`: it and its key in PEM, for TLS.
 
-        `counters`: of requests; None: they are not counted.
+        `waiting`: of all servers. `counters`: of requests; None: they are not counted.
         """
         self._counters = counters
         self._verbs = verbs
         self._tokens = tokens
         self._address = address
         self._message_bytes = message_bytes
+        self._waiting = waiting
         self._certificate = certificate
-        self._bound = ("", 0)
+        self._ends: dict[int, tuple[str, int]] = {}
         self._server: Any = None
         self._threads = ThreadPoolExecutor(_CALLS, "stageloom-grpc")
         self._streamed = ThreadPoolExecutor(_STREAMED, "stageloom-grpc-streamed")
@@ -90,7 +95,7 @@ class GrpcServer:
             credentials = grpc.ssl_server_credentials([(key, certificate)])
             port = self._server.add_secure_port(self._address, credentials)
         host, _ = host_and_port(self._address)
-        self._bound = ("127.0.0.1" if host == "localhost" else host, port)
+        self._ends = server_ends(host, port)
         self._server.start()
         return int(port)
 
@@ -152,7 +157,16 @@ class GrpcServer:
             check_token(str(metadata.get("authorization", "")), self._tokens)
 
     def _check_account(self, context: Any) -> None:
-        check_account(_address_of(context.peer()), self._bound)
+        client = _address_of(context.peer())
+        version = 0 if client is None else ip_address(client[0]).version
+        if client is not None and version not in self._ends:
+            raise InferenceFailure(
+                FailureKind.FORBIDDEN,
+                "shared memory is refused where gRPC is served at more than one address of a kind, "
+                "since it does not tell which of them a client has connected to",
+                remedy="serve gRPC at an address such as 127.0.0.1:8001, or send the tensors in the request",
+            )
+        check_account(client, self._ends.get(version))
 
     async def _refuse(self, refusal: Callable[[], InferenceFailure], asked: Any, context: Any) -> Any:
         raise refusal()
@@ -215,22 +229,31 @@ class GrpcServer:
     # Inference
 
     async def _ModelInfer(self, asked: Any, context: Any) -> Any:
+        nbytes = asked.ByteSize()
+        self._waiting.take(nbytes)
+        try:
+            return await self._infer(asked, context, _OpenTasks(context))
+        finally:
+            self._waiting.give_back(nbytes)
+
+    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
+        model = await self._verbs.service.model(asked.model_name, asked.model_version)
+        most = self._verbs.service.body_limit(model)
+        if asked.ByteSize() > most:
+            raise too_large(most)
 
         def find(region: str) -> MemoryRegion:
             self._check_account(context)
             return self._verbs.regions.get(region)
 
-        def cancelled_with_call(futures: Sequence[TaskFuture]) -> None:
-            if not context.add_callback(lambda: _cancel(futures)):
-                _cancel(futures)  # it has ended before they began
-
-        found = await self._verbs.service.infer(parse_call(asked, find), began_s, cancelled_with_call)
+        found = await self._verbs.service.infer(parse_call(asked, find), began_s, tasks.add)
         return answer_message(found)
 
     def _stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         """Answers in the order of the requests, which are worked on side by side."""
         self._begin_stream(context)
+        tasks = _OpenTasks(context)
         answers: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         ahead = threading.Semaphore(_AHEAD)
         ended = threading.Event()
@@ -241,7 +264,7 @@ class GrpcServer:
                     ahead.acquire()
                     if ended.is_set():
                         break
-                    answers.put(self._streamed.submit(self._stream_answer, asked, context))
+                    answers.put(self._begin_streamed(asked, context, tasks))
             answers.put(None)
 
         reader = threading.Thread(target=read, name="stageloom-grpc-reader", daemon=True)
@@ -264,26 +287,96 @@ class GrpcServer:
         except InferenceFailure as failure:
             context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
-    def _stream_answer(self, asked: Any, context: Any) -> Any:
+    def _begin_streamed(self, asked: Any, context: Any, tasks: "_OpenTasks") -> "Future[Any]":
+        """A request's answer to come; it counts as waiting until then, or until it is dropped."""
+        nbytes = asked.ByteSize()
+        try:
+            self._waiting.take(nbytes)
+        except InferenceFailure as failure:
+            self._count("ModelStreamInfer", failure.kind.code, time.monotonic())
+            refused: Future[Any] = Future()
+            refused.set_result(_failed_answer(asked, failure))
+            return refused
+        answer = self._streamed.submit(self._stream_answer, asked, context, tasks)
+        answer.add_done_callback(lambda _: self._waiting.give_back(nbytes))
+        return answer
+
+    def _stream_answer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
         began_s = time.monotonic()
         status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:
-            made.infer_response.CopyFrom(blocking(self._ModelInfer(asked, context)))
+            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks)))
         except Exception as error:
             failure = failure_of(error)
             status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
-            made.error_message = str(failure)
-            made.infer_response.id = asked.id
+            made = _failed_answer(asked, failure)
         finally:
             self._count("ModelStreamInfer", status, began_s)
         return made
 
 
-def _cancel(futures: Sequence[TaskFuture]) -> None:
+def _failed_answer(asked: Any, failure: InferenceFailure) -> Any:
+    made = message("ModelStreamInferResponse")(error_message=str(failure))
+    made.infer_response.id = asked.id
+    return made
+
+
+class _OpenTasks:
+    """A call's tasks that have not ended; they are cancelled when it ends.
+
+    One callback of the call for all of them: gRPC keeps each until the call ends, and a stream may stay open
+    for days.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._lock = threading.Lock()
+        self._tasks: set[TaskFuture] = set()
+        self._ended = False
+        if not context.add_callback(self._end):
+            self._ended = True  # before it began
+
+    def add(self, futures: Sequence[TaskFuture]) -> None:
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._tasks.update(futures)
+        if ended:
+            _cancel(futures)
+            return
+        for future in futures:
+            future.add_done_callback(self._forget)
+
+    def _forget(self, future: Any) -> None:
+        with self._lock:
+            self._tasks.discard(future)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+            tasks, self._tasks = self._tasks, set()
+        _cancel(tasks)
+
+
+def _cancel(futures: Iterable[TaskFuture]) -> None:
     for future in futures:
         with contextlib.suppress(StageloomError):  # an agent that has gone has no task of ours
             future.cancel()
+
+
+def server_ends(host: str, port: int) -> dict[int, tuple[str, int]]:
+    """By version of IP the address that clients of a server at `host` are connected to, where it is certain.
+
+    It is not at a wildcard, or at a name with several addresses: another account's client may have the same
+    address and port as one of ours as long as the two have connected to different addresses of this server.
+    """
+    found = {ip_address(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    ends = {}
+    for version in (4, 6):
+        addresses = [one for one in found if one.version == version]
+        if len(addresses) == 1 and not addresses[0].is_unspecified:
+            ends[version] = str(addresses[0]), port
+    return ends
 
 
 def _address_of(peer: str) -> tuple[str, int] | None:

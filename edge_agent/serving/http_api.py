@@ -46,15 +46,15 @@ class HttpApi:
         verbs: Verbs,
         tokens: Set[str],
         message_bytes: int,
-        waiting_bytes: int,
+        waiting: WaitingBytes,
         counters: RequestCounters | None = None,
     ) -> None:
-        """`counters`: of requests; None: they are not counted."""
+        """`waiting`: of all servers. `counters`: of requests; None: they are not counted."""
         self._counters = counters
         self._verbs = verbs
         self._tokens = tokens
         self._message_bytes = message_bytes
-        self._waiting = WaitingBytes(waiting_bytes)
+        self._waiting = waiting
         self.application = Router(routes=self._routes())
 
     def _routes(self) -> "list[Route]":

@@ -31,7 +31,7 @@ class ServingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     key: str = ""  # PEM file of its key; empty: it is in the certificate's file
     open: bool = False  # beyond this machine without TLS or tokens
     message_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 64 << 20  # of one request
-    waiting_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 512 << 20  # of all HTTP requests in work
+    waiting_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 512 << 20  # of all requests in work
     connections: Annotated[int, Meta(ge=1, le=1 << 16)] = 256  # over HTTP, at once
     rows: Annotated[int, Meta(ge=1, le=1 << 16)] = 64  # of a batch that is split
 

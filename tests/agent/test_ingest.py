@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import queue
 import socket
 import stat
 import struct
@@ -578,6 +579,117 @@ def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
         assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
 
 
+def test_tasks_that_a_new_plan_refuses_can_be_submitted_again_by_their_callbacks(hosted: Hosted) -> None:
+    """Callbacks run in the thread that reads replies, which reads the models by itself, one at a time."""
+    count = 20
+    again: queue.SimpleQueue[TaskFuture | Exception] = queue.SimpleQueue()
+    within: list[None] = []
+    depths: list[int] = []
+    with Client(hosted.path) as client:
+        held = [client.submit("echo", {"input": ROW}) for _ in range(count)]
+        eventually(lambda: len(hosted.backend.accepted) == count, "each has a layout of its own")
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        for future in held:
+            assert future.exception(20)
+
+        def submit_again(future: Future[Any]) -> None:
+            assert isinstance(future.exception(), TaskRefused)
+            within.append(None)
+            depths.append(len(within))
+            try:
+                again.put(client.submit("echo", {"input": ROW}))
+            except Exception as error:
+                again.put(error)
+            within.pop()
+
+        def submit_all() -> None:  # in the endpoint's thread: it refuses none before its callback is known
+            for _ in range(count):
+                client.submit("echo", {"input": ROW}).add_done_callback(submit_again)
+
+        hosted.backend.echo = True
+        changed = (TensorInfo("new", "float32", (1, 4)),)
+        hosted.backend.infos = {"echo": ModelSignature("echo", hosted.backend.infos["echo"].inputs, changed)}
+        hosted.call(submit_all)
+        for _ in range(count):
+            one = again.get(timeout=20)
+            assert isinstance(one, TaskFuture), one
+            assert np.array_equal(one.result(20)["new"], ROW)
+    assert depths == [1] * count
+
+
+def test_callback_that_asks_an_agent_that_goes_is_told_so_at_once(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn_away() -> Any:
+        raise TaskRefused("gone", "it restarts")
+
+    told: Future[Any] = Future()
+
+    def ask(_: Future[Any]) -> None:
+        try:
+            told.set_result(client.models())
+        except UnavailableError as error:
+            told.set_exception(error)
+
+    with Client(hosted.path) as client:
+        future = client.submit("echo", {"input": ROW})
+        future.add_done_callback(ask)
+        eventually(lambda: hosted.backend.accepted, "the task arrives")
+        monkeypatch.setattr(hosted.backend, "models", turn_away)
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        with pytest.raises(UnavailableError, match="the agent is gone: it restarts"):
+            told.result(20)
+        with pytest.raises(TaskFailed):
+            future.result(20)
+
+
+def _row_models(**columns: int) -> dict[str, ModelSignature]:
+    """Models by name that take and give one row of so many columns."""
+    return {
+        name: ModelSignature(
+            name, (TensorInfo("input", "float32", (1, n)),), (TensorInfo("output", "float32", (1, n)),)
+        )
+        for name, n in columns.items()
+    }
+
+
+def test_model_that_a_new_plan_serves_in_several_shapes_is_asked_for_again(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    hosted.backend.infos = _row_models(rec=4)
+    with Client(hosted.path) as client:
+        client.run("rec", {"input": ROW}, timeout_s=20)
+        hosted.backend.infos = _row_models(**{"rec--1x4": 4, "rec--1x8": 8})
+        assert _refused(client.submit("rec", {"input": ROW})).code == "unknown_model"
+        assert np.array_equal(client.run("rec", {"input": ROW}, timeout_s=20)["output"], ROW)
+
+
+def test_shape_that_a_new_plan_adds_is_run_without_a_refusal(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    hosted.backend.infos = _row_models(**{"rec--1x2": 2, "rec--1x8": 8})
+    with Client(hosted.path) as client:
+        with pytest.raises(TaskRefused, match="'rec' does not take input 1x4"):
+            client.submit("rec", {"input": ROW})
+        hosted.backend.infos |= _row_models(**{"rec--1x4": 4})
+        assert np.array_equal(client.run("rec", {"input": ROW}, timeout_s=20)["output"], ROW)
+
+
+def test_a_refusal_costs_one_question_for_the_models(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted.backend.infos = _row_models(**{"rec--1x2": 2, "rec--1x8": 8})
+    asked: list[bool] = []
+    models = hosted.backend.models
+
+    def counted() -> Any:
+        asked.append(True)
+        return models()
+
+    monkeypatch.setattr(hosted.backend, "models", counted)
+    with Client(hosted.path) as client:
+        for number, (model, code) in enumerate([("rec", "wrong_shape"), ("none", "unknown_model")] * 3, 1):
+            with pytest.raises(TaskRefused) as caught:
+                client.submit(model, {"input": ROW})
+            assert (caught.value.code, len(asked)) == (code, number)
+
+
 def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnects(tmp_path: Path) -> None:
     first = Hosted(tmp_path / "run", ConnectionLimits())
     with Client(first.path) as client:
@@ -593,6 +705,67 @@ def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnec
         assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["output"], ROW)
         assert len(second.backend.accepted) == 1
     second.close()
+
+
+class _Broken:
+    """A session's socket through which nothing can be sent any more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.descriptors: list[int] = []
+
+    def send(self, *_: Any) -> int:
+        raise BrokenPipeError("broken pipe")
+
+    def sendmsg(self, buffers: Any, ancillary: Any, *_: Any) -> int:
+        self.descriptors += channel.descriptors_in(
+            (level, kind, bytes(data)) for level, kind, data in ancillary
+        )
+        raise BrokenPipeError("broken pipe")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _break(client: Client) -> _Broken:
+    session: Any = client._session
+    session._sock = _Broken(session._sock)
+    broken: _Broken = session._sock
+    return broken
+
+
+def _error_of_submitting(client: Client) -> BaseException | None:
+    """In a thread, so that one that stands still fails the test."""
+    told: Future[Any] = Future()
+
+    def submit() -> None:
+        try:
+            told.set_result(client.submit("echo", {"input": ROW}))
+        except Exception as error:
+            told.set_exception(error)
+
+    threading.Thread(target=submit, daemon=True).start()
+    return told.exception(20)
+
+
+def test_first_task_for_an_agent_that_has_gone_is_an_error_and_leaves_no_descriptor(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        client.models()
+        broken = _break(client)
+        assert isinstance(_error_of_submitting(client), UnavailableError)
+        (descriptor,) = broken.descriptors
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_callbacks_of_tasks_whose_agent_has_gone_may_cancel_others(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        held = [client.submit("echo", {"input": ROW}) for _ in range(3)]
+        held[0].add_done_callback(lambda _: held[1].cancel())
+        _break(client)
+        assert isinstance(_error_of_submitting(client), UnavailableError)
+        for future in held:
+            assert isinstance(future.exception(20), AgentRestarted)
 
 
 def test_socket_works_below_a_path_longer_than_an_address(tmp_path: Path) -> None:

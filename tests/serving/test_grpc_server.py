@@ -1,6 +1,11 @@
 """The gRPC server by itself, over a service that answers when a test says so."""
 
+import contextlib
+import gc
+import queue
+import socket
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -9,12 +14,18 @@ from typing import Any
 import grpc
 import pytest
 
-from stageloom.edge_agent.serving.grpc_api import GrpcServer
+from stageloom.edge_agent.serving.body import WaitingBytes
+from stageloom.edge_agent.serving.failures import InferenceFailure
+from stageloom.edge_agent.serving.grpc_api import GrpcServer, server_ends
+from stageloom.edge_agent.serving.http_server import address_text, listen_on
 from stageloom.edge_agent.serving.protocol import SERVICE, message
 from stageloom.edge_agent.serving.request import InferenceAnswer, InferenceCall
 from stageloom.shared.errors import TaskCancelled
+from tests.agent.conftest import eventually
 
 WAIT_S = 20.0
+MOST_BYTES = 1 << 12  # of a request
+MOST_WAITING = 1 << 15  # of all requests
 
 
 class _HeldTask(Future[Any]):
@@ -34,11 +45,22 @@ class _HeldTask(Future[Any]):
 
 
 class _HeldService:
-    """Holds requests for the model `held` until they are cancelled; answers others at once."""
+    """Holds requests for the model `held` until they are cancelled; answers others at once.
+
+    `ended`: the tasks of these others that somebody still keeps.
+    """
 
     def __init__(self) -> None:
+        self.waiting = WaitingBytes(MOST_WAITING)
         self.tasks: dict[str, _HeldTask] = {}
+        self.ended: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self.submitted = threading.Semaphore(0)
+
+    async def model(self, name: str, version: str) -> str:
+        return name
+
+    def body_limit(self, model: str) -> int:
+        return MOST_BYTES
 
     async def infer(self, call: InferenceCall, began_s: float, submitted: Any) -> InferenceAnswer:
         if call.model == "held":
@@ -46,6 +68,11 @@ class _HeldService:
             submitted([task])
             self.submitted.release()
             task.result()
+        else:
+            brief: Future[Any] = Future()
+            self.ended.add(brief)
+            submitted([brief])
+            brief.set_result(bytes(1 << 10))
         return InferenceAnswer(call, 1, [])
 
 
@@ -54,18 +81,25 @@ def service() -> _HeldService:
     return _HeldService()
 
 
-@pytest.fixture
-def channel(service: _HeldService) -> Iterator[Any]:
-    verbs: Any = SimpleNamespace(service=service)
-    server = GrpcServer(verbs, frozenset(), "127.0.0.1:0", 1 << 20, None)
-    port = server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as connected:
-        yield connected
+@contextlib.contextmanager
+def _served(service: _HeldService, host: str) -> Iterator[int]:
+    verbs: Any = SimpleNamespace(service=service, region_status=lambda name: {})
+    server = GrpcServer(verbs, frozenset(), address_text(host, 0), 1 << 20, service.waiting, None)
+    yield server.start()
     server.stop()
 
 
-def _asked(model: str, number: int = 0) -> Any:
-    return message("ModelInferRequest")(model_name=model, id=str(number))
+@pytest.fixture
+def channel(service: _HeldService) -> Iterator[Any]:
+    with _served(service, "127.0.0.1") as port, grpc.insecure_channel(f"127.0.0.1:{port}") as connected:
+        yield connected
+
+
+def _asked(model: str, number: int = 0, nbytes: int = 0) -> Any:
+    asked = message("ModelInferRequest")(model_name=model, id=str(number))
+    if nbytes:
+        asked.parameters["filling"].string_param = "x" * nbytes
+    return asked
 
 
 def _unary(channel: Any) -> Any:
@@ -128,6 +162,18 @@ def test_a_stream_answers_a_hundred_requests_in_their_order(channel: Any) -> Non
     assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(100)]
 
 
+def test_an_open_stream_keeps_no_task_that_has_ended(channel: Any, service: _HeldService) -> None:
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stream = _stream(channel, iter(asked.get, None))
+    for number in range(200):
+        asked.put(_asked("free", number))
+        assert next(stream).infer_response.id == str(number)
+    gc.collect()
+    assert len(service.ended) < 5
+    asked.put(None)
+    assert not list(stream)
+
+
 @pytest.mark.promise("serving-calls-end")
 def test_calls_that_wait_hold_up_no_others(channel: Any, service: _HeldService) -> None:
     held: Sequence[Any] = [_unary(channel).future(_asked("held", number)) for number in range(40)]
@@ -135,3 +181,87 @@ def test_calls_that_wait_hold_up_no_others(channel: Any, service: _HeldService) 
     assert _unary(channel)(_asked("free"), timeout=WAIT_S).model_name == "free"
     for call in held:
         call.cancel()
+
+
+def test_a_request_larger_than_its_model_takes_is_refused(channel: Any) -> None:
+    with pytest.raises(grpc.RpcError, match="larger than 4096 bytes") as refused:
+        _unary(channel)(_asked("free", nbytes=MOST_BYTES), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    (answer,) = _stream(channel, iter([_asked("free", 7, nbytes=MOST_BYTES)]))
+    assert "larger than 4096 bytes" in answer.error_message
+    assert answer.infer_response.id == "7"
+
+
+def test_requests_in_work_share_what_may_wait_and_give_it_back(channel: Any, service: _HeldService) -> None:
+    large = MOST_BYTES - 100
+    held = [_unary(channel).future(_asked("held", number, large)) for number in range(4)]
+    stream = _stream(channel, (_asked("held", number, large) for number in range(4, 8)))
+    _wait_for(service, 8)
+    with pytest.raises(grpc.RpcError, match="too many bytes") as refused:
+        _unary(channel)(_asked("free", nbytes=large), timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    (answer,) = _stream(channel, iter([_asked("free", 9, large)]))
+    assert "too many bytes" in answer.error_message
+    for call in (*held, stream):
+        call.cancel()
+
+    def all_is_free() -> bool:
+        with contextlib.suppress(InferenceFailure):
+            service.waiting.take(MOST_WAITING)
+            return True
+        return False
+
+    eventually(all_is_free, "what ended has given back what it had")
+
+
+def _ask_for_regions(address: str) -> None:
+    with grpc.insecure_channel(address) as connected:
+        asked = connected.unary_unary(
+            f"/{SERVICE}/SystemSharedMemoryStatus",
+            request_serializer=message("SystemSharedMemoryStatusRequest").SerializeToString,
+            response_deserializer=message("SystemSharedMemoryStatusResponse").FromString,
+        )
+        asked(message("SystemSharedMemoryStatusRequest")(), timeout=WAIT_S)
+
+
+def _is_here(address: str) -> bool:
+    with contextlib.suppress(OSError), listen_on(address, 0):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "::1", "localhost", socket.gethostname()],
+    ids=["version 4", "version 6", "localhost", "the machine's name"],
+)
+def test_programs_of_this_account_use_shared_memory_where_a_server_has_one_address(
+    service: _HeldService, host: str
+) -> None:
+    if not _is_here(host):
+        pytest.skip(f"{host} is no address of this machine")
+    with _served(service, host) as port:
+        for address, _ in server_ends(host, port).values():
+            if _is_here(address):
+                _ask_for_regions(address_text(address, port))
+
+
+@pytest.mark.promise("serving-lets-in-only")
+def test_nobody_uses_shared_memory_where_the_servers_end_is_not_known(service: _HeldService) -> None:
+    with _served(service, "0.0.0.0") as port, pytest.raises(grpc.RpcError, match="more than one address"):
+        _ask_for_regions(f"127.0.0.1:{port}")
+
+
+def test_a_server_has_one_end_for_each_version_of_ip_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, list[str]] = {
+        "localhost": ["::1", "127.0.0.1", "127.0.0.1"],
+        "board": ["192.0.2.7", "192.0.2.8", "2001:db8::7"],
+        "0.0.0.0": ["0.0.0.0"],
+        "::": ["::"],
+    }
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, port, **_: [(0, 0, 0, "", (one, port)) for one in found[host]]
+    )
+    assert server_ends("localhost", 8001) == {4: ("127.0.0.1", 8001), 6: ("::1", 8001)}
+    assert server_ends("board", 8001) == {6: ("2001:db8::7", 8001)}
+    assert server_ends("0.0.0.0", 8001) == server_ends("::", 8001) == {}

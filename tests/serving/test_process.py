@@ -17,7 +17,7 @@ from stageloom.edge_agent.serving.settings import ServingSettings, check_setting
 from stageloom.shared.errors import SettingError, StorageError
 from tests.agent.conftest import eventually
 from tests.agent.process import AgentProcess
-from tests.serving.served import rows, serving_agent
+from tests.serving.served import Triton, rows, serving_agent
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -37,6 +37,18 @@ def _ask(port: int, method: str, path: str, body: Any = None, **headers: str) ->
         return answer.status, json.loads(found) if found else None
     finally:
         connection.close()
+
+
+def test_what_may_wait_bounds_requests_over_either_transport(tmp_path: Path) -> None:
+    with serving_agent(tmp_path, waiting_bytes=1 << 16) as agent:
+        serving = agent.now().serving
+        assert serving is not None
+        for kind in ("http", "grpc"):
+            client = Triton(kind, getattr(serving, kind))
+            with pytest.raises(InferenceServerException, match="too many bytes of requests are waiting"):
+                client.infer(rows(100))
+            client.infer(rows(50))
+            client.close()
 
 
 def test_unknown_path_and_method_are_answered_as_errors(agent: AgentProcess) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from stageloom.edge_agent.serving import http_api
 from stageloom.edge_agent.serving.access import check_account
+from stageloom.edge_agent.serving.body import WaitingBytes
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure
 from stageloom.edge_agent.serving.http_api import HttpApi
 from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
@@ -123,7 +124,9 @@ def test_each_connection_is_looked_at_once_and_none_passes_for_another(
 
     async def run() -> None:
         listening = listen_on("127.0.0.1", 0)
-        api = HttpApi(Verbs(cast(InferenceService, None), RegionTable()), set(), 1 << 20, 1 << 20)
+        api = HttpApi(
+            Verbs(cast(InferenceService, None), RegionTable()), set(), 1 << 20, WaitingBytes(1 << 20)
+        )
         server = HttpServer(api.application, listening, None, 8)
         await server.start()
         ends = [await asyncio.open_connection(*listening.getsockname()) for _ in range(2)]
