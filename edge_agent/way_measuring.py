@@ -129,7 +129,8 @@ class PlannedWays:
     ) -> tuple[ModelChoice, ExecutorOptions] | None:
         """The measurement that was asked for ended; returns what it was of, unless it is made again.
 
-        `quiet`: no task is there. `again`: without a time it is worth another attempt.
+        `quiet`: no task is there. `again`: without a time it is worth another attempt; else further rounds
+        leave that way out, too.
         """
         sent = self._sent
         assert sent is not None, "nothing was asked for"
@@ -137,10 +138,23 @@ class PlannedWays:
         self._held_until_s = min(self._held_until_s, now_s + RECOVERY_S)
         if step_us is not None or not again:
             self._not_before_s = now_s + (QUIET_PAUSE_S if quiet else PAUSE_S)
-            return self.requests.open.pop(sent.request.request)
+            found = self.requests.open.pop(sent.request.request)
+            if step_us is None:
+                self._leave_out(*found)
+            return found
         self._not_before_s = now_s + BUSY_PAUSE_S
         sent.attempts += 1
         if sent.attempts < ATTEMPTS:
             self._due.append(sent)
             return None
         return self.requests.open.pop(sent.request.request)
+
+    def _leave_out(self, choice: ModelChoice, options: ExecutorOptions) -> None:
+        of_it = {
+            number
+            for number, (other, its) in self.requests.open.items()
+            if (other.artifact, its) == (choice.artifact, options)
+        }
+        for number in of_it:
+            del self.requests.open[number]
+        self._due = deque(one for one in self._due if one.request.request not in of_it)

@@ -21,7 +21,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.compose import ModelChoice
 
 SETTLE_S: Final = 2.0
@@ -84,17 +84,19 @@ class WayWatch:
         """What was asked for ended; `quiet`: no task is there."""
         ended = reason == ENDED_TWICE
         found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, again=not ended)
-        if found is None or (step_us is None and not ended):
+        if found is None:
             return
-        choice, options = found
+        if step_us is not None or ended:
+            self._note(*found, math.inf if step_us is None else step_us * 1e-6)
+        if not self._ways.left:
+            self._save()
+
+    def _note(self, choice: ModelChoice, options: ExecutorOptions, taken_s: float) -> None:
         known_s = self._times.of(choice.artifact).get(options, math.inf)
-        taken_s = math.inf if step_us is None else step_us * 1e-6
         self._times.note(choice.artifact, options, min(known_s, taken_s))
         self._parts.journal.record(
             [row for row in self._times.rows(choice.artifact) if row.executor == options.name]
         )
-        if not self._ways.left:
-            self._save()
 
     def _save(self) -> None:
         try:

@@ -62,6 +62,8 @@ class Contest:
         self.absent: dict[str, str] = {}
         self._progress = progress
         self._processes: dict[str, ContestantProcess] = {}
+        self._starting: list[ContestantProcess] = []
+        self._interrupted = False
         self._rng = random.Random(load.seed)
 
     def __enter__(self) -> "Contest":
@@ -73,14 +75,22 @@ class Contest:
         self.leave(self.names)
 
     def enter(self, settings: Iterable[ContestantSetting]) -> None:
-        """Start contestants: those that measure while they start one by one, then one on each core."""
+        """Start contestants: those that measure while they start one by one, then one on each core.
+
+        Where that is interrupted, those that are still starting are killed.
+        """
         wanted = list(settings)
-        for setting in wanted:
-            if setting.measures:
-                self._start(setting)
-        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))  # Ctrl-C cuts none of its threads short
         try:
+            for setting in wanted:
+                if setting.measures:
+                    pool.submit(self._start, setting).result()
             list(pool.map(self._start, (setting for setting in wanted if not setting.measures)))
+        except BaseException:
+            self._interrupted = True
+            for process in tuple(self._starting):
+                process.kill()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
         order = {one.name: number for number, one in enumerate(wanted)}
@@ -88,16 +98,31 @@ class Contest:
         self._processes = {name: self._processes[name] for name in here}
 
     def _start(self, setting: ContestantSetting) -> None:
+        process = ContestantProcess(setting, self.models)
+        self._starting.append(process)
+        if self._interrupted:  # after whoever kills them has looked, perhaps
+            process.kill()
         try:
-            self._processes[setting.name] = ContestantProcess(setting, self.models)
+            process.wait_ready()
+            self._processes[setting.name] = process
         except ContestantError as error:
-            self.absent[setting.name] = str(error)
-            self._progress(f"  absent: {error}")
+            if not self._interrupted:
+                self.absent[setting.name] = str(error)
+                self._progress(f"  absent: {error}")
+        finally:
+            self._starting.remove(process)
 
     def leave(self, names: Iterable[str]) -> None:
-        """End contestants that are no longer needed."""
-        for name in tuple(names):
-            self._processes.pop(name).stop()
+        """End contestants that are no longer needed; where that is interrupted, kill the rest of them."""
+        rest = list(names)
+        try:
+            while rest:
+                self._processes[rest[0]].stop()
+                del self._processes[rest.pop(0)]
+        except BaseException:  # a suspended process would be waited for as long as it stays, at Python's exit
+            for name in rest:
+                self._processes[name].kill()
+            raise
 
     @property
     def names(self) -> list[str]:

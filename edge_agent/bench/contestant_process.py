@@ -57,10 +57,9 @@ class ClosedLoop:
 
 
 class ContestantProcess:
-    """The handle of one contestant's process. It is suspended but for its own windows.
+    """The handle of one contestant's process, which begins to start.
 
-    Raises:
-        ContestantError: it cannot serve the models.
+    Once it is ready it is suspended but for its own windows.
     """
 
     def __init__(self, setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
@@ -70,6 +69,13 @@ class ContestantProcess:
         self._process = context.Process(target=_live, args=(theirs, setting, tuple(models)))
         self._process.start()
         theirs.close()
+
+    def wait_ready(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            ContestantError: it cannot serve the models, or was killed; it has ended.
+        """
         try:
             self._receive(_START_S)
         except BaseException:
@@ -101,14 +107,21 @@ class ContestantProcess:
         return float(self._ask(wanted))
 
     def stop(self) -> None:
-        """End it, and whatever it has started."""
+        """End it, and whatever it has started: at once where the wait for that is interrupted."""
         self._signal(signal.SIGCONT)
-        with contextlib.suppress(OSError):
-            self._pipe.send(None)
-        self._process.join(_STOP_S)
+        try:
+            with contextlib.suppress(OSError):
+                self._pipe.send(None)
+            self._process.join(_STOP_S)
+        finally:
+            self.kill()
+            self._process.join()
+            self._pipe.close()
+
+    def kill(self) -> None:
+        """End it and whatever it has started without a wait, suspended or not; from any thread."""
+        self._process.kill()  # it may not lead its group yet
         self._signal(signal.SIGKILL)
-        self._process.join()
-        self._pipe.close()
 
     def _ask(self, request: object) -> Any:
         self._signal(signal.SIGCONT)

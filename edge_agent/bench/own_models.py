@@ -38,9 +38,10 @@ from stageloom.shared.search.arrangements import Times, express_of
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
 _WINDOW_S: Final = 1.5
+_WINDOWS: Final = 5  # at both sides of a border, until the best is looked for anew; then twice as many
 _MOST_WINDOWS: Final = 40
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
-_HIGHEST_PER_S: Final = 20_000.0  # beyond it, handing tasks over would be what is measured
+_HIGHEST: Final = rate_index(20_000.0)  # beyond it, handing tasks over would be what is measured
 
 Progress = Callable[[str], None]
 
@@ -82,7 +83,7 @@ class OwnResult:
     models: tuple[dict[str, Any], ...]
     capacities: tuple[dict[str, Any], ...]
     absent: Mapping[str, str]
-    over_naive: Ratio | None  # None where no load was found that one of the two carries
+    over_naive: Ratio | None  # None where one of the two is absent, or no load was found that it carries
     over_best: Ratio | None
     best: str
     load_per_s: float  # as given; 0 where it was not
@@ -262,31 +263,43 @@ class _Bench:
         )
         first_per_s = sum(self._weights) / busy_s
         found = {name: CapacityFound() for name in contest.names}
-        highest = rate_index(_HIGHEST_PER_S)
         self._progress("looking for the load that each carries within the deadlines")
         began_s = time.monotonic()
         looking_s = began_s + _LOOKING * self._load.seconds
-        roughly = CapacitySearch(few=1, many=1, judged_tasks=ROUGHLY, highest=highest)
+        roughly = CapacitySearch(few=1, many=1, judged_tasks=ROUGHLY, highest=_HIGHEST)
         contest.capacities(found, roughly, first_per_s, looking_s)
         for name, one in found.items():
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
-        rivals = [name for name in found if name != OURS]
-        best = max(rivals, key=lambda name: found[name].per_s, default="")
-        last = [name for name in dict.fromkeys((OURS, best, self._rivals[0].name)) if name in found]
-        search = CapacitySearch(few=1, many=_MOST_WINDOWS, highest=highest)
-        self._progress(f"measuring {', '.join(last)} again at that load, in turns")
-        contest.capacities(
-            {name: found[name] for name in last}, search, first_per_s, began_s + self._load.seconds
-        )
+        self._measure_again(contest, found, first_per_s, began_s + self._load.seconds)
         return found
+
+    def _measure_again(
+        self, contest: Contest, found: Mapping[str, CapacityFound], first_per_s: float, until_s: float
+    ) -> None:
+        """Ours, the naive rival and the best one; where its figure falls, also the one that is best then."""
+        again: dict[str, CapacityFound] = {}
+        windows = _WINDOWS
+        while time.monotonic() < until_s:
+            best = max(_rivals(found), key=lambda name: found[name].per_s, default=OURS)
+            wanted = dict.fromkeys((OURS, best, self._rivals[0].name))
+            if fresh := {name: found[name] for name in wanted if name in found and name not in again}:
+                self._progress(f"measuring {', '.join(fresh)} again at that load, in turns")
+                again |= fresh
+            elif windows < _MOST_WINDOWS:
+                windows *= 2
+            else:
+                return
+            search = CapacitySearch(few=1, many=windows, highest=_HIGHEST)
+            contest.capacities(again, search, first_per_s, until_s)
 
     def _result(self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], plan: Plan) -> OwnResult:
         ours = found[OURS]
-        rivals = [name for name in found if name != OURS]
+        rivals = _rivals(found)
         if not rivals:
             raise ExecutorError("nothing that it could be compared with serves these models")
-        best = max(rivals, key=lambda name: found[name].per_s)
-        naive = self._rivals[0].name if self._rivals[0].name in found else best
+        known = [name for name in rivals if found[name].estimate is not None]  # the others have no interval
+        best = max(known or rivals, key=lambda name: found[name].per_s)
+        naive = self._rivals[0].name
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(
@@ -300,7 +313,7 @@ class _Bench:
                 for name, one in found.items()
             ),
             absent=absent,
-            over_naive=ratio_of(ours.samples, found[naive].samples),
+            over_naive=ratio_of(ours.samples, found[naive].samples) if naive in found else None,
             over_best=ratio_of(ours.samples, found[best].samples),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
@@ -324,6 +337,10 @@ class _Bench:
         for runtime, taken in self._services.alone(model.name).items():
             row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
         return row
+
+
+def _rivals(found: Mapping[str, CapacityFound]) -> list[str]:
+    return [name for name in found if name != OURS]
 
 
 def result_text(result: OwnResult) -> str:

@@ -114,8 +114,14 @@ def test_what_found_no_moment_is_made_again_later_and_given_up_in_the_end(tmp_pa
 
 def test_what_ends_the_engine_is_not_tried_again(tmp_path: Path) -> None:
     found, _ = made(tmp_path)
-    found.add(MODELS[:1], 0.0)
+    found.add(MODELS, 0.0)
     before = found.left
     assert found.next(0.0) is not None
-    assert found.answered(None, 0.0, quiet=True, again=False) is not None
-    assert found.left == before - 1
+    ended = found.answered(None, 0.0, quiet=True, again=False)
+    assert ended is not None
+    assert found.left == len(found.requests.open) == before - ROUNDS
+    now_s = QUIET_PAUSE_S
+    while found.next(now_s) is not None:
+        assert found.answered(1e3, now_s, quiet=True) != ended
+        now_s += QUIET_PAUSE_S
+    assert found.left == 0

@@ -1,9 +1,12 @@
 """Every way of serving models, in its own process, on two tiny ones."""
 
+import contextlib
 import importlib.util
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +36,7 @@ from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_pl
 from stageloom.edge_agent.executor_choice import TIMES_NAME
 from stageloom.shared.plan import ExecutorOptions
 from tests.agent.models import write_tiny
-from tests.planner.processes import until
+from tests.planner.processes import ROOT, environment, until
 
 pytestmark = pytest.mark.more
 
@@ -50,18 +53,26 @@ def onnx_plan(models: Sequence[ModelUnderTest]) -> bytes:
     return own_plan(models, {model.name: {ExecutorOptions(name="onnx"): 1e-3} for model in models}).wire
 
 
-def states_of_group(group: int) -> set[str]:
-    """States of the processes of a group, as /proc tells them: `T` is suspended."""
-    found = set()
+GROUP, SESSION = 2, 3
+"""Fields of a process's `stat` behind its name."""
+
+
+def states(field: int, number: int) -> dict[int, str]:
+    """The processes of a group or of a session with their states, as /proc tells them: `T` is suspended."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(fields[2]) == group:
-                found.add(fields[0])
+            if int(fields[field]) == number:
+                found[int(entry.name)] = fields[0]
     return found
+
+
+def states_of_group(group: int) -> set[str]:
+    return set(states(GROUP, group).values())
 
 
 def serves(setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
@@ -69,6 +80,7 @@ def serves(setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None
     process = ContestantProcess(setting, models)
     group = process.group
     try:
+        process.wait_ready()
         assert process.window(WINDOW).in_time.all()
         assert process.window(WINDOW).in_time.all()
         until(lambda: states_of_group(group) == {"T"})  # a signal reaches a thread when it is scheduled
@@ -150,6 +162,7 @@ def test_a_contestant_that_cannot_serve_is_absent_with_its_reason(models: list[M
 
 def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
     process = ContestantProcess(ONNXRUNTIME[3], models)
+    process.wait_ready()
     os.killpg(process.group, signal.SIGKILL)
     with pytest.raises(ContestantError, match="has died"):
         process.window(WINDOW)
@@ -169,6 +182,43 @@ def test_a_comparison_that_is_told_to_end_leaves_nothing_running(models: list[Mo
             signal.pause()
     assert len(groups) == 2
     assert all(states_of_group(group) <= {"Z"} for group in groups)
+
+
+@contextlib.contextmanager
+def contest_that_hangs(where: str, home: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A contest in a session of its own, where one of its contestants hangs now; nothing of it may stay."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.interrupted_contest", where],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(home),
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == f"{where}\n"
+        yield process
+        assert process.wait(60) == -signal.SIGINT
+        until(lambda: set(states(SESSION, process.pid).values()) <= {"Z"})
+    finally:
+        for number in states(SESSION, process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.promise("contestants-wait-suspended")
+def test_a_second_ctrl_c_ends_a_comparison_whose_contestants_do_not_end(tmp_path: Path) -> None:
+    with contest_that_hangs("stop", tmp_path) as process:  # after the first
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.promise("contestants-wait-suspended")
+def test_ctrl_c_ends_a_comparison_whose_contestants_still_start(tmp_path: Path) -> None:
+    with contest_that_hangs("start", tmp_path) as process:
+        process.send_signal(signal.SIGINT)
 
 
 def test_a_contest_gives_all_the_same_arrivals(models: list[ModelUnderTest]) -> None:

@@ -1,14 +1,21 @@
 """`stageloom-agent bench`: what it takes, what it concludes, and a whole comparison of tiny models."""
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stageloom.edge_agent.bench import contest, own_models
+from stageloom.edge_agent.bench.contest import Contest
+from stageloom.edge_agent.bench.contestant import ContestantSetting
+from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.edge_agent.bench.own_models import (
     OwnResult,
     StatedLoad,
@@ -17,6 +24,8 @@ from stageloom.edge_agent.bench.own_models import (
     settings_for,
 )
 from stageloom.edge_agent.bench.rival_settings import Family
+from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.cli.bench import by_model, known_precision
 from stageloom.shared.errors import ExecutorError, InputError
 from stageloom.shared.importer.model_argument import ModelArgument
@@ -132,6 +141,90 @@ def test_two_models_of_a_stranger_are_compared_by_one_command(tmp_path: Path) ->
     assert found["over_best"] is None or found["over_best_interval"][0] <= found["over_best_interval"][1]
     assert found["plan_text"][0].startswith(f"plan {found['plan'][:12]}")
     assert found["verdict"]
+
+
+class Clock:
+    """In the place of the module `time`; windows move it on."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+Carried = Mapping[str, tuple[float, float]]
+"""By contestant the tasks a second that it carries in the first window at a rate, and in later ones."""
+
+LUCKY: Carried = {
+    "stageloom": (200.0, 200.0),
+    "naive": (50.0, 50.0),
+    "ort_2x1": (400.0, 100.0),
+    "ort_1x2": (300.0, 300.0),
+}
+"""What looks best at first is not."""
+
+
+class StagedContest(Contest):
+    """Contestants without processes. Time is up with the second window at one rate of `last`."""
+
+    def __init__(self, carried: Carried, clock: Clock, last: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._carried, self._clock, self._last = carried, clock, last
+        self._here: list[str] = []
+
+    def enter(self, settings: Iterable[ContestantSetting]) -> None:
+        self._here = [one.name for one in settings if one.name in self._carried]
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Nothing runs."""
+
+    @property
+    def names(self) -> list[str]:
+        return self._here
+
+    def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+        self._clock.now_s += math.inf if number and name == self._last else 1.5
+        in_time = rate_per_s <= self._carried[name][min(number, 1)]
+        return WindowResult(np.zeros(50, np.int64), np.full(50, 0.001), np.full(50, in_time))
+
+
+def staged_bench(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, carried: Carried, *, last: str = ""
+) -> OwnResult:
+    clock = Clock()
+    alone = TimesAlone({(RuntimeName.ONNXRUNTIME, 1, "fp32"): {"net": 0.01}})
+    monkeypatch.setattr(TimesAlone, "measure", lambda *args, **options: alone)
+    monkeypatch.setattr(own_models, "usable_on_gpu", lambda: ())
+    monkeypatch.setattr(own_models, "Contest", lambda *args: StagedContest(carried, clock, last, *args))
+    for module in (contest, own_models):
+        monkeypatch.setattr(module, "time", clock)
+    model = ModelArgument(str(write_tiny(folder / "net.onnx")), "net", ())
+    return bench([model], StatedLoad(seconds=10_000.0), lambda line: None)
+
+
+def test_where_the_best_rivals_figure_falls_the_next_one_is_measured_again_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = staged_bench(monkeypatch, tmp_path, LUCKY)
+    assert found.best == "ort_1x2"
+    assert found.over_best is not None and found.over_best[0] == pytest.approx(2.0 / 3.0, rel=0.1)
+    assert found.over_naive is not None and found.over_naive[0] == pytest.approx(4.0, rel=0.1)
+
+
+def test_where_time_is_up_the_verdict_is_over_the_best_rival_that_was_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = staged_bench(monkeypatch, tmp_path, LUCKY, last="ort_1x2")
+    assert found.best == "ort_2x1"
+    assert found.over_best is not None and found.over_best[0] == pytest.approx(2.0, rel=0.1)
+
+
+def test_no_other_setting_passes_for_a_default_session_per_model_that_is_absent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    carried = {name: rates for name, rates in LUCKY.items() if name != "naive"}
+    found = staged_bench(monkeypatch, tmp_path, carried)
+    assert found.over_best is not None and found.over_naive is None
 
 
 def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
