@@ -4,16 +4,17 @@
 
 A planner and an agent, as processes. Plan A of two models puts operators side by side and pays for
 barriers, plan B does not; both were committed on the device before, so both are proven there. Again and
-again: A is pushed by order, a burst of tasks makes the queues diverge, the agent's trigger fires, and the
-planner answers with B, at launch intervals for the load, unless it finds a plan that is cheaper still:
-that one has to win a trial first, and is tried again only after an hour if it does not.
+again: A is pushed by order, a backlog of one model makes the queues diverge and stays, the agent's trigger
+fires once it is two seconds old, and the planner answers with B, at launch intervals for the load, unless it
+finds a plan that is cheaper still: that one has to win a trial first, and is tried again only after an hour
+if it does not.
 
 `proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock,
 as the planner keeps it; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks
 is served all the time; of each swap, the longest gap between two completions within a second around it,
 less the median gap. `lost_tasks`: tasks that ended in any other way than completed.
 
-From the burst on nothing else is started here: the planner's store is read in this process now and then,
+From then on nothing else is started here: the planner's store is read in this process now and then,
 since a command that starts Python every few milliseconds would take the cores that are measured.
 """
 
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -41,7 +43,7 @@ from stageloom.planner.store.replans import replan_infos
 from stageloom.shared.errors import StageloomError
 
 MODELS = ("heavy", "light")
-BURST = 40
+BACKLOG = 40
 STREAM_PER_S = 50.0
 PATIENCE_S = 60.0
 AGENT_SETTINGS = {
@@ -95,6 +97,38 @@ class Stream:
         return max(gaps) - median(gaps) if gaps else 0.0
 
 
+class Backlog:
+    """So many tasks of the heavy model are always open, each followed by another one, until it is ended."""
+
+    def __init__(self, client: Client, inputs: dict[str, Any], take: Callable[["Future[Any]"], None]) -> None:
+        self._client, self._inputs, self._take = client, inputs, take
+        self._ended = threading.Event()
+        self._open = threading.Semaphore(0)
+        for _ in range(BACKLOG):
+            self._submit()
+
+    def end(self) -> None:
+        """No more; returns when the last one has ended.
+
+        Raises:
+            TimeoutError: one does not.
+        """
+        self._ended.set()
+        for _ in range(BACKLOG):
+            if not self._open.acquire(timeout=PATIENCE_S):
+                raise TimeoutError("a task of the backlog did not end")
+
+    def _submit(self) -> None:
+        self._client.submit("heavy", self._inputs).add_done_callback(self._done)
+
+    def _done(self, future: "Future[Any]") -> None:
+        self._take(future)
+        if self._ended.is_set():
+            self._open.release()
+        else:
+            self._submit()
+
+
 class Bench(System):
     """The system with plans A and B of two models, both proven."""
 
@@ -145,12 +179,9 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
                 (found.replan for found in bench.store.read(replan_infos, bench.device, limit=1)), default=0
             )
             bench.planner("device", "replan", bench.device, "--on")
-            burst = [client.submit("heavy", inputs["heavy"]) for _ in range(BURST)]
-            for future in burst:
-                future.add_done_callback(stream.take)
+            backlog = Backlog(client, inputs["heavy"], stream.take)
             found = bench.until("a better plan to be active", partial(bench.active, after))
-            for future in burst:
-                future.exception(PATIENCE_S)
+            backlog.end()
             active_ms = found.trigger_to_active_ms
             rows.append(
                 {

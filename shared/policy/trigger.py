@@ -51,14 +51,12 @@ class TriggerConfig:
     regime: float = 2.0  # by what arrivals moved; see `stageloom.shared.policy.regime`
     rearm: float = 0.5  # of a threshold; of its logarithm where that is a factor
     cooldown_s: float = 10.0  # as long as the guard of the launch intervals that the last firing set
-    patience_s: float = 600.0  # the longest between two firings for queues while no other plan comes of them
     retry_s: float = 60.0  # as long as the longest trial
 
     def __post_init__(self) -> None:
-        positive = (self.tightest_s, self.variance, self.oldest_age_s, self.cooldown_s, self.patience_s)
+        positive = (self.tightest_s, self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
         factors = (self.drift, self.regime)
-        allowed = all(0.0 < n < math.inf for n in (*positive, self.retry_s))
-        allowed = allowed and all(1.0 < n < math.inf for n in factors)
+        allowed = all(0.0 < n < math.inf for n in positive) and all(1.0 < n < math.inf for n in factors)
         if not allowed or not 0 < self.rearm <= 1:
             raise ValueError(f"no trigger with {self}")
 
@@ -125,6 +123,10 @@ _WORSE: Final = {Cause.VARIANCE: 4.0, Cause.OLDEST_AGE: 2.0}
 """Queues that diverge by so much more than was told are news: twice the deviation, twice the age."""
 
 
+_LONGEST: Final = 64
+"""Cool-downs between two firings for queues of which no other plan comes, at most: ten minutes by default."""
+
+
 class _Patience:
     """How long queues that diverge are not told again, since no other plan came of what was told.
 
@@ -155,11 +157,10 @@ class _Patience:
 
     def fired(self, current: dict[Cause, float], now: float, config: TriggerConfig) -> None:
         """Queues were told of; nothing for the longest time since the wait was over: a new beginning."""
-        if now - self._until_s > config.patience_s:
+        if now - self._until_s > _LONGEST * config.cooldown_s:
             self.reset()
-        wait_s = min(config.cooldown_s * 2.0 ** min(self._firings, 32), config.patience_s)
-        self._firings += 1
-        self._until_s = now + wait_s
+        self._until_s = now + config.cooldown_s * min(2**self._firings, _LONGEST)
+        self._firings = min(self._firings + 1, _LONGEST)
         self._tightest_s = config.tightest_s
         self._told = {cause: max(told, current[cause]) for cause, told in self._told.items()}
 
