@@ -297,8 +297,7 @@ class _Bench:
         rivals = _rivals(found)
         if not rivals:
             raise ExecutorError("nothing that it could be compared with serves these models")
-        known = [name for name in rivals if found[name].estimate is not None]  # the others have no interval
-        best = max(known or rivals, key=lambda name: found[name].per_s)
+        best = max(rivals, key=lambda name: found[name].per_s)  # without an interval there is no verdict
         naive = self._rivals[0].name
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
