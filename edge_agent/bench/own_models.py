@@ -55,7 +55,7 @@ class StatedLoad:
 
     rates_per_s: Mapping[str, float] = field(default_factory=dict)
     deadlines_ms: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 120.0  # for all of it; more time gives narrower intervals
+    seconds: float = 200.0  # for all of it; more time gives narrower intervals
     precision: Precision = "fp32"  # that is allowed beside float32
 
     def check(self, names: Sequence[str]) -> None:

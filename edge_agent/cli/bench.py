@@ -35,7 +35,7 @@ def bench(
     ] = None,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=5.0, max=36_000.0, help="How long to measure, about.")
-    ] = 120.0,
+    ] = 200.0,
     precision: Annotated[
         str,
         typer.Option(
