@@ -399,7 +399,7 @@ def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> 
 def test_a_winner_that_was_rolled_back_right_after_its_own_trial_is_not_in_the_library(
     rig: Rig,
 ) -> None:
-    """Other plans' entries stay: the one that a plan rolled back before had won, and that of another plan."""
+    """Nor is one that was rolled back before another won; the other's entry stays."""
     first, other, third = (replace(rig.runs, lanes=lanes) for lanes in (2, 3, 4))
     rig.store.write(_ended, rig.replanned(first, "commit"), "rolled_back")
     rig.replanned(third, "commit")
