@@ -111,6 +111,7 @@ class Lifecycle:
         )
         self._once_durable.clear()
         self.forgot()
+        self.add(self._tell_of_disk(reason))
 
     def report(self) -> control.Report:
         """The state as the planner is told of it."""
@@ -346,6 +347,14 @@ class Lifecycle:
             self.state = structs.replace(new, revision=new.revision + 1)
         return [self.disk.keep(self.state)]
 
+    def _tell_of_disk(self, problem: str) -> list[Action]:
+        """Why nothing goes on, where that can be said without the disk: nothing of the plan ran yet."""
+        reason = bounded(f"the link's state cannot be stored: {problem}")
+        told = structs.replace(self.state, reason=reason, revision=self.state.revision + 1)
+        if self.state.reason == reason or not self.disk.can_hold(told):
+            return []
+        return self._become(told)
+
     def _accept_active(self, state: LinkState) -> None:
         """What runs need not be said again once the state that names it is safe."""
         if self._active_told == (state.active,):
@@ -368,7 +377,7 @@ class Lifecycle:
             desired, welcomed = self.state.desired, self.session.welcomed
             actions = self._needs.profiles(desired, self.state.answered, now_s, connected=welcomed)
             actions += self._needs.policy(desired, now_s, connected=welcomed)
-            if actions := actions + self.session.keep_told(self.report(), now_s):
+            if actions:
                 return actions
         return self._tell_planner(now_s)
 
@@ -390,9 +399,11 @@ class Lifecycle:
         return self._apply((after, rows))
 
     def _tell_planner(self, now_s: float) -> list[Action]:
-        """An alarm and a local plan, whatever else goes on."""
+        """A report, an alarm and a local plan, whatever else goes on."""
         if not self.session.welcomed:
             return []
+        if told := self.session.keep_told(self.report(), now_s):
+            return told
         alarm = self._alarms.due(now_s, self.config.alarm_again_s)
         planned = self._local.message(self.state, self.config.boot, now_s)
         return [ev.SendMessage(message) for message in (alarm, planned) if message is not None]
@@ -516,11 +527,15 @@ class Disk:
 
     def keep(self, state: LinkState) -> Hold | Persist:
         """How to take over a state: on disk first, unless a start would find the same anyway."""
-        held = state.revision < self._written.revision + HELD_MOST
-        if held and state.same_at_start(self._written):
+        if self.can_hold(state):
             return Hold(state)
         self._written = state
         return Persist(state)
+
+    def can_hold(self, state: LinkState) -> bool:
+        """Whether it may be believed without being on disk."""
+        held = state.revision < self._written.revision + HELD_MOST
+        return held and state.same_at_start(self._written)
 
     def persisted(self, state: LinkState) -> None:
         """A `Persist` reached the disk."""

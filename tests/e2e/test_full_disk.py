@@ -1,6 +1,8 @@
 """An artifact that does not fit on the device's disk."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stageloom import Client
+from stageloom.edge_agent.store import RESERVE_BYTES
 from tests.agent.conftest import eventually
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy
@@ -85,8 +88,8 @@ def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_n
 ) -> None:
     """The device's disk has room for the artifact, until another program takes it.
 
-    1. The device runs `alpha`; the large plan is pushed, and when a part of the artifact has come, the disk
-       is filled.
+    1. The device runs `alpha`; the large plan is pushed. When so much of the artifact has come that other
+       plans would fit there, the agent is halted and the disk is filled.
     2. The planner is told why, and the part is gone. The device serves on.
     3. Another plan is committed.
     4. The room is given back: the large plan, pushed again, is committed.
@@ -96,8 +99,10 @@ def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_n
     device.run("alpha")
     resize_disk(device.home.parent, _ENOUGH_BYTES)
     device.push(large)
-    eventually(lambda: _part_bytes(device.home) > 1 << 20, "a part of it has come", PATIENCE_S)
+    eventually(lambda: _part_bytes(device.home) > 2 * RESERVE_BYTES, "a part of it has come", PATIENCE_S)
+    agent.process.send_signal(signal.SIGSTOP)  # lest the rest comes while the disk is being filled
     _fill(filler)
+    agent.process.send_signal(signal.SIGCONT)
     device.until_seen(lambda s: "cannot be stored" in s["report"]["reason"], "the planner is told why")
     assert not _part_bytes(device.home)
     assert _serves(device)
@@ -105,5 +110,36 @@ def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_n
     assert _serves(device)
     filler.unlink()
     device.run(large)
+    assert agent.process.poll() is None
+    device.drain_telemetry()
+
+
+@pytest.mark.promise("disk-artifact-fit-fills")
+def test_a_disk_that_is_full_once_the_artifact_has_come_holds_the_plan_back_and_says_so(
+    cramped: Device, large: str
+) -> None:
+    """The artifact is whole, but the state that says that its plan runs cannot be stored.
+
+    1. The device runs `alpha`; the large plan is pushed while the engine is halted. When the artifact has
+       come, the disk is filled and the engine goes on.
+    2. The planner is told why nothing happens; the device serves on.
+    3. The room is given back: the large plan is committed.
+    """
+    device, filler = cramped, cramped.home.parent / "filler"
+    agent = device.start()
+    device.run("alpha")
+    resize_disk(device.home.parent, _ENOUGH_BYTES)
+    engine = agent.now().engine.pid
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
+    device.push(large)
+    device.until_seen(lambda s: s["report"]["state"] == "verified", "the artifact to be whole")
+    _fill(filler)
+    os.kill(engine, signal.SIGCONT)
+    device.until_seen(lambda s: "cannot be stored" in s["report"]["reason"], "the planner is told why")
+    assert _serves(device)
+    filler.unlink()
+    device.until_seen(lambda s: s["report"]["state"] == "committed", "the large plan to be committed")
+    assert _serves(device)
     assert agent.process.poll() is None
     device.drain_telemetry()

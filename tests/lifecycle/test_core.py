@@ -1,8 +1,10 @@
 """The device's core, event by event, without sockets, clocks or files."""
 
 import pytest
+from msgspec import structs
 
 from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.attempts import HELD_MOST
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import LinkState
 from stageloom.shared.digest import digest_bytes
@@ -167,7 +169,7 @@ def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
     )
     driver = Driver(state, boot=False)
     driver.full = True
-    booted = driver.boot()
+    booted = [action for action in driver.boot() if not isinstance(action, ev.Hold)]
     assert booted == [orders.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
     assert driver.state is found
     assert driver.do(ev.TimePassed(), after_s=1.0) == [], "not again at once"
@@ -241,10 +243,35 @@ def test_a_write_that_fails_after_a_step_that_is_not_written_leaves_what_was_rep
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
     driver.do(orders.PlanVerified((1, 1)))
-    revision = driver.core.report().revision
+    before = driver.core.report()
     driver.full = True
     driver.do(orders.ActiveChanged(GOOD.ref))
-    assert driver.core.report().revision == revision and driver.state is DeviceState.VERIFIED
+    told = driver.core.report()
+    unsaid = structs.replace(told, reason=before.reason, revision=before.revision)
+    assert unsaid == before and "disk full" in told.reason
+
+
+@pytest.mark.promise("disk-artifact-fit-fills")
+def test_the_planner_is_told_once_why_a_staged_plan_waits_for_a_full_disk() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    driver.do(orders.PlanVerified((1, 1)))
+    driver.full = True
+    told = [
+        one.message.report.reason
+        for _ in range(200)
+        for event in (
+            ev.Received(control.HeartbeatAck(epoch=1, generation=1, revision=0)),
+            ev.PlanStaged((1, 1)),
+        )
+        for one in driver.do(event, after_s=3.0)
+        if isinstance(one, ev.SendMessage) and isinstance(one.message, control.Reported)
+    ]
+    assert "disk full" in told[-1]
+    assert driver.core.report().revision < HELD_MOST, "nothing is told anew at each try"
+    driver.full = False
+    driver.do(ev.TimePassed(), after_s=6.0)
+    assert driver.state is DeviceState.PROBATION and not driver.core.report().reason
 
 
 def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then() -> None:
