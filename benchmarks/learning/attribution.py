@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.learning.deciding import WAYS, Arms, Choose, Log, Way, arms_of, best_pair
 from benchmarks.learning.pair import Workload, best_of, columns, judged, problem_of, rivals, structures
 from benchmarks.learning.unlearned import SEARCHES, ActionRow, Best, Search, best_seed
 from stageloom.planner.learning.maddpg.candidates import seeds
@@ -49,6 +50,9 @@ RIVAL: Final = "best rival"
 RIVAL_SEED: Final = "best seed of the rival's cut"
 OUTSIDE: Final = (RIVAL, RIVAL_SEED)
 TRAINING: Final = "training"
+BEST_PAIR: Final = "best pair of plans"
+"""No method: what a policy could gain that tells two kinds of load apart, by the arrivals that judge."""
+
 QUICK_RIVALS: Final = (
     *("sequential", "instances", "batching", "proportional", "round_robin"),
     *("ios", "opara", "nimble"),
@@ -86,6 +90,7 @@ class Answer(NamedTuple):
     policy: Score | None = None
     transitions: int = 0
     updates: int = 0
+    decides: tuple[Arms, Choose] | None = None  # of a policy that chooses among known plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +154,41 @@ def trained(
         transitions=course.transitions,
         updates=course.learner.updates,
     )
+
+
+def deciding(way: Way, problem: Problem, evaluations: int, seed: int) -> Answer:
+    """Plans from a local search with half of the evaluations, and a policy that learned to choose among them;
+    the last evaluation validates it."""
+    rng = np.random.default_rng([seed, 0x4445])
+    arms, score = searched_arms(problem, evaluations // 2, rng)
+
+    def ask(choose: Choose) -> Log:
+        return arms.episode(choose, int(rng.integers(1 << 31)), WINDOWS)
+
+    episodes = evaluations - evaluations // 2 - 1
+    choose = way(arms, ask, episodes, rng)
+    by = _validation(USUAL, arms.rows[0])
+    return Answer(
+        problem=problem,
+        settings=USUAL,
+        table=arms.table,
+        row=arms.rows[0],
+        score=score,
+        evaluations=evaluations,
+        policy=arms.score(choose, by.seeds, by.steps),
+        transitions=WINDOWS * episodes,
+        decides=(arms, choose),
+    )
+
+
+def searched_arms(problem: Problem, evaluations: int, rng: np.random.Generator) -> tuple[Arms, Score]:
+    """Plans to choose among, and the score of the best by the arrivals that choose."""
+    table = problem.table()
+
+    def judge(row: ActionRow) -> Score:
+        return evaluate(problem, table, USUAL, _validation(USUAL, row))
+
+    return arms_of(problem, table, USUAL, judge, evaluations, rng)
 
 
 def evaluations_of(work: Work) -> int:
@@ -244,6 +284,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
             answer=partial(trained, replace(_PRINTED, printed_critic=True), as_printed=True),
         ),
         "TOP, y - Q": Method(headline=False, answer=partial(trained, _PRINTED, as_printed=True)),
+        **{name: Method(headline=False, answer=partial(deciding, way)) for name, way in WAYS.items()},
     }
 )
 """By name, the best rival aside."""
@@ -289,14 +330,17 @@ def attributed(cell: Cell, name: str, evaluations: int, seed: int) -> dict[str, 
         settings, (of, plan) = EvaluationSettings(seeds=fresh, windows=FRESH_STEPS), cell.outside[name]
         score = judged(cell.problem, plan, settings)
         return {**about, "of": of, "beside": cell.structure, **columns(score)}
+    if name == BEST_PAIR:
+        arms, _ = searched_arms(cell.problem, evaluations // 2, np.random.default_rng([seed, 0x4445]))
+        pair, score = best_pair(arms, fresh, FRESH_STEPS)
+        return {**about, "of": f"plans {pair[0]} and {pair[1]}", **columns(score)}
     began_s = time.process_time()
     answer = METHODS[name].answer(cell.problem, evaluations, seed)
     cpu_s = time.process_time() - began_s
     look = Evaluate(number=0, name="", seeds=fresh, steps=FRESH_STEPS, row=answer.row)
     score, policy = evaluate(answer.problem, answer.table, answer.settings, look), None
     if answer.policy is not None:
-        look = replace(look, weights=answer.weights)
-        policy = evaluate(answer.problem, answer.table, answer.settings, look)
+        policy = _policy_score(answer, look)
         score = policy if better(answer.policy, answer.score) else score
     return {
         **about,
@@ -308,3 +352,11 @@ def attributed(cell: Cell, name: str, evaluations: int, seed: int) -> dict[str, 
         **columns(score),
         **({} if policy is None else {f"policy_{key}": value for key, value in columns(policy).items()}),
     }
+
+
+def _policy_score(answer: Answer, look: Evaluate) -> Score:
+    if answer.decides is not None:
+        arms, choose = answer.decides
+        return arms.score(choose, look.seeds, look.steps)
+    look = replace(look, weights=answer.weights)
+    return evaluate(answer.problem, answer.table, answer.settings, look)

@@ -13,7 +13,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.learning.attribution import METHODS, OUTSIDE, RIVAL, TRAINING, Cell, attributed, cell_of
+from benchmarks.learning.attribution import (
+    BEST_PAIR,
+    METHODS,
+    OUTSIDE,
+    RIVAL,
+    TRAINING,
+    Cell,
+    attributed,
+    cell_of,
+)
+from benchmarks.learning.deciding import WAYS
 from benchmarks.learning.margin import Margin, best_of_methods, margin
 from benchmarks.learning.pair import MIX, QUEUE, workloads
 from benchmarks.runner import Report, progress
@@ -33,6 +43,10 @@ STANDS_FOR_CPU: Final = "i7_7700, a derived file: none of this machine's process
 
 LEAST_SEEDS: Final = 2
 HEADLINE: Final = (*OUTSIDE, *(name for name, method in METHODS.items() if method.headline))
+DECIDING: Final = (*WAYS, BEST_PAIR)
+EXPLAINING: Final = tuple(name for name in METHODS if name not in (*HEADLINE, *DECIDING))
+CHANGING: Final = ("swapping",)
+"""Loads under which it could pay to decide anew."""
 
 Row = Mapping[str, Any]
 
@@ -50,15 +64,19 @@ class Piece(NamedTuple):
         return Path(f"{self.device}-{self.load}", f"{self.method.replace(' ', '_')}-{self.seed}.json")
 
 
-def pieces(devices: Sequence[str], loads: Sequence[str], seeds: int) -> list[Piece]:
-    """All there is to do, in its order."""
+def pieces(
+    devices: Sequence[str], loads: Sequence[str], seeds: int, methods: Sequence[str] = ()
+) -> list[Piece]:
+    """All there is to do, in its order; beside what the figures need only `methods`, if there are any."""
     return [
         Piece(device, load, method, seed)
-        for methods in (HEADLINE, [name for name in METHODS if name not in HEADLINE])
+        for kind in (HEADLINE, DECIDING, EXPLAINING)
         for load in loads
+        if kind is not DECIDING or load in CHANGING
         for device in devices
         for seed in range(1, seeds + 1)
-        for method in methods
+        for method in kind
+        if kind is HEADLINE or not methods or method in methods
     ]
 
 
@@ -67,13 +85,14 @@ def attribute(
     devices: Sequence[str],
     loads: Sequence[str],
     *,
+    methods: Sequence[str] = (),
     seeds: int,
     evaluations: int,
     workers: int,
     state: Path | None,
 ) -> None:
     """Fill the report with the rows of all pieces, and with a row and figures per cell that is complete."""
-    wanted = pieces(devices, loads, seeds)
+    wanted = pieces(devices, loads, seeds, methods)
     folder = None if state is None else state / f"{evaluations}"
     rows: dict[Piece, Row] = {}
     if folder is not None:
@@ -183,6 +202,30 @@ def cell_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
+def deciding_rows(rows: Sequence[Row], cells: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the ways to decide anew say of each cell: what they answer with over the best unlearned method and
+    over the best search, and the same of their policies, whether or not these are what they answer with."""
+    found = []
+    for cell in cells:
+        own = [row for row in rows if (row["device"], row["load"]) == (cell["device"], cell["load"])]
+        of = {
+            name: {row["seed"]: row for row in own if row["method"] == name}
+            for name in (*HEADLINE, *DECIDING)
+        }
+        for name in DECIDING:
+            if len(of[name]) < cell["seeds"]:
+                continue
+            seeds = sorted(of[name])[: cell["seeds"]]
+            row: dict[str, Any] = {"device": cell["device"], "load": cell["load"], "method": name}
+            for rival in ("best_unlearned", "best_search"):
+                under = [score_in(of[cell[rival]][seed]) for seed in seeds]
+                for prefix in ("", "policy_") if name in WAYS else ("",):
+                    over = [score_in(of[name][seed], prefix) for seed in seeds]
+                    row |= _columns(f"{prefix}over_{rival}", margin(over, under))
+            found.append(row)
+    return found
+
+
 def score_in(row: Row, prefix: str = "") -> Score:
     """The score that a row was made of."""
     return Score(
@@ -208,7 +251,18 @@ def summarise(report: Report, rows: Sequence[Row]) -> None:
         named = {f"{cell['device']}.{cell['load']}.{key}": value for key, value in figures.items()}
         report.add(named, [{"part": "cells", **cell}])
     gains = sum(cell["learned_over_best_unlearned_low"] > 1.0 for cell in cells)
-    report.add({"cells": len(cells), "cells_where_learning_gains": gains})
+    deciding = deciding_rows(rows, cells)
+    report.add(
+        {
+            "cells": len(cells),
+            "cells_where_learning_gains": gains,
+            "deciding": len(deciding),
+            "deciding_that_gain": sum(
+                row["over_best_unlearned_low"] > 1.0 for row in deciding if row["method"] in WAYS
+            ),
+        },
+        [{"part": "deciding", **row} for row in deciding],
+    )
     report.add({}, [{"part": "methods", **row} for row in rows])
 
 
@@ -217,6 +271,25 @@ COLUMNS: Final = (
     *("device", "load", "best method", "best unlearned", "training over it", "its policy over it"),
     *("best search", "training over it"),
 )
+
+
+DECIDING_COLUMNS: Final = (
+    *("device", "load", "method", "over the best unlearned", "over the best search"),
+    "its policy alone over the best search",
+)
+
+
+def deciding_table(rows: Sequence[Row]) -> list[str]:
+    """Markdown of the ways to decide anew among a kept file's rows."""
+    lines = [DECIDING_COLUMNS, ("---",) * len(DECIDING_COLUMNS)]
+    for row in rows:
+        if row["part"] == "deciding":
+            device, load = str(row["device"]), str(row["load"])
+            names = (DEVICE_NAMES.get(device, device), LOAD_NAMES.get(load, load), row["method"])
+            ratios = [_text(row, name) for name in ("over_best_unlearned", "over_best_search")]
+            policy = _text(row, "policy_over_best_search") if row["method"] in WAYS else ""
+            lines.append((*names, *ratios, policy))
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def table(rows: Sequence[Row]) -> list[str]:

@@ -328,7 +328,7 @@ def test_what_a_stopped_run_finished_is_kept_and_only_the_rest_is_asked_for(
     for _ in range(3):
         reports.append(Report("learning"))
         attribute(reports[-1], ["nano"], ["paper"], **options)
-    total = 2 * (len(METHODS) + len(OUTSIDE))
+    total = len(pieces(["nano"], ["paper"], 2))
     assert asked == [total, total - 5]
     assert reports[0].about["pieces"] == f"5 of {total}" and "cells" in reports[0].figures
     assert reports[1].rows == reports[2].rows and reports[2].figures["cells"] == 1.0
