@@ -5,12 +5,13 @@
     python -m benchmarks.learning --launcher [--quick] [--json] [--device NAME]...
     python -m benchmarks.learning --table FILE
 
-Compares MADDPG's training with methods that learn nothing and with itself less one part, all with equal
-evaluations (`benchmarks.learning.attribution`): per cell `learned_over_best_unlearned` with a 95 % interval
-over --seeds. Under a load that changes also policies that choose among known plans, learned in other ways
+Compares MADDPG's training with methods that learn nothing, all with equal evaluations
+(`benchmarks.learning.attribution`): per cell `learned_over_best_unlearned` with a 95 % interval over --seeds.
+Under a load that changes also policies that choose among known plans, learned in other ways
 (`benchmarks.learning.deciding`). --evaluations: of each method and seed, 20 simulated seconds each. Ctrl-C
 ends it with the cells that are complete; --state keeps what was done, and the same command goes on behind it.
---full: all device files of TOP, too. Everything is simulated: `twin`.
+--full: all device files of TOP, and what explains the training: itself less one part, and as printed.
+--quick: one device and load, two seeds, half of the evaluations. Everything is simulated: `twin`.
 
 --launcher asks what launch intervals can do under deadlines that a fixed rule cannot: strict intervals that
 an oracle finds, beside the earliest deadline first (`benchmarks.learning.launcher`). --quick: one load.
@@ -25,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.learning.attribution_run import DECIDING, EXPLAINING, attribute, deciding_table
+from benchmarks.learning.attribution_run import DECIDING, EXPLAINING, LEAST_SEEDS, attribute, deciding_table
 from benchmarks.learning.attribution_run import DEVICES as ATTRIBUTED_DEVICES
 from benchmarks.learning.attribution_run import LOADS as ATTRIBUTED_LOADS
 from benchmarks.learning.attribution_run import table as attribution_table
@@ -38,6 +39,7 @@ from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS
 EVALUATIONS: Final = 48
 """So that nano, xavier_nx and i7_7700 take no longer than 90 minutes on two cores."""
 
+QUICK_EVALUATIONS: Final = 24
 ALL_DEVICES: Final = tuple(dict.fromkeys((*ATTRIBUTED_DEVICES, *TOP_MEMBERS)))
 KNOWN_DEVICES: Final = sorted({*ALL_DEVICES, *LAUNCHER_DEVICES})
 
@@ -52,13 +54,14 @@ def measure(report: Report, options: argparse.Namespace) -> None:
     elif options.launcher:
         launcher(report, options.device or LAUNCHER_DEVICES, quick=options.quick)
     else:
+        devices, loads = (ALL_DEVICES if options.full else ATTRIBUTED_DEVICES), ATTRIBUTED_LOADS
         attribute(
             report,
-            options.device or (ALL_DEVICES if options.full else ATTRIBUTED_DEVICES),
-            options.workload or ATTRIBUTED_LOADS,
-            methods=options.method or (),
-            seeds=1 + LEAST_SEEDS if options.quick else options.seeds,
-            evaluations=options.evaluations,
+            options.device or devices[: 1 if options.quick else None],
+            options.workload or loads[: 1 if options.quick else None],
+            methods=options.method or (DECIDING if not options.full else ()),
+            seeds=LEAST_SEEDS if options.quick else options.seeds,
+            evaluations=min(options.evaluations, QUICK_EVALUATIONS) if options.quick else options.evaluations,
             workers=options.workers,
             state=options.state,
         )
@@ -69,12 +72,12 @@ if __name__ == "__main__":
         "--device": {"action": "append", "choices": KNOWN_DEVICES, "help": "default: all of the kind"},
         "--workload": {"action": "append", "choices": ATTRIBUTED_LOADS, "help": "default: all"},
         "--state": {"type": Path, "help": "keep what was done here, and go on from it"},
-        "--full": {"action": "store_true", "help": "all device files of TOP, too"},
+        "--full": {"action": "store_true", "help": "all device files of TOP, all methods"},
         "--launcher": {"action": "store_true", "help": "what launch intervals can do under deadlines"},
         "--method": {
             "action": "append",
             "choices": [*DECIDING, *EXPLAINING],
-            "help": "of those that the attribution's figures do not need; default: all",
+            "help": "beside those that the figures need; default: those that decide anew, with --full all",
         },
         "--seeds": {"type": int, "default": 5, "help": "of the attribution"},
         "--evaluations": {"type": int, "default": EVALUATIONS, "help": "of each method and seed"},

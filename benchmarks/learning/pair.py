@@ -1,40 +1,30 @@
-"""One device under one workload: rivals, trainings, and the planner's choice.
+"""One device under one workload: what arrives, the problem that is learned on, and rivals' plans.
 
-Workloads are TOP's table II on the twin's device files, and the same scaled to each device. Rivals' plans
-and learned policies are judged by the same arrivals.
+Workloads are TOP's table II on the twin's device files, and the same scaled to each device.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import fsum
-from multiprocessing import get_context
 from typing import Any, Final, NamedTuple
 
-from benchmarks.learning.table import LEARNED_PLAN, SEED
-from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.problem import Problem
-from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import OTHER_MEMBERS, TOP_MEMBERS
-from stageloom.planner.learning.maddpg.train import MaddpgResult, polish, train
-from stageloom.planner.learning.maddpg.work import Environment, bound_plan, clipped_row
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
-from stageloom.planner.tournament.score import Score, better, figures_of, score_of, surely_better
+from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.arrivals import Counted, Periodic, Process
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Plan, QueuePlan
-from stageloom.shared.policy.maddpg.checkpoint import decode
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import run_search
 
 MIX: Final = (("inception_v3", 30.0), ("resnet50", 60.0), ("squeezenet_bypass", 120.0))
-SINGLE: Final = ("inception_v3", 240.0)
 _FASTER: Final = {"a100": 2.0}
 """TOP doubles the rates on its server."""
 
@@ -48,22 +38,7 @@ QUEUE: Final = QueuePlan(max_tasks=4096)
 """Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""
 
 CHOICE: Final = EvaluationSettings(seeds=(1_000_001, 1_000_002, 1_000_003), windows=10)
-"""Arrivals by which plans are chosen,"""
-
-RECHECK: Final = EvaluationSettings(seeds=tuple(range(3_000_001, 3_000_009)), windows=10)
-"""those by which the best learned plan and the best rival are compared once more,"""
-
-FRESH: Final = EvaluationSettings(seeds=tuple(range(2_000_001, 2_000_006)), windows=10)
-"""and those by which what was chosen is measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much is spent on the trainings of one pair."""
-
-    seeds: tuple[int, ...] = (1, 2, 3)
-    budget_s: float = 600.0  # of each, all at once
-    settings: MaddpgSettings = field(default_factory=MaddpgSettings)
+"""Arrivals by which rivals' plans are chosen."""
 
 
 class Contestant(NamedTuple):
@@ -80,8 +55,8 @@ Workload = dict[str, Process]
 
 
 def workloads(device: DeviceFile, times: StepTimes, models: Sequence[ModelChoice]) -> dict[str, Workload]:
-    """The paper's mix; the same mix at 0.8 and at 1.1 of the device's capacity; one model alone; and a load
-    that swaps between the mix and its reverse, each at 1.1, every `SWAP_S`.
+    """The paper's mix; the same mix at 0.8 and at 1.1 of the device's capacity; and a load that swaps between
+    the mix and its reverse, each at 1.1, every `SWAP_S`.
 
     Capacity is what the device serves one operator after another, whole models, without a gap.
     """
@@ -97,7 +72,6 @@ def workloads(device: DeviceFile, times: StepTimes, models: Sequence[ModelChoice
     return {
         "paper": _periodic(paper),
         **{f"capacity_{share}": _periodic(of_capacity(share, paper)) for share in (0.8, 1.1)},
-        "single": _periodic({SINGLE[0]: SINGLE[1] * faster}),
         "swapping": _swapping(of_capacity(1.1, paper), of_capacity(1.1, reverse)),
     }
 
@@ -186,77 +160,6 @@ def structures(rival: Plan, models: Sequence[ModelChoice]) -> list[Plan]:
     return [rival] if same else [rival, cut_finer]
 
 
-def chosen_problem(
-    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], rival: Plan
-) -> Problem:
-    """The structure that is learned on: the one on which a plan that nobody learned is worth most."""
-    best: tuple[Score, Problem] | None = None
-    for structure in structures(rival, models):
-        problem = problem_of(device, workload, models, structure)
-        table = problem.table()
-        for actions in seeds(problem.space).values():
-            score = judged(problem, bound_plan(problem, table, actions).plan, CHOICE)
-            if best is None or better(score, best[0]):
-                best = score, problem
-    assert best is not None
-    return best[1]
-
-
-def seed_scores(problem: Problem) -> dict[str, Score]:
-    """Every unlearned candidate that a training starts from, by its name, on fresh arrivals.
-
-    A seed's schedules are searched for as long as those of the best learned plan, so that what remains
-    between the two is what was learned.
-    """
-    table = problem.table()
-    scores = {}
-    for name, actions in seeds(problem.space).items():
-        polish(problem, table, actions)
-        scores[name] = judged(problem, bound_plan(problem, table, actions).plan, FRESH)
-    return scores
-
-
-def trained(problem: Problem, effort: Effort) -> list[MaddpgResult]:
-    """One training per seed, each in a process of its own, all at once."""
-    with ProcessPoolExecutor(len(effort.seeds), mp_context=get_context("spawn")) as pool:
-        trainings = [
-            pool.submit(train, problem, effort.settings, seed, clock=time.monotonic, budget_s=effort.budget_s)
-            for seed in effort.seeds
-        ]
-        return [training.result() for training in trainings]
-
-
-def judged_policies(problem: Problem, settings: MaddpgSettings, trainings: Sequence[MaddpgResult]) -> Score:
-    """The worth of policies that choose the plan anew for every window; spreads are over them, too.
-
-    Schedules are searched for as their trainings do.
-    """
-    table, figures = problem.table(), []
-    steps = replace(settings, step_s=FRESH.window_s)
-    for network in [decode(training.checkpoint).network for training in trainings]:
-        for seed in FRESH.seeds:
-            environment = Environment(problem, table, steps, seed, thorough=True)
-            windows = []
-            for _ in range(FRESH.windows + round(FRESH.warm_up_s / FRESH.window_s)):
-                step = environment.step(clipped_row(network.actions(environment.state)))
-                if step.window is not None:
-                    windows.append(step.window)
-            figures.append(figures_of(windows[-FRESH.windows :], problem.service_s))
-    return score_of(figures)
-
-
-def chosen(problem: Problem, against: Sequence[Contestant], trainings: Sequence[MaddpgResult]) -> Contestant:
-    """The planner's answer: the best rival, or the best learned plan if it is surely better by arrivals that
-    chose neither. What was chosen among many by a few arrivals looks better by these than it is."""
-    learned = [
-        Contestant(LEARNED_PLAN, training.plan, judged(problem, training.plan, CHOICE))
-        for training in trainings
-    ]
-    rival, best = best_of(against), best_of(learned)
-    sure = surely_better(*(judged(problem, contestant.plan, RECHECK) for contestant in (best, rival)))
-    return best if sure else rival
-
-
 def best_of(contestants: Sequence[Contestant]) -> Contestant:
     best = contestants[0]
     for contestant in contestants[1:]:
@@ -277,35 +180,3 @@ def columns(score: Score) -> dict[str, Any]:
         "p99_spread_ms": round(score.p99_spread * 1e3, 3),
         "met": round(score.met, 4),
     }
-
-
-def run_pair(
-    device: DeviceFile,
-    workload: Workload,
-    models: Sequence[ModelChoice],
-    effort: Effort | None,
-    told: Callable[[str], None],
-) -> tuple[list[dict[str, Any]], float]:
-    """The rows of one pair, and the longest training's seconds; without an effort rivals and seeds alone."""
-    base = problem_of(device, workload, models)
-    against = rivals(base, models, told)
-    problem = chosen_problem(device, workload, models, best_of(against).plan)
-    offered = dict(models[0].graph.partitions)
-    partition = next(name for name, cuts in offered.items() if cuts == problem.template.models[0].cuts)
-    rows = [
-        {"planner": rival.planner, "partition": rival.partition, **columns(judged(base, rival.plan, FRESH))}
-        for rival in against
-    ]
-    for name, score in seed_scores(problem).items():
-        rows.append({"planner": SEED, "of": name, "partition": partition, **columns(score)})
-    if effort is None:
-        return rows, 0.0
-    trainings = trained(problem, effort)
-    planner = chosen(problem, against, trainings)
-    told(f"planner: {planner.planner}")
-    policies = judged_policies(problem, effort.settings, trainings)
-    rows += [
-        {"planner": "maddpg", "partition": partition, **columns(policies)},
-        {"planner": "planner", "of": planner.planner, **columns(judged(problem, planner.plan, FRESH))},
-    ]
-    return rows, max(training.train_s for training in trainings)
