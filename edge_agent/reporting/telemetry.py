@@ -61,7 +61,6 @@ class Journal:
 
 
 _TIMINGS_PER_ROW = 64
-_GROUPS_PER_ROW = 128
 _LONGEST_NAME = 64
 
 
@@ -149,7 +148,7 @@ class ServiceTimes:
 
 
 def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
-    """One step as a timeline; groups beyond what a row holds are left out."""
+    """One step as a timeline."""
 
     def since_us(at_s: float) -> int:
         return max(round((at_s - traced.started_s) * 1e6), 0)
@@ -162,10 +161,10 @@ def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
         since_us(traced.ended_s),
         tuple(
             GroupSpan(item, stream, since_us(begin_s), since_us(end_s))
-            for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
+            for item, stream, begin_s, end_s in traced.groups
         ),
         round(traced.started_s * 1e6),
-        traced.whole and len(traced.groups) <= _GROUPS_PER_ROW,
+        traced.whole,
     )
 
 

@@ -1,9 +1,18 @@
 """Rows that the agent makes of what its two processes measured."""
 
+import msgspec
+
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
-from stageloom.edge_agent.worker.messages import OperatorTimes, QueueStats, Stats, StepStats, StepTraced
+from stageloom.edge_agent.worker.messages import (
+    MAX_GROUPS,
+    OperatorTimes,
+    QueueStats,
+    Stats,
+    StepStats,
+    StepTraced,
+)
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.telemetry import ProfileResult
+from stageloom.shared.messages.telemetry import ProfileResult, StepTrace
 
 
 def _stats(a: int, b: int, *combined: StepStats) -> Stats:
@@ -48,11 +57,10 @@ def test_profile_in_several_reports_numbers_its_operators_through_and_ends_once(
     assert [row.last for row in results] == [False, False, True]
 
 
-def test_a_step_whose_groups_do_not_fit_a_row_is_not_told_as_whole() -> None:
+def test_a_traced_step_is_a_row_of_all_its_groups_and_whole_as_the_engine_says() -> None:
     digest = Digest("a" * 64)
-    groups = tuple((item, 0, 1.0 + item, 2.0 + item) for item in range(129))
-    whole = StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:128], True)
-    assert trace_row(whole, digest).whole
-    cut_off = trace_row(StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups, True), digest)
-    assert not cut_off.whole and len(cut_off.groups) == 128
+    groups = tuple((item, 0, 1.0 + item, 2.0 + item) for item in range(MAX_GROUPS))
+    row = trace_row(StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups, True), digest)
+    assert row.whole and [group.begin_us for group in row.groups] == [n * 10**6 for n in range(MAX_GROUPS)]
+    assert msgspec.convert(msgspec.to_builtins(row), StepTrace) == row, "within the limits of a row"
     assert not trace_row(StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:1], False), digest).whole
