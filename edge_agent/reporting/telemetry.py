@@ -85,8 +85,11 @@ def task_rows(intervals: Mapping[str, Interval], length_us: int) -> list[RowData
     return rows
 
 
-def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, float]) -> list[RowData]:
-    """Queues and steps; `service_us` is the mean device time of one task of a model."""
+def engine_rows(stats: Stats, plans: Mapping[int, Digest], service_us: Mapping[str, float]) -> list[RowData]:
+    """Queues, and steps of the plans known by key: in a trial two plans take turns within one report.
+
+    `service_us` is the mean device time of one task of a model.
+    """
     rows: list[RowData] = [
         QueueSample(
             row_name(model.name),
@@ -96,19 +99,18 @@ def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, floa
         )
         for model in stats.models
     ]
-    if plan is not None:
-        rows += [
-            StepTimings(
-                plan[:PLAN_CHARS],
-                one.combined,
-                one.mask,
-                one.steps,
-                round(one.busy_s * 1e6),
-                round(one.longest_s * 1e6),
-            )
-            for one in stats.combined
-            if one.steps and one.key == stats.key
-        ]
+    rows += [
+        StepTimings(
+            plans[one.key][:PLAN_CHARS],
+            one.combined,
+            one.mask,
+            one.steps,
+            round(one.busy_s * 1e6),
+            round(one.longest_s * 1e6),
+        )
+        for one in stats.combined
+        if one.steps and one.key in plans
+    ]
     return rows
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stageloom.edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
+from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows, profile_rows, trace_row
 from stageloom.edge_agent.worker.messages import (
     MAX_GROUPS,
     OperatorTimes,
@@ -12,7 +12,7 @@ from stageloom.edge_agent.worker.messages import (
     StepTraced,
 )
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.telemetry import ProfileResult, StepTrace
+from stageloom.shared.messages.telemetry import ProfileResult, StepTimings, StepTrace
 
 
 def _stats(a: int, b: int, *combined: StepStats) -> Stats:
@@ -39,6 +39,14 @@ def test_service_times_leave_out_steps_of_another_plan() -> None:
     times.add(_stats(0, 0))
     times.add(_stats(1, 0, StepStats(9, 0, 0b01, 1, 1, 5.0, 5.0, 5.0)))
     assert times.per_task_us() == {"a": 0.0}
+
+
+def test_steps_of_a_plan_that_gave_way_before_the_report_are_told_as_its_own() -> None:
+    """In a trial plans take turns; whichever is active when the report is made, both ran."""
+    stats = _stats(0, 0, StepStats(1, 0, 1, 5, 5, 5.0), StepStats(2, 3, 1, 4, 4, 2.0), StepStats(9, 0, 1, 1))
+    rows = engine_rows(stats, {1: Digest("a" * 64), 2: Digest("b" * 64)}, {})
+    steps = [(row.plan[0], row.combined_block, row.count) for row in rows if isinstance(row, StepTimings)]
+    assert steps == [("a", 0, 5), ("b", 3, 4)]
 
 
 def test_profile_in_several_reports_numbers_its_operators_through_and_ends_once() -> None:
