@@ -115,7 +115,7 @@ def engine_rows(stats: Stats, plans: Mapping[int, Digest], service_us: Mapping[s
 
 
 class ServiceTimes:
-    """Device time per completed task of each model, since the plan was activated.
+    """Device time per completed task of each model, since the first report after the plan was activated.
 
     A step's time is shared equally by the members that ran in it.
     """
@@ -127,12 +127,13 @@ class ServiceTimes:
         self._before: dict[str, int] | None = None
 
     def add(self, stats: Stats) -> None:
-        """One report of the engine."""
+        """One report of the engine; the first one tells where to count from."""
         completed = {model.name: model.outcomes.get("completed", 0) for model in stats.models}
-        if self._before is not None:
-            for name, count in completed.items():
-                self._completed[name] = self._completed.get(name, 0) + count - self._before.get(name, 0)
-        self._before = completed
+        before, self._before = self._before, completed
+        if before is None:
+            return  # which tasks are of its steps cannot be told
+        for name, count in completed.items():
+            self._completed[name] = self._completed.get(name, 0) + count - before.get(name, 0)
         for one in stats.combined:
             if one.key != stats.key or one.combined >= len(self._members):
                 continue

@@ -34,6 +34,14 @@ def test_service_time_of_a_step_belongs_to_the_members_that_ran_in_it() -> None:
     assert times.per_task_us() == {"a": 1e6, "b": 1e6}
 
 
+def test_steps_before_the_first_count_of_tasks_are_not_part_of_their_service_time() -> None:
+    """The first report after an activation has steps of that plan, and no count of tasks to begin with."""
+    times = ServiceTimes([("a", "b")])
+    for completed in (10, 20):
+        times.add(_stats(completed, 0, StepStats(1, 0, 0b01, 10, 10, 10.0, 1.0, 1.0)))
+    assert times.per_task_us() == {"a": 1e6}
+
+
 def test_service_times_leave_out_steps_of_another_plan() -> None:
     times = ServiceTimes([("a", "b")])
     times.add(_stats(0, 0))
