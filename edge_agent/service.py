@@ -383,7 +383,7 @@ class Agent:
         plan = self._plans.plan_of(key)
         facts = self._plans.facts_of(plan.ref.digest) if plan else None
         if facts is not None:
-            self._load.plan_active(facts)
+            self._load.plan_active(key, facts)
         if plan is not None:
             self._ways.plan_active(plan)
         self._lifecycle.do(self._plans.activated(key, self.loop.now(), paused_s))

@@ -58,6 +58,12 @@ _EXTENSIONS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "f
 """Types that numpy has only as extensions: they pass as bits."""
 
 
+def unhalved(value: torch.Tensor) -> torch.Tensor:
+    """Return half precision as float32, which holds its squares and their sums; other types as they are."""
+    half = value.is_floating_point() and value.itemsize < 4
+    return value.float() if half else value
+
+
 def onnx_dtype(code: int) -> torch.dtype:
     """Return the torch type of an ONNX element type.
 

@@ -1,6 +1,7 @@
 """What the engine process says of its load: service times and queues as telemetry, and alarms."""
 
 import time
+from typing import Final
 
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
@@ -14,6 +15,9 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.policy.trigger import Cause
 
+_PLANS: Final = 16
+"""Plans whose steps may come in one report."""
+
 
 class LoadWatch:
     """Measures what the running plan's tasks cost, and asks for another plan where queues diverge."""
@@ -24,6 +28,7 @@ class LoadWatch:
         self._parts = parts
         self._mode = parts.machine.power_mode  # that the link knows of
         self._service = ServiceTimes(())
+        self._ran: dict[int, Digest] = {}  # by key, the last plans of this engine process, freed ones too
         self._alarms = Alarms(
             measure=config.alarm_measure,
             threshold=config.alarm_threshold,
@@ -31,13 +36,18 @@ class LoadWatch:
             cooldown_s=config.alarm_cooldown_s,
         )
 
-    def plan_active(self, facts: PlanFacts) -> None:
+    def plan_active(self, key: PlanKey, facts: PlanFacts) -> None:
         """Another plan runs: what its tasks cost is measured anew."""
         self._service = ServiceTimes(facts.members)
+        self._ran.pop(key, None)
+        self._ran[key] = facts.digest
+        while len(self._ran) > _PLANS:
+            del self._ran[next(iter(self._ran))]
 
     def engine_exited(self) -> None:
         """What it held is gone."""
         self.stats = None
+        self._ran.clear()
 
     def stats_arrived(self, stats: Stats) -> None:
         """Once per statistics interval."""
@@ -49,7 +59,7 @@ class LoadWatch:
         facts = plans.facts_of(digest) if digest else None
         members, lanes = (facts.members, facts.lanes) if facts else ((), 1)
         self._parts.profiles.drift.add(stats, digest, members, lanes=lanes)
-        self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
+        self._parts.journal.record(engine_rows(stats, self._ran, self._service.per_task_us()))
 
     def glanced(self, seen: QueueSnapshot, *, alarms: bool, disturbed: bool) -> None:
         """Ten times a second: is a re-plan due? While a plan is tried or guarded `Alarms.glance` says when.

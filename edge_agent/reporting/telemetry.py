@@ -61,7 +61,6 @@ class Journal:
 
 
 _TIMINGS_PER_ROW = 64
-_GROUPS_PER_ROW = 128
 _LONGEST_NAME = 64
 
 
@@ -86,8 +85,11 @@ def task_rows(intervals: Mapping[str, Interval], length_us: int) -> list[RowData
     return rows
 
 
-def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, float]) -> list[RowData]:
-    """Queues and steps; `service_us` is the mean device time of one task of a model."""
+def engine_rows(stats: Stats, plans: Mapping[int, Digest], service_us: Mapping[str, float]) -> list[RowData]:
+    """Queues, and steps of the plans known by key: in a trial two plans take turns within one report.
+
+    `service_us` is the mean device time of one task of a model.
+    """
     rows: list[RowData] = [
         QueueSample(
             row_name(model.name),
@@ -97,24 +99,23 @@ def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, floa
         )
         for model in stats.models
     ]
-    if plan is not None:
-        rows += [
-            StepTimings(
-                plan[:PLAN_CHARS],
-                one.combined,
-                one.mask,
-                one.steps,
-                round(one.busy_s * 1e6),
-                round(one.longest_s * 1e6),
-            )
-            for one in stats.combined
-            if one.steps and one.key == stats.key
-        ]
+    rows += [
+        StepTimings(
+            plans[one.key][:PLAN_CHARS],
+            one.combined,
+            one.mask,
+            one.steps,
+            round(one.busy_s * 1e6),
+            round(one.longest_s * 1e6),
+        )
+        for one in stats.combined
+        if one.steps and one.key in plans
+    ]
     return rows
 
 
 class ServiceTimes:
-    """Device time per completed task of each model, since the plan was activated.
+    """Device time per completed task of each model, since the first report after the plan was activated.
 
     A step's time is shared equally by the members that ran in it.
     """
@@ -126,12 +127,13 @@ class ServiceTimes:
         self._before: dict[str, int] | None = None
 
     def add(self, stats: Stats) -> None:
-        """One report of the engine."""
+        """One report of the engine; the first one tells where to count from."""
         completed = {model.name: model.outcomes.get("completed", 0) for model in stats.models}
-        if self._before is not None:
-            for name, count in completed.items():
-                self._completed[name] = self._completed.get(name, 0) + count - self._before.get(name, 0)
-        self._before = completed
+        before, self._before = self._before, completed
+        if before is None:
+            return  # which tasks are of its steps cannot be told
+        for name, count in completed.items():
+            self._completed[name] = self._completed.get(name, 0) + count - before.get(name, 0)
         for one in stats.combined:
             if one.key != stats.key or one.combined >= len(self._members):
                 continue
@@ -149,7 +151,7 @@ class ServiceTimes:
 
 
 def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
-    """One step as a timeline; groups beyond what a row holds are left out."""
+    """One step as a timeline."""
 
     def since_us(at_s: float) -> int:
         return max(round((at_s - traced.started_s) * 1e6), 0)
@@ -162,10 +164,10 @@ def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
         since_us(traced.ended_s),
         tuple(
             GroupSpan(item, stream, since_us(begin_s), since_us(end_s))
-            for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
+            for item, stream, begin_s, end_s in traced.groups
         ),
         round(traced.started_s * 1e6),
-        traced.whole and len(traced.groups) <= _GROUPS_PER_ROW,
+        traced.whole,
     )
 
 

@@ -150,7 +150,7 @@ class PlanLaunches:
             step,
             plan.digest,
             tuple(names),
-            self.bound.executor_of(step.combined).name,
+            self.bound.executor_of(step.combined, step.variant).name,
             plan.lane_resources[step.lane] if placed else None,
             plan.cores_of(step.lane) if placed else (),
         )

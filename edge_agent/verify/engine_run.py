@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.edge_agent.executor.base import Executor, StepResult
@@ -14,7 +14,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TaskId
-from stageloom.shared.plan import Member
+from stageloom.shared.plan import Member, QueuePlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +23,9 @@ Place: TypeAlias = tuple[int, str]
 """The block behind which a tensor was recorded (the number of blocks: the task's answer), and its name."""
 
 _MAX_DELAY_S = 0.002
+
+_ROOM = QueuePlan(max_tasks=1 << 24, max_bytes=1 << 40)
+"""Tasks come all at once, and a refusal would look like a defect; their inputs are in memory anyway."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class EngineRun:
         Raises:
             ExecutorError: the executor cannot load or prepare the plan.
         """
-        self._model = bound.models[0].plan
+        self._model = replace(bound.models[0].plan, queue=_ROOM)
         self._executor = executor
         self._seen: dict[InstanceId, dict[Place, np.ndarray]] = {}
         self._task_of: dict[InstanceId, TaskId] = {}
@@ -50,7 +53,8 @@ class EngineRun:
         executor.tap = self._tap
         self._engine = InProcessEngine(executor, on_step=self._on_step)
         try:
-            self._engine.activate(self._engine.load(bound.plan, {artifact.digest: artifact}))
+            plan = replace(bound.plan, models=(self._model,))
+            self._engine.activate(self._engine.load(plan, {artifact.digest: artifact}))
         except BaseException:
             self._engine.close()
             raise

@@ -14,6 +14,7 @@ not at all where it failed or was refused.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from stageloom.edge_agent.executor.base import StepResult
@@ -70,8 +71,11 @@ class StepCounter:
         return self._busy_s + (now - self._since_s if self._in_flight else 0.0)
 
     def take(self) -> tuple[StepStats, ...]:
-        """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later."""
-        return tuple(self._sums.pop(place) for place in sorted(self._sums)[:MAX_COMBINED])
+        """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later.
+
+        Those that began first come first: by their numbers the same ones would always be left.
+        """
+        return tuple(self._sums.pop(place) for place in list(islice(self._sums, MAX_COMBINED)))
 
 
 _JUDGED = 0.9

@@ -21,6 +21,9 @@ from stageloom.shared.messages.outputs import OutputsVerdict
 MAX_MESSAGE_BYTES = 64 << 10
 """A message larger than this is a mistake; bulk data travels as file descriptors."""
 
+MAX_GROUPS = 128
+"""Groups of a step that a trace tells: as many as a row of telemetry holds."""
+
 MAX_TIMES = 2048
 """Operator times per report: at most 24 bytes each, so that they fit a message."""
 
@@ -358,7 +361,10 @@ class PartsTimed(_Message, frozen=True, tag=26):
 
 
 class StepTraced(_Message, frozen=True, tag=9):
-    """One step's groups on their streams."""
+    """One step's groups on their streams, at most MAX_GROUPS of them.
+
+    `whole`: all members active, each at its largest batch, by a prepared program, and every group is here.
+    """
 
     step: int
     lane: int
@@ -368,7 +374,7 @@ class StepTraced(_Message, frozen=True, tag=9):
     started_s: float
     ended_s: float
     groups: tuple[tuple[int, int, float, float], ...]  # launch-list item, stream, started_s, ended_s
-    whole: bool = False  # all members active, each at its largest batch, by a prepared program
+    whole: bool = False
 
 
 class Drained(_Message, frozen=True, tag=10):

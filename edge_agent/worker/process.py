@@ -24,13 +24,14 @@ from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.accounting import WindowTimer
 from stageloom.edge_agent.worker.arena_tasks import Application, ArenaTasks
 from stageloom.edge_agent.worker.channel import Channel, ChannelClosed
-from stageloom.edge_agent.worker.messages import Handlers, Report, WorkerConfig
+from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, Handlers, Report, WorkerConfig
 from stageloom.edge_agent.worker.output_comparer import OutputComparer
 from stageloom.edge_agent.worker.profiling import Profiler, read_plan
 from stageloom.edge_agent.worker.recorder import Recording
 from stageloom.edge_agent.worker.resources import ArtifactTable, MemoryBudget, budget
 from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey, Step
 from stageloom.shared.errors import StageloomError, UnavailableError
 from stageloom.shared.failpoint import failpoint
@@ -40,6 +41,9 @@ log = logging.getLogger(__name__)
 
 PREPARE_TIMEOUT_S = 60.0
 """A plan is reported as loaded after this time even where programs are missing: those run as a fallback."""
+
+_DISPENSABLE = (messages.StepTraced, QueueSnapshot)
+"""Reports that nobody waits for: one that fits no message must not end the process."""
 
 _DRAIN_POLL_S = 0.005
 _EXIT_BUG = 70
@@ -132,8 +136,12 @@ class EngineProcess:
             self._send(report)
 
     def _send(self, report: Report) -> None:
+        message = messages.encode(report)
+        if len(message) > MAX_MESSAGE_BYTES and isinstance(report, _DISPENSABLE):
+            log.error("a %s of %d bytes is left out: it fits no message", type(report).__name__, len(message))
+            return
         try:
-            self._channel.send(messages.encode(report))
+            self._channel.send(message)
         except ChannelClosed:
             return  # the main thread reads the same end and ends the process
         except UnavailableError:
@@ -323,24 +331,28 @@ class EngineProcess:
             self._recording.order(command, fds[0], time.monotonic())
 
     def _traced(self, step: Step, result: StepResult) -> None:
-        program = step.program
-        self.report(
-            messages.StepTraced(
-                step.id,
-                step.lane,
-                program.plan,
-                program.combined,
-                program.mask,
-                result.started_s,
-                result.ended_s,
-                result.groups,
-                self._driver is not None and self._driver.is_whole(step),
-            )
-        )
+        driver = self._driver
+        self.report(traced(step, result, whole=driver is not None and driver.is_whole(step)))
 
     def _quiet(self) -> bool:
         """Whether something else may run: not beside a task, and not in a window of a trial."""
         return (self._driver is None or self._driver.quiet) and not self._measuring.busy
+
+
+def traced(step: Step, result: StepResult, *, whole: bool) -> messages.StepTraced:
+    """The report of a step; it fits a message however many groups there are. `whole`: but for its groups."""
+    program, groups = step.program, result.groups
+    return messages.StepTraced(
+        step.id,
+        step.lane,
+        program.plan,
+        program.combined,
+        program.mask,
+        result.started_s,
+        result.ended_s,
+        groups[: messages.MAX_GROUPS],
+        whole and len(groups) <= messages.MAX_GROUPS,
+    )
 
 
 def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:

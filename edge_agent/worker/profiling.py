@@ -27,6 +27,7 @@ import msgspec
 from stageloom.edge_agent.executor.base import (
     Executor,
     OperatorTime,
+    StepFeeds,
     StepResult,
     StepRunner,
     TimingRequest,
@@ -90,11 +91,14 @@ def profile_stages(
     repeats: int,
     wanted: Sequence[int] = (),
     serving: EngineRuntime | None = None,
+    *,
+    cores: tuple[int, ...] = (),
 ) -> list[StageSamples]:
     """Times of the combined blocks wanted, of all if none is named, `repeats` of each at most. [num_combined]
 
     None where the time was up. The plan is loaded for it and freed again. `serving`: the engine that has the
-    executor, where one has; then steps go between its own.
+    executor, where one has; then steps go between its own. `cores`: what the calling thread keeps to while it
+    runs a step; empty: any.
 
     Raises:
         ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
@@ -106,7 +110,7 @@ def profile_stages(
     if not moments.wait():
         return times
     key = PlanKey(next(_numbers))
-    profile = _Profile(key, bound, executor, serving, moments)
+    profile = _Profile(key, bound, executor, serving, moments, cores)
     try:
         with moments.spend():
             executor.load(key, bound, artifacts)
@@ -132,6 +136,7 @@ class _Profile:
         executor: StepRunner,
         serving: EngineRuntime | None,
         moments: IdleTime,
+        cores: tuple[int, ...],
     ) -> None:
         self._key = key
         self._bound = bound
@@ -139,6 +144,7 @@ class _Profile:
         self._serving = serving
         self._owner = serving or executor  # steps and drops go through it
         self._moments = moments
+        self._cores = cores
         self._inputs = [_seeded_inputs(model) for model in bound.models]
         self._items = [bound.launches(index, block.full_mask) for index, block in enumerate(bound.combined)]
         self._waiting: dict[Member, InstanceId] = {}  # instances that are before a block
@@ -215,16 +221,21 @@ class _Profile:
             if member.block == 0
         }
         with self._moments.spend():
+            # Not on the cores: helpers and sessions that this makes may serve later, and would keep to them.
             self._executor.prepare(program)
-            if not traced:
-                self._owner.issue(step, feeds)
-                return self._executor.wait(step.id)
-            self._set_tracing(True)
-            try:
-                self._owner.issue(step, feeds)
-                return self._executor.wait(step.id)
-            finally:
-                self._set_tracing(False)
+            with pinned(self._cores):
+                return self._run_prepared(step, feeds, traced=traced)
+
+    def _run_prepared(self, step: Step, feeds: StepFeeds, *, traced: bool) -> StepResult:
+        if not traced:
+            self._owner.issue(step, feeds)
+            return self._executor.wait(step.id)
+        self._set_tracing(True)
+        try:
+            self._owner.issue(step, feeds)
+            return self._executor.wait(step.id)
+        finally:
+            self._set_tracing(False)
 
     def _set_tracing(self, on: bool) -> None:
         if self._serving is None:
@@ -404,9 +415,15 @@ class Profiler:
             bound = bind(wanted.plan, {artifact.digest: artifact.graph})
             own_s = _HANDOVER_SHARE * asked.limit_s
             moments = IdleTime(self._idle, own_s=own_s, wall_s=asked.wall_s)
-            with self._executor(bound) as (executor, serving), pinned(cores[0]):
+            with self._executor(bound) as (executor, serving):
                 (found,) = profile_stages(
-                    bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
+                    bound,
+                    {artifact.digest: artifact},
+                    executor,
+                    moments,
+                    _WHOLE_RUNS,
+                    serving=serving,
+                    cores=cores[0],
                 )
         except Exception as error:  # parts are told without it
             return None, f"hand-overs are not measured: {_one_line(error)}"

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import InputError, SettingError, UnavailableError
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import lower
-from stageloom.shared.plan import ExecutorOptions, Resource
+from stageloom.shared.plan import ExecutorOptions, Place, PlacementPolicy, Resource
 from stageloom.shared.search.assignment import Assignment
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
@@ -231,6 +232,30 @@ def test_steps_say_their_executor_lane_resource_and_cores_and_tracks_the_lanes_p
     ]
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert {"lane 0 steps (resource 1, cores 1, 2)", "lane 1 steps (resource 0, cores 4)"} <= names
+
+
+def test_a_step_that_another_executor_ran_in_another_place_says_so() -> None:
+    """The block may run on either resource, on the second one by the second executor."""
+    model = artifact_of("squeezenet")
+    used = Assignment(
+        further_executors=(ExecutorOptions(name="openvino"),),
+        resources=(Resource(cores=(4,)), Resource(cores=(1,))),
+        lane_resources=(0, 1),
+        resources_of=(((0,),),),
+        placement=PlacementPolicy.EAGER,
+    )
+    choice = ModelChoice(name="one", artifact=model.digest, graph=model.graph)
+    plan = compose([choice], lanes=2, assignment=used)
+    plan = replace(plan, combined=(replace(plan.combined[0], further_places=(Place(1, 1),)),))
+    bound = bind(plan, {model.digest: model.graph})
+    entries = [
+        StepEntry(number, number, 1, 0, 1, (0,), (number,), False, 1.0, 1.5, (), number)
+        for number in range(2)
+    ]
+    found = timeline(
+        RecordingBatch(entries, [], [], []), RecordingSummary(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable()
+    )
+    assert [(step.resource, step.executor) for step in found.steps] == [(0, "onnx"), (1, "openvino")]
 
 
 def test_a_step_that_began_before_the_recording_is_left_out(found: Timeline) -> None:

@@ -1,6 +1,7 @@
 """The onnxruntime executor: sessions that plans share, what they state, what fails alone, timing."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,19 @@ def test_a_plan_with_an_unknown_option_is_refused_and_leaves_nothing(
     with pytest.raises(ExecutorError, match=said):
         load(onnx, odd, [model])
     assert onnx.sessions == 0
+
+
+def test_a_plan_whose_second_artifact_cannot_be_opened_leaves_nothing_of_the_first(
+    onnx: OnnxExecutor, tmp_path: Path
+) -> None:
+    first, second = sorted((artifact_of("squeezenet", seed=seed) for seed in (0, 1)), key=lambda a: a.digest)
+    gone = replace(second, path=tmp_path / "gone")
+    plan = plan_of([first, second], [(), ()], [[Member(0, 0, 0)], [Member(1, 0, 0)]])
+    with pytest.raises(FileNotFoundError):
+        load(onnx, plan, [first, gone])
+    assert onnx.sessions == 0
+    onnx.drop_idle()
+    assert onnx.held_bytes == 0
 
 
 def test_a_failed_step_fails_alone(onnx: OnnxExecutor) -> None:

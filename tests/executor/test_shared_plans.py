@@ -88,7 +88,9 @@ QUICK_SIDE_BY_SIDE = [PAIRS[1], *(pytest.param(one, marks=pytest.mark.full) for 
 """Of what is about the engine that passes tensors on, whoever computes them."""
 
 
-def shuffled(names: tuple[str, ...], seed: int, *, batch: int = 1, lanes: int = 2) -> Plan:
+def shuffled(
+    names: tuple[str, ...], seed: int, *, batch: int = 1, lanes: int = 2, delay_us: int = 1000
+) -> Plan:
     """Two networks in their papers' blocks, each block (in all replicas) on a random one of the executors."""
     rng = random.Random(seed)
     chosen: dict[tuple[int, int], int] = {}
@@ -100,7 +102,7 @@ def shuffled(names: tuple[str, ...], seed: int, *, batch: int = 1, lanes: int = 
             partition="paper",
             replicas=lanes,
             batch=batch,
-            batch_max_delay_us=1000 if batch > 1 else 0,
+            batch_max_delay_us=delay_us if batch > 1 else 0,
         )
         for name, model in (("a", artifact_of("squeezenet")), ("b", artifact_of("inception_v3", side=75)))
     ]
@@ -157,6 +159,17 @@ def test_batches_pass_from_one_executor_to_another(engine: InProcessEngine, name
     models = {one.digest: one for one in (artifact_of("squeezenet"), artifact_of("inception_v3", side=75))}
     engine.activate(engine.load(shuffled(names, 7, batch=3), models))
     answers(engine, 8)
+
+
+@pytest.mark.parametrize("tasks", [3, 7])
+@pytest.mark.parametrize("names", QUICK_SIDE_BY_SIDE, ids="+".join)
+def test_a_batch_that_is_partly_filled_passes_from_one_executor_to_another(
+    engine: InProcessEngine, names: tuple[str, ...], tasks: int
+) -> None:
+    """The last step has three tasks in programs made for four."""
+    models = {one.digest: one for one in (artifact_of("squeezenet"), artifact_of("inception_v3", side=75))}
+    engine.activate(engine.load(shuffled(names, 7, batch=4, delay_us=100_000), models))
+    answers(engine, tasks)
 
 
 @pytest.mark.parametrize("names", QUICK_SIDE_BY_SIDE, ids="+".join)

@@ -135,6 +135,29 @@ def test_forms_of_older_operator_sets_agree_with_onnxruntime(
         assert got.dtype == want.dtype
 
 
+SQUARED: list[tuple[str, int, float, Mapping[str, object]]] = [  # operator, opset, size of inputs, attributes
+    ("LRN", 13, 300.0, {"size": 5, "alpha": 1e-3}),
+    ("LpPool", 18, 300.0, {"kernel_shape": [2, 2]}),
+    ("GlobalLpPool", 2, 300.0, {}),
+    ("MeanVarianceNormalization", 13, 300.0, {}),
+    ("ReduceSumSquare", 13, 1e-4, {}),
+]
+"""Their squares are beyond the largest number of half precision, or below the smallest."""
+
+
+@pytest.mark.parametrize(("kind", "opset", "size", "attributes"), SQUARED, ids=[case[0] for case in SQUARED])
+def test_in_half_precision_squares_are_made_in_float32(
+    kind: str, opset: int, size: float, attributes: Mapping[str, object]
+) -> None:
+    x = (size * floats(1, 64, 8, 8)).astype(np.float16)
+    model = single(kind, opset, ["x"], [x.astype(np.float32)], {}, ["y"], attributes)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x.astype(np.float32)})
+    half = single(kind, opset, ["x"], [x], {}, ["y"], attributes)
+    (found,) = lower_whole(half, [x]).run({"x": x})
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float32), wanted, rtol=2e-3, atol=1e-3 * np.abs(wanted).max())
+
+
 def single(
     kind: str,
     opset: int,

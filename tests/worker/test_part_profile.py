@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.eop.models import imported, layers
-from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.base import StepResult, TimingRequest
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
@@ -22,7 +22,9 @@ from stageloom.edge_agent.worker.part_profile import (
 )
 from stageloom.edge_agent.worker.profiling import Profiler, StageSamples, profile_stages
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import bind
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import PlanKey, ProgramKey
+from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.partition import Axis
 from stageloom.shared.plan import ExecutorOptions
@@ -63,6 +65,27 @@ def reports_of(artifact: Artifact, executor: str = "onnx", *, parts: int = 5) ->
     return told
 
 
+class Placed(OnnxExecutor):
+    """Notes on which cores the calling thread may run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_on: list[set[int]] = []
+        self.run_on: list[set[int]] = []
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        self.made_on.append(os.sched_getaffinity(0))
+        super().load(key, bound, artifacts)
+
+    def prepare(self, program: ProgramKey) -> None:
+        self.made_on.append(os.sched_getaffinity(0))
+        super().prepare(program)
+
+    def wait(self, step: StepId) -> StepResult:
+        self.run_on.append(os.sched_getaffinity(0))
+        return super().wait(step)
+
+
 def samples(ops: int, *, axis: Axis = Axis.BATCH) -> list[PartSample]:
     """Parts that take a microsecond a row, and longer the later the operator is."""
     return [PartSample(op, axis, rows, (rows + op) * 1e-6) for op in range(ops) for rows in (4, 8, 12, 16)]
@@ -84,6 +107,27 @@ def test_parts_of_the_operators_and_a_hand_over_are_told_before_the_operators_en
     timed = [PartSample(op, Axis(axis), extent, us / 1e6) for op, axis, extent, us, _, _ in parts.times]
     known = part_samples(axes, [0] * LAYERS, timed)
     assert known.keys() == {(op, one.axis) for op in range(LAYERS) for one in axes[op]}
+
+
+@TWO_CORES
+def test_hand_overs_run_on_the_cores_of_a_resource_and_what_may_serve_later_is_made_anywhere(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of sessions and of the pool keep for good to the cores of whoever makes them."""
+    everywhere, made = os.sched_getaffinity(0), list[Placed]()
+
+    def make(name: str) -> Placed:
+        made.append(Placed())
+        return made[-1]
+
+    monkeypatch.setattr("stageloom.edge_agent.worker.profiling.make_executor", make)
+    _, parts, _ = reports_of(artifact)
+    assert isinstance(parts, PartsTimed) and parts.handover_us is not None
+    cores = core_pair(1)
+    assert cores is not None
+    assert all(on == everywhere for executor in made for on in executor.made_on)
+    assert made[-1].run_on and all(on == set(cores[0]) for on in made[-1].run_on)
+    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_without_a_request_for_parts_none_are_timed(artifact: Artifact) -> None:

@@ -54,3 +54,18 @@ def test_a_report_of_very_many_combined_blocks_is_split_and_fits_a_message() -> 
     first, second = tally.take(), tally.take()
     assert (len(first), len(second)) == (MAX_COMBINED, 3)
     assert len(encode(Stats(1.0, 1, 1.0, (), first))) < MAX_MESSAGE_BYTES
+
+
+def test_sums_that_a_report_leaves_out_come_before_those_that_began_after_them() -> None:
+    tally = StepCounter()
+
+    def run(combined: range) -> None:
+        for one in combined:
+            tally.step_issued(0.0)
+            tally.step_ended(_step(one), StepResult(0.0, 1.0), 1.0)
+
+    run(range(MAX_COMBINED + 3))
+    tally.take()
+    run(range(MAX_COMBINED))
+    late = [one.combined for one in tally.take()[:3]]
+    assert late == [MAX_COMBINED, MAX_COMBINED + 1, MAX_COMBINED + 2]

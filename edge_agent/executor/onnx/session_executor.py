@@ -184,7 +184,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         }
         try:
             self._hold(key, singles, artifacts)
-        except ExecutorError:
+        except BaseException:
             for cache in {self._cache, *self._caches(singles)}:
                 cache.release(key)
             raise

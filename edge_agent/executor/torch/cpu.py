@@ -166,20 +166,24 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
     ) -> Mapping[str, np.ndarray]:
         """Copies in the graph's types: the buffers serve the next instance soon."""
         slot.plan, slot.member, slot.rows = step.program.plan, member.member, bucket_of(step, member)
-        plan = self._plans[step.program.plan]
+        plan, tasks = self._plans[step.program.plan], len(member.tasks)
         model = plan.bound.models[member.member.model]
         block = model.blocks[member.member.block]
         if self._in_store(step.program.plan):
-            made = {tensor: self._crossing(plan, member, tensor) for tensor in block.makes}
+            # Programs of other executors take whole buckets, too.
+            made = {tensor: self._crossing(plan, member, tensor, slot.rows) for tensor in block.makes}
             self._store_copies(member.instance, model.graph, made)
             self.store.keep(member.instance, block.live_out)
             crossing = self.store.peek(member.instance, block.live_out) if wanted else {}
-            return {model.graph.tensors[tensor].name: array for tensor, array in crossing.items()}
+            return {
+                model.graph.tensors[tensor].name: array if model.plan.batch == 1 else array[:tasks]
+                for tensor, array in crossing.items()
+            }
         if not wanted:
             return {}
         return {
             model.graph.tensors[tensor].name: _as_array(
-                self._crossing(plan, member, tensor), model.graph.tensors[tensor].dtype
+                self._crossing(plan, member, tensor, tasks), model.graph.tensors[tensor].dtype
             )
             for tensor in block.live_out
         }

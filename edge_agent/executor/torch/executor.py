@@ -384,7 +384,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         tensor: TensorId,
         piece: Tensor,
     ) -> None:
-        source = self._crossing(plan, member, tensor)
+        source = self._crossing(plan, member, tensor, len(member.tasks))
         described = plan.bound.models[member.member.model].graph.tensors[tensor]
         host = _shaped(piece, source.shape, TORCH_OF_NAME[described.dtype])
         self._on.launch(stream, partial(_copy_out, host, source))

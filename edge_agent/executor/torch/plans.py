@@ -310,10 +310,10 @@ class TorchPlans:
     def _lap(self) -> Lap:
         raise NotImplementedError
 
-    def _crossing(self, plan: LoadedPlan, member: StepMember, tensor: TensorId) -> Tensor:
-        """The tasks' rows of a tensor at the border behind a member's block: a view of a buffer."""
+    def _crossing(self, plan: LoadedPlan, member: StepMember, tensor: TensorId, rows: int) -> Tensor:
+        """The first rows of a tensor at the border behind a member's block: a view of a buffer."""
         role = BufferRole.ANSWER if member.last else BufferRole.HOME
-        return plan.buffers.at(role, member.member, tensor, len(member.tasks))
+        return plan.buffers.at(role, member.member, tensor, rows)
 
     def _slots_of(self, action: MoveInstance, tensor: TensorId, rows: int) -> tuple[Tensor, Tensor]:
         """(target, source) of a tensor that goes over to the new plan."""

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.convolve import convolve, convolve_transposed
-from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported
+from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported, unhalved
 from stageloom.edge_agent.lowering.families.reduction import reduce_into
 from stageloom.edge_agent.lowering.families.shape import pad_list
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
@@ -326,13 +326,13 @@ def lp_pool(node: Node) -> Lowered:
     exact = _exact(node, window)
     power = node.number("p", 2)
     channels, unpadded = node.shape(0)[1], (0,) * rank
-    summing = node.made(torch.ones((channels, 1, *window.size), dtype=node.dtype(0)))
+    summing = node.made(unhalved(torch.ones((channels, 1, *window.size), dtype=node.dtype(0))))
     borders = exact.borders
 
     def run(x: Tensor) -> Tensor:
-        padded = functional.pad(x.abs().pow(power), borders)
+        padded = functional.pad(unhalved(x).abs().pow(power), borders)
         summed = convolve(padded, summing, None, exact.stride, unpadded, exact.dilation, channels)
-        return summed.pow(1.0 / power)
+        return summed.pow(1.0 / power).to(x.dtype)
 
     return run
 
@@ -354,4 +354,8 @@ def global_pool(node: Node) -> Lowered:
 @operator("GlobalLpPool")
 def global_lp_pool(node: Node) -> Lowered:
     axes, power = _space(node), node.number("p", 2)
-    return lambda x: x.abs().pow(power).sum(axes, keepdim=True).pow(1.0 / power)
+
+    def run(x: Tensor) -> Tensor:
+        return unhalved(x).abs().pow(power).sum(axes, keepdim=True).pow(1.0 / power).to(x.dtype)
+
+    return run

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from stageloom.edge_agent.lowering.dtypes import unhalved
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 
@@ -87,7 +88,7 @@ def _scaled_and_shifted(
 def local_response(node: Node) -> Lowered:
     alpha, beta = node.number("alpha", 1e-4), node.number("beta", 0.75)
     bias, size = node.number("bias", 1.0), node.integer("size", 1)
-    return lambda x: functional.local_response_norm(x, size, alpha, beta, bias)
+    return lambda x: functional.local_response_norm(unhalved(x), size, alpha, beta, bias).to(x.dtype)
 
 
 @operator("Softmax", "LogSoftmax")
@@ -184,8 +185,9 @@ def mean_variance_normalisation(node: Node) -> Lowered:
     axes = node.integers("axes") or [0, 2, 3]
 
     def run(x: Tensor) -> Tensor:
-        centred = x - x.mean(axes, keepdim=True)
-        return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
+        wide = unhalved(x)
+        centred = wide - wide.mean(axes, keepdim=True)
+        return (centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)).to(x.dtype)
 
     return run
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import UNSIGNED
+from stageloom.edge_agent.lowering.dtypes import UNSIGNED, unhalved
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 _AXES_AS_INPUT_SINCE = {"ReduceSum": 13}
@@ -75,9 +75,13 @@ def _norm(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return norm
 
 
+def _square(x: Tensor) -> Tensor:
+    return unhalved(x).square()
+
+
 _REDUCTIONS: dict[str, tuple[Any, ...]] = {
     "ReduceSum": (torch.sum,), "ReduceProd": (_product,), "ReduceL1": (torch.sum, torch.abs),
-    "ReduceL2": (_norm, torch.abs), "ReduceSumSquare": (torch.sum, torch.square),
+    "ReduceL2": (_norm, torch.abs), "ReduceSumSquare": (torch.sum, _square),
 }  # fmt: skip
 
 """Per operator the arguments of `_reduction`."""

@@ -1,0 +1,42 @@
+"""What the agent makes of the engine's statistics."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.replan.load_watch import LoadWatch
+from stageloom.edge_agent.worker.messages import Stats, StepStats
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import RowData, StepTimings
+
+
+def _watch(rows: list[RowData]) -> LoadWatch:
+    """With no plan loaded any more."""
+    parts: Any = SimpleNamespace(
+        config=AgentConfig(),
+        machine=SimpleNamespace(power_mode=""),
+        plans=SimpleNamespace(plan_of=lambda key: None, facts_of=lambda digest: None),
+        profiles=SimpleNamespace(drift=SimpleNamespace(add=lambda *_, **__: None)),
+        journal=SimpleNamespace(record=rows.extend),
+    )
+    return LoadWatch(parts)
+
+
+def test_the_last_steps_of_a_plan_that_was_freed_since_are_told() -> None:
+    rows: list[RowData] = []
+    watch = _watch(rows)
+    for key, digest in ((1, "a" * 64), (2, "b" * 64)):
+        watch.plan_active(PlanKey(key), PlanFacts(Digest(digest), {}, {}))
+    watch.stats_arrived(Stats(1.0, 2, 1.0, (), (StepStats(1, 0, 1, 3), StepStats(2, 0, 1, 4))))
+    assert [(row.plan[0], row.count) for row in rows if isinstance(row, StepTimings)] == [("a", 3), ("b", 4)]
+
+
+def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:
+    rows: list[RowData] = []
+    watch = _watch(rows)
+    watch.plan_active(PlanKey(1), PlanFacts(Digest("a" * 64), {}, {}))
+    watch.engine_exited()
+    watch.stats_arrived(Stats(1.0, 1, 1.0, (), (StepStats(1, 0, 1, 3),)))
+    assert rows == []
