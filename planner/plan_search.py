@@ -172,16 +172,16 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
 
 
 def _check_machine(store: ReadStore, request: PlanCreateRequest) -> None:
-    """Refuse executors and cores that the device has told it does not have.
+    """Refuse executors and cores that the device has told it does not have, the usual executor as any other.
 
     Raises:
-        InputError: it names one; or there is no such device.
+        InputError: the request has one; or there is no such device.
     """
     machine = None if request.device is None else store.read(machine_of, request.device)
     if machine is None or request.device is None:
         return
-    named = bool(request.further_executors) or request.executor != PlanCreateRequest().executor
-    for name in (request.executor, *(one.name for one in request.further_executors)) if named else ():
+    names = (request.executor, *(one.name for one in request.further_executors))
+    for name in names if machine.problems else ():
         machine.require(name, request.device)
     cores = {core for resource in request.resources for core in resource.cores}
     if missing := cores - set(machine.cores):
