@@ -203,15 +203,22 @@ class ExecutorChoice:
         """What is to be measured; nothing where there is no choice, or once all is known."""
         return self._asked.of(list(zip(self._models.choices, self._models.needs, strict=True)))
 
-    def answered(self, request: int, step_us: float | None, reason: str) -> PlanMeasured | None:
-        """A measurement ended, without a time where it could not be made; the better plan after the last."""
+    def answered(
+        self, request: int, step_us: float | None, reason: str, *, cannot: bool = False
+    ) -> PlanMeasured | None:
+        """A measurement ended, without a time where it was not made; the better plan after the last.
+
+        `cannot`: the model cannot run so, which is remembered; on a busy device or a slow start the next
+        start asks again.
+        """
         choice, options = self._asked.open.pop(request)
         if step_us is None and (choice.name, options.name) not in self._unmeasured:
             self._unmeasured.add((choice.name, options.name))  # other threads and rounds fail alike
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
-        known_s = self._times.of(choice.artifact).get(options, math.inf)
-        taken_s = math.inf if step_us is None else step_us * 1e-6
-        self._times.note(choice.artifact, options, min(known_s, taken_s))
+        if step_us is not None or cannot:
+            known_s = self._times.of(choice.artifact).get(options, math.inf)
+            taken_s = math.inf if step_us is None else step_us * 1e-6
+            self._times.note(choice.artifact, options, min(known_s, taken_s))
         if self._asked.open:
             return None
         try:

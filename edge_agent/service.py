@@ -187,14 +187,14 @@ class Agent:
             self.loop.close()
             self._watchdog.close()
 
-    def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str) -> None:
+    def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str, cannot: bool) -> None:
         if request >= OWN_REQUESTS:
             self._ways.answered(step_us.get(0), reason, quiet=not len(self._ledger))
             return
         choice = self._choice
         if choice is None:
             return
-        better = choice.answered(request, step_us.get(0), reason)
+        better = choice.answered(request, step_us.get(0), reason, cannot=cannot)
         while choice.problems:
             self._journal.note("executor_choice", choice.problems.pop())
         if better is not None:

@@ -10,7 +10,7 @@ import msgspec
 from stageloom.planner.api.jobs import Job, JobCancelled
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
-from stageloom.planner.costs.measured import device_costs, plan_costs, trained_policy
+from stageloom.planner.costs.measured import costs_on, plan_costs, trained_policy
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.schema.explanation import PlanEvaluation
 from stageloom.planner.schema.plan import ModelOptions as Choice
@@ -89,12 +89,14 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
         precision=request.precision,
         issue=request.issue,
     )
+    assignment = _assignment(request)
+    executors = (executor, *assignment.further_executors)
     job = SearchJob(
         models=choices,
         scheduler=scheduler_of(request),
         combination=combination,
         members_max=request.members_max,
-        costs=_costs(store, request, choices, executor, optimistic=optimistic),
+        costs=_costs(store, request, choices, executors, optimistic=optimistic),
         limits=Limits(r=request.r, s=request.s),
         lanes=request.lanes,
         executor=executor,
@@ -107,7 +109,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest, *, optimistic: bool
             barrier=request.barrier,
         ),
         budget_s=request.budget_s,
-        assignment=_assignment(request),
+        assignment=assignment,
         checkpoint=_checkpoint(store, request),
     )
     return job if request.policy is None else find_policy(request.policy).plan(job)
@@ -170,16 +172,16 @@ def _assignment(request: PlanCreateRequest) -> Assignment:
 
 
 def _check_machine(store: ReadStore, request: PlanCreateRequest) -> None:
-    """Refuse executors and cores that the device has told it does not have.
+    """Refuse executors and cores that the device has told it does not have, the usual executor as any other.
 
     Raises:
-        InputError: it names one; or there is no such device.
+        InputError: the request has one; or there is no such device.
     """
     machine = None if request.device is None else store.read(machine_of, request.device)
     if machine is None or request.device is None:
         return
-    named = bool(request.further_executors) or request.executor != PlanCreateRequest().executor
-    for name in (request.executor, *(one.name for one in request.further_executors)) if named else ():
+    names = (request.executor, *(one.name for one in request.further_executors))
+    for name in names if machine.problems else ():
         machine.require(name, request.device)
     cores = {core for resource in request.resources for core in resource.cores}
     if missing := cores - set(machine.cores):
@@ -283,19 +285,25 @@ def _costs(
     store: ReadStore,
     request: PlanCreateRequest,
     choices: Sequence[ModelChoice],
-    executor: ExecutorOptions,
+    executors: Sequence[ExecutorOptions],
     *,
     optimistic: bool,
 ) -> CostTable:
-    """What the device's class measured, or itself since it drifted; estimates where no device is named."""
+    """What the device's class measured on each executor, or itself since it drifted; estimates where no
+    device is named."""
     if request.device is None:
         return CostTable()
     calibration = store.read(calibration_of, request.device)
     models = [(choice.artifact, choice.batch) for choice in choices]
-    table = device_costs(
-        store, calibration.costs_key, executor, models, graph_of=store.graph, taught_by=calibration.taught_by
+    table = costs_on(
+        *(store, calibration.costs_key, executors, models),
+        graph_of=store.graph,
+        taught_by=calibration.taught_by,
     )
-    return replace(table, optimism=1.0) if optimistic else table
+    if not optimistic:
+        return table
+    others = {executor: replace(other, optimism=1.0) for executor, other in table.beside.items()}
+    return replace(table, optimism=1.0, beside=others)
 
 
 def record(

@@ -266,8 +266,10 @@ def _times(
         threads = f" --threads {options.intra_op_threads}" if options.intra_op_threads > 1 else ""
         command = f"device profile {device} --model {choice.name} --executor {options.name}{threads} --splits"
         raise InputError(
-            f"{device} has not measured parts of {choice.name} on {options.name}, on two resources",
-            remedy=f"run `stageloom {command}`; it needs {2 * options.intra_op_threads} cores there",
+            f"{device} has not measured parts of {choice.name} on {options.name}, on two resources, "
+            "beside the whole model and each of its operators",
+            remedy=f"run `stageloom {command}`, with a longer --budget where it was not enough; "
+            f"it needs {2 * options.intra_op_threads} cores there",
         )
     return known
 
@@ -289,8 +291,11 @@ def _known(
     same = not held.own or store.read(parts_since, device, device_class, artifact, options, held.at_us)
     key = held.costs_key if same else device_class
     table = device_costs(store, key, options, [(artifact, 1)], graph_of=store.graph)
+    operators = [OpId(op) for op in range(len(graph.operators))]
+    if not all(table.is_measured(artifact, op, 1) for op in operators):
+        return None  # parts and the whole model are scaled to their sum, which no estimate may be in
     return SplitMeasurements(
-        alone_s=tuple(table.operator_s(artifact, graph, OpId(op)) for op in range(len(graph.operators))),
+        alone_s=tuple(table.operator_s(artifact, graph, op) for op in operators),
         parts=parts,
         session_s=session_s,
         handover_s=handover.seconds,

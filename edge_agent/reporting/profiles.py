@@ -60,8 +60,9 @@ class ProfileQueue:
         """`send`: to the engine process. `environment`: what measurements of now are filed under. `clocks`:
         rows that stand beside them."""
         self.drift = DriftWatch()
-        self.on_steps: Callable[[int, Mapping[int, float], str], None] | None = None
-        """Told of each stage profile that ended: its number, microseconds by combined block, and why not."""
+        self.on_steps: Callable[[int, Mapping[int, float], str, bool], None] | None = None
+        """Told of each stage profile that ended: its number, microseconds by combined block, why not, and
+        whether it cannot be: the executor refused the plan, or the engine process ended twice."""
 
         self._send = send
         self._path_of = path_of
@@ -157,7 +158,7 @@ class ProfileQueue:
                     pass  # the answer says so
             self._answered(times.request)
             if self.on_steps is not None:
-                self.on_steps(times.request, step_us, times.reason)
+                self.on_steps(times.request, step_us, times.reason, times.refused)
 
     def _ask(self, request: Request) -> None:
         if isinstance(request, StageProfileRequest):
@@ -209,7 +210,7 @@ class ProfileQueue:
             if number < OWN_REQUESTS:
                 self._record(stage_rows(ended, request.plan_digest, self._environment()))
             if self.on_steps is not None:
-                self.on_steps(number, {}, reason)
+                self.on_steps(number, {}, reason, True)
         else:
             nothing = OperatorTimes(number, request.artifact.digest, request.batch, (), reason)
             self._record(profile_rows(nothing, self._environment()))

@@ -461,8 +461,8 @@ class StageTimes(_Message, frozen=True, tag=14):
 
     `stages` more than 1: that many from this one on, which ran as one.
 
-    `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
-    several reports.
+    `last` ends the answer; `reason` says why stages are missing. `refused`: the executor cannot run the plan,
+    so that asking again is of no use. A block of more than MAX_TIMES stages takes several reports.
     """
 
     request: int
@@ -472,6 +472,7 @@ class StageTimes(_Message, frozen=True, tag=14):
     step_us: float
     last: bool
     reason: str = ""
+    refused: bool = False
 
 
 Report: TypeAlias = (

@@ -293,6 +293,10 @@ _PARTS_PER_REPORT: Final = 1024  # of at most 40 bytes each
 _TOO_BUSY = "some were not timed: the time limit came first, or the device was too busy"
 
 
+class _NoRoomError(ExecutorError):
+    """What is loaded now leaves a plan no room; at another time it may have it."""
+
+
 class Profiler:
     """Two requests at once would time each other, so they queue."""
 
@@ -458,6 +462,7 @@ class Profiler:
     def _time_stages(self, request: messages.ProfileStages, wire: bytes) -> None:
         digest = digest_bytes([wire])
         times: list[StageSamples] = []
+        refused = False
         user = ("stages", request.request)
         try:
             plan = decode_plan(wire)
@@ -474,8 +479,9 @@ class Profiler:
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on
             reason = _one_line(error)
+            refused = isinstance(error, ExecutorError) and not isinstance(error, _NoRoomError)
         self._artifacts.release(user)
-        for report in stage_reports(request.request, digest, times, reason):
+        for report in stage_reports(request.request, digest, times, reason, refused=refused):
             self._report(report)
 
     @contextmanager
@@ -490,7 +496,7 @@ class Profiler:
         try:
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
-                raise ExecutorError(f"the plan is not profiled: {reason}")
+                raise _NoRoomError(f"the plan is not profiled: {reason}")
             yield executor, driver if shares else None
         finally:
             if not shares:
@@ -503,7 +509,7 @@ def read_plan(fds: list[int]) -> bytes:
 
 
 def stage_reports(
-    request: int, plan: Digest, times: list[StageSamples], reason: str
+    request: int, plan: Digest, times: list[StageSamples], reason: str, *, refused: bool = False
 ) -> list[messages.StageTimes]:
     """The answer in parts; combined blocks without a run are left out, the last part ends it."""
     parts: list[tuple[int, tuple[tuple[int, float, float, int, int], ...], float]] = []
@@ -520,7 +526,7 @@ def stage_reports(
             for first in range(0, max(1, len(stages)), messages.MAX_TIMES)
         ]
     if not parts:
-        return [messages.StageTimes(request, plan, 0, (), 0.0, True, reason or _TOO_BUSY)]
+        return [messages.StageTimes(request, plan, 0, (), 0.0, True, reason or _TOO_BUSY, refused)]
     last = len(parts) - 1
     return [
         messages.StageTimes(request, plan, combined, stages, step_us, at == last, reason)

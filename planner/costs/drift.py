@@ -197,7 +197,8 @@ def renewal(
 
     An operator is taken to have changed as its stage has, where that was measured before and is seen now;
     else as its block; else as everything together. `stages` are of the plan's first executor; those of the
-    others are `unseen`, and a profile that is asked for keeps them under theirs.
+    others are `unseen`, and a profile that is asked for keeps them under theirs. Stages with groups on other
+    resources are nobody's costs.
     """
     ratios = {block.combined_block: block.ratio for block in drift.blocks}
     weights = {block.combined_block: float(block.steps) for block in drift.blocks}
@@ -229,7 +230,7 @@ def renewal(
                 members, batch, stage.stage.groups, stage.seconds, stage.stage.merge, stage.samples, now_us
             )
             for stage in seen
-            if not combined.plan.executor and not split
+            if not combined.plan.executor and not split and not stage.stage.resources
         ]
         if (not seen or combined.plan.executor) and isinstance(combined.plan.schedule, StageSchedule):
             unseen.append(block)
@@ -267,7 +268,7 @@ def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:
     """Combined blocks with a stage that was not measured, or too long ago, and whose prediction is not sure.
 
     Of blocks that compute the same by the same schedule, as replicas do, the first. A block of streams has no
-    stages.
+    stages; of stages with groups on other resources no time would be kept.
     """
     found: dict[object, int] = {}
     for index, combined in enumerate(bound.combined):
@@ -275,6 +276,6 @@ def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:
         if not isinstance(schedule, StageSchedule):
             continue
         known = block_costs(bound, index, costs)
-        if not all(known.is_sure(stage) for stage in known.runs(schedule.stages)):
+        if not all(known.is_sure(stage) for stage in known.runs(schedule.stages) if not stage.resources):
             found.setdefault((combined.graph.predecessors, combined.graph.offsets, known, schedule), index)
     return tuple(found.values())

@@ -7,7 +7,7 @@ measured in stages. `trained_policy` gives the gpg policy that a search uses bes
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -61,6 +61,7 @@ def device_costs(
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
     return replace(
         table,
+        executor=executor,
         rates=rates,
         interference=learned,
         stages=tuple(stage for stage in stages if all(member[0] in operators for member in stage.members)),
@@ -76,17 +77,32 @@ def plan_costs(
     graph_of: Callable[[Digest], Graph],
     now_us: int = 0,
     taught_by: Sequence[str] = (),
+    others: Iterable[ExecutorOptions] = (),
 ) -> CostTable:
-    """`device_costs` of a plan's models on its first executor, with those on the others beside."""
+    """`costs_on` a plan's executors of its models; `others`: executors that it is compared on, too."""
     models = [(model.artifact, model.batch) for model in plan.models]
-    tables = {
-        executor: device_costs(
-            store, key, executor, models, graph_of=graph_of, now_us=now_us, taught_by=taught_by
-        )
-        for executor in plan.executors
-    }
-    first = tables.pop(plan.executor)
-    return replace(first, beside=tables)
+    executors = dict.fromkeys((*plan.executors, *others))
+    return costs_on(
+        store, key, tuple(executors), models, graph_of=graph_of, now_us=now_us, taught_by=taught_by
+    )
+
+
+def costs_on(
+    store: Reader,
+    key: str,
+    executors: Sequence[ExecutorOptions],
+    models: Sequence[tuple[Digest, int]],
+    *,
+    graph_of: Callable[[Digest], Graph],
+    now_us: int = 0,
+    taught_by: Sequence[str] = (),
+) -> CostTable:
+    """`device_costs` on the first of some executors, with those on the others beside."""
+    first, *others = (
+        device_costs(store, key, executor, models, graph_of=graph_of, now_us=now_us, taught_by=taught_by)
+        for executor in executors
+    )
+    return replace(first, beside=dict(zip(executors[1:], others, strict=True)))
 
 
 _Key = tuple[str, ExecutorOptions]
@@ -114,6 +130,8 @@ def _learned(
             }
             table = cost_table(operators, dict.fromkeys(graphs, batch))
             taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
+    if not taught:  # many executors have none, and are not to take the places of those that do
+        return fitted((), rates)
     key = teachers[0][0], executor
     found = _models.get(key)
     if found is None or found[0] != tuple(taught):

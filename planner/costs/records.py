@@ -7,6 +7,7 @@ from typing import NamedTuple
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import CombinedBlock, ModelPlan, Plan
+from stageloom.shared.schedule import names_resources
 from stageloom.shared.search.costs import combined_digest
 from stageloom.shared.stage_string import to_string
 
@@ -62,11 +63,13 @@ def combined_block_digest(
 def found_schedules(plan: Plan, graphs: Mapping[Digest, Graph]) -> dict[tuple[Digest, int], str]:
     """The stage strings of a plan by (combined block, largest batch of its members).
 
-    Schedules of models that are split are of other operators than their artifacts', and are left out.
+    Schedules of models that are split are of other operators than their artifacts', and those that name
+    resources are for plans that have them: both are left out.
     """
     found: dict[tuple[Digest, int], str] = {}
     for block in plan.combined:
-        if any(plan.models[member.model].splits for member in block.members):
+        split = any(plan.models[member.model].splits for member in block.members)
+        if split or names_resources(block.schedule):
             continue
         key = combined_block_digest(block, plan.models, graphs)
         batch = max(plan.models[member.model].batch for member in block.members)

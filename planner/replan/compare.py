@@ -47,7 +47,8 @@ def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None)
     blocks = tuple(block_pairs(control, candidate))
     if not {model.artifact for model in control.models} <= graphs.keys():
         return msgspec.structs.replace(comparison, blocks=blocks)  # other versions of models: other work
-    left, right = (predict(plan, graphs, costs, ()).busy for plan in (control, candidate))
+    left = predict(control, graphs, _costs(store, trial, control), ()).busy
+    right = predict(candidate, graphs, costs, ()).busy
     return msgspec.structs.replace(
         comparison,
         blocks=blocks,
@@ -78,14 +79,14 @@ def _control(store: ReadStore, digest: Digest | None) -> Plan | None:
         return None
 
 
-def _costs(store: ReadStore, trial: TrialInfo, candidate: Plan) -> CostTable:
+def _costs(store: ReadStore, trial: TrialInfo, plan: Plan) -> CostTable:
     """The device's, if it is still of the class that it was of in the trial; else that class's."""
     held = store.read(calibration_of, trial.device)
     same = held.device_class == trial.environment
     return plan_costs(
         store,
         held.costs_key if same else trial.environment,
-        candidate,
+        plan,
         graph_of=store.graph,
         taught_by=held.taught_by if same else (),
     )

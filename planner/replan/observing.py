@@ -1,6 +1,7 @@
 """Reads the store for a re-plan: the `Observation` of a device, and costs renewed after a drift."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Final
 
@@ -33,7 +34,7 @@ from stageloom.shared.messages.telemetry import (
     StepTimings,
     StepTrace,
 )
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.policy.trigger import Cause
 
 BARRED_S: Final = 3600.0
@@ -59,6 +60,9 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         environment = begun.device_class
         committed = view.read(committed_plans, device, environment)[:_PROVEN_LOOKED_AT]
         incumbent, proven = _plans(view, begun, committed)
+        machine = view.read(machine_of, device)
+        known = view.read(whole_times, device, [model.artifact for model in incumbent.models])
+        times = {artifact: _on_cores(taken) for artifact, taken in known.items()}
         costs = plan_costs(
             view,
             begun.calibration.costs_key,
@@ -66,12 +70,11 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             graph_of=store.graph,
             now_us=now_us,
             taught_by=begun.calibration.taught_by,
+            others=_others(proven, times),
         )
         barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
         loads = loads_of(begun.alarm)
         barred = view.read(barred_plans, device, environment, barred_since_us, loads)
-        machine = view.read(machine_of, device)
-        times = view.read(whole_times, device, [model.artifact for model in incumbent.models])
     held = begun.calibration
     learned = store.read(
         fitting_policy, "maddpg", environment, [model.artifact for model in incumbent.models]
@@ -96,7 +99,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         schedules=store.read(kept_schedules, [held.costs_key, *held.taught_by]) if learned.body else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
         cores=_cores(machine, incumbent),
-        times={artifact: _on_cores(known) for artifact, known in times.items()},
+        times=times,
     )
 
 
@@ -118,6 +121,12 @@ def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:
 
 def _on_cores(known: WayTimes) -> WayTimes:
     return {way: taken for way, taken in known.items() if way[0].name in CHOSEN}
+
+
+def _others(proven: Iterable[Plan], times: Mapping[Digest, WayTimes]) -> list[ExecutorOptions]:
+    """Executors that a proposal may have beside those of the plan that runs."""
+    tried = [way[0] for taken in times.values() for way, seconds in taken.items() if seconds < math.inf]
+    return [*(executor for plan in proven for executor in plan.executors), *tried]
 
 
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:

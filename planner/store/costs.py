@@ -154,6 +154,8 @@ def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) 
         schedule = _parsed(stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
             (parsed,) = schedule.stages
+            if parsed.resources:  # an older planner kept those, too
+                continue
             known = _MEMBERS.decode(members)
             found.append(
                 MeasuredStage(

@@ -304,7 +304,7 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
     assert isinstance(schedule, StageSchedule), "other schedules have no stages to tell of"
     for timing in result.timings:
         stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
-        if stage is None:
+        if stage is None or stage.resources:  # of groups elsewhere it tells nothing of the block's executor
             continue
         row = stage_row(
             *(key, plan.executors[plan.combined[result.combined_block].executor], members, batch, stage),

@@ -27,7 +27,8 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
+from stageloom.shared.schedule import names_resources
 from stageloom.shared.search.arrangements import ON_GPU
 from stageloom.shared.search.costs import CostTable
 
@@ -139,7 +140,8 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
     """Mean seconds of the programs that a device served, of plans with one lane and batch 1.
 
     Only what was served after `since_us`, by the device's clock: before, its costs were others. Plans of
-    other executor options than those of `like` are left out, as are programs of a few steps.
+    other executor options than those of `like` are left out, as are programs of a few steps, and blocks that
+    ran on another executor than the first one, or in part on resources that their schedule names.
     """
     rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
     plans = {
@@ -159,9 +161,16 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
         bound = bounds[name]
         if bound is None or count < _LEAST_STEPS or combined >= len(bound.combined):
             continue
+        if _elsewhere(bound.combined[combined].plan):
+            continue
         buckets = (1,) * mask.bit_count()
         found.append(StepSample(bound, combined, mask, buckets, total_us / count * 1e-6))
     return found
+
+
+def _elsewhere(block: CombinedBlock) -> bool:
+    """Whether some of its steps do not run on the plan's first executor alone."""
+    return bool(block.executor or block.further_places) or names_resources(block.schedule)
 
 
 def _usable(store: ReadStore, plan: Plan | None, like: BoundPlan) -> BoundPlan | None:

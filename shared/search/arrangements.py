@@ -140,13 +140,27 @@ def express_models(seconds: Sequence[float | None], lanes: int) -> Iterator[froz
             yield frozenset(order[:number])
 
 
-def _on_gpu(known: Sequence[Times], patience_s: Sequence[float | None]) -> Iterator[Arrangement]:
-    """Whole models, each way that all of them were measured in."""
-    shared = [
+def _shared_on_gpu(known: Sequence[Times]) -> list[ExecutorOptions]:
+    """Ways on a GPU in which all models run."""
+    return [
         options
         for options in (known[0] if known else ())
         if options.name in ON_GPU and all(one.get(options, math.inf) < math.inf for one in known)
     ]
+
+
+def usable_times(known: Sequence[Times]) -> list[Times]:
+    """What is known, without ways on a GPU that some model cannot run in: no plan has those."""
+    shared = _shared_on_gpu(known)
+    return [
+        {options: taken for options, taken in one.items() if options.name not in ON_GPU or options in shared}
+        for one in known
+    ]
+
+
+def _on_gpu(known: Sequence[Times], patience_s: Sequence[float | None]) -> Iterator[Arrangement]:
+    """Whole models, each way that all of them were measured in."""
+    shared = _shared_on_gpu(known)
     longest_s = _BATCH_SHARE * min((one for one in patience_s if one is not None), default=0.0)
     for options in shared:
         batches = tuple(batch_within(one[options], longest_s) for one in known)

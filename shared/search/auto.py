@@ -21,6 +21,7 @@ from stageloom.shared.search.arrangements import (
     arrangements,
     likely_blocks_s,
     patience_of,
+    usable_times,
 )
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.search.deadline_load import load_within_deadlines, most_load
@@ -63,6 +64,7 @@ def best_arrangement(
 
     A lane per core and whole models unless another is clearly better, or while some model is unknown.
     """
+    known = usable_times(known)  # a task is not due by a time that no plan can give it
     patience_s = [patience_of(one) for one in known]
     simple, *others = arrangements(known, most_blocks, default, cores, patience_s)
     if not others or any(one is None for one in patience_s):

@@ -121,12 +121,21 @@ class CostTable:
     parts: Mapping[Digest, PartCosts] = field(default_factory=dict)
     """By artifact what parts of its operators cost, where that was measured."""
 
+    executor: ExecutorOptions | None = None
+    """What runs all that this table is of; None: it holds for whatever does."""
+
     beside: Mapping[ExecutorOptions, "CostTable"] = field(default_factory=dict)
     """What the same device takes on the other executors of a plan."""
 
     def under(self, executor: ExecutorOptions) -> "CostTable":
-        """The costs on one executor of the plan that this table is for."""
-        return self.beside.get(executor, self)
+        """The costs on one executor: estimates alone where nothing is known of it."""
+        if executor in self.beside:
+            return self.beside[executor]
+        # In which order launches are issued tells costs no more than it tells who keeps them.
+        if self.executor is None or replace(executor, issue=self.executor.issue) == self.executor:
+            return self
+        rates, learned = fitted((), DeviceRates())
+        return CostTable(executor=executor, rates=rates, interference=learned, optimism=self.optimism)
 
     @cached_property
     def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:

@@ -1,10 +1,11 @@
 """Searches as plain data that is sent to worker processes, and the functions that carry them out."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.schedule import StageSchedule
@@ -13,6 +14,7 @@ from stageloom.shared.search.beam import beam
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.makespan import schedule_s
 
 T = TypeVar("T")
 
@@ -47,13 +49,39 @@ class SearchJob:
 def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
     """The plan; with a budget in seconds the best that searches of growing size found in it, by `now`.
 
+    A larger search may find worse than a smaller one, so each block has the cheapest schedule of all.
+
     Raises:
         SettingError, PlanError: as `compose`.
     """
     if job.budget_s is None:
         return _compose(job, job.budget)
-    *_, plan = growing(lambda budget: _compose(job, budget), job.budget_s, now)
-    return plan
+    return _cheapest(job, list(growing(lambda budget: _compose(job, budget), job.budget_s, now)))
+
+
+def _cheapest(job: SearchJob, plans: Sequence[Plan]) -> Plan:
+    """The last plan with the cheapest schedule of each block; of equal ones the last."""
+    if len(plans) == 1:
+        return plans[0]
+    bound = bind(plans[-1], {choice.artifact: choice.graph for choice in job.models})
+    combined = []
+    for index, tried in enumerate(zip(*(plan.combined for plan in plans), strict=True)):
+        graph, costs = bound.combined[index].graph, _block_costs(job, bound, index)
+        seconds = [schedule_s(block.schedule, graph, costs) for block in tried]
+        combined.append(tried[max(at for at, taken in enumerate(seconds) if taken == min(seconds))])
+    return replace(plans[-1], combined=tuple(combined))
+
+
+def _block_costs(job: SearchJob, bound: BoundPlan, index: int) -> StageCosts:
+    """Those by which a block of a plan of the job was searched."""
+    members = bound.plan.combined[index].members
+    models = [bound.models[member.model] for member in members]
+    parts = [
+        (model.plan.artifact, model.graph, model.blocks[member.block])
+        for model, member in zip(models, members, strict=True)
+    ]
+    under = job.costs.under(bound.executor_of(index))
+    return under.for_members(parts, batches=[model.plan.batch for model in models])
 
 
 def growing(search: Callable[[Budget], T], budget_s: float, now: Callable[[], float]) -> Iterator[T]:

@@ -154,13 +154,13 @@ class StageCosts:
         return self.stage_s(stage.groups)
 
     def _apart_s(self, stage: Stage) -> float:
-        """Seconds of groups on a resource each: none is in another's way."""
-        known = self.measured_s.get(stage.groups)
-        longest_s = max(sum(self.operators_s[op] for op in group) for group in stage.groups)
-        return longest_s + self.barrier_s if known is None else known
+        """Seconds of groups on a resource each: none is in another's way, as they are where it is one."""
+        return max(sum(self.operators_s[op] for op in group) for group in stage.groups) + self.barrier_s
 
     def is_measured(self, stage: Stage) -> bool:
-        """Return whether the stage was measured as a whole."""
+        """Return whether the stage was measured as a whole; none is kept of groups on other resources."""
+        if stage.resources:
+            return False
         if stage.merge:
             return tuple(sorted(stage.operators)) in self.measured_merges
         return stage.groups in self.measured_s
@@ -195,7 +195,7 @@ class StageCosts:
         """Return the stages as they run: successive stages of one group on one member become one."""
         waiting: Stage | None = None
         for stage in stages:
-            if stage.merge or len(stage.groups) > 1 or not self.traits:
+            if stage.merge or stage.resources or len(stage.groups) > 1 or not self.traits:
                 if waiting is not None:
                     yield waiting
                     waiting = None

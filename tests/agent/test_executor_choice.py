@@ -33,16 +33,18 @@ def choice(known: ExecutorTimes, names: tuple[str, ...] = NAMES, cores: int = 1)
     return ExecutorChoice(MODELS, known, MODELS.best(known), ways(names, cores))
 
 
-def answer(asking: ExecutorChoice, us: dict[tuple[str, str], float | None]) -> list[PlanMeasured | None]:
-    """Answer every request as measured; None: it could not be."""
+def answer(
+    asking: ExecutorChoice, us: dict[tuple[str, str], float | None], *, cannot: bool = True
+) -> list[PlanMeasured | None]:
+    """Answer every request as measured; None: it was not, `cannot` says whether it ever can be."""
     answers = []
     for request in asking.requests():
         plan = decode_plan(request.plan, request.plan_digest)
         (need,) = request.artifacts
         assert plan.models[0].artifact == need.digest
-        answers.append(
-            asking.answered(request.request, us[plan.models[0].name, plan.executor.name], "why not")
-        )
+        taken_us = us[plan.models[0].name, plan.executor.name]
+        never = cannot and taken_us is None
+        answers.append(asking.answered(request.request, taken_us, "why not", cannot=never))
     return answers
 
 
@@ -109,6 +111,19 @@ def test_a_model_that_an_executor_cannot_run_stays_on_the_other_and_is_said_once
         "onnx": 3e-3,
         "openvino": math.inf,
     }
+
+
+def test_what_found_no_time_is_not_remembered_and_is_asked_for_at_the_next_start(tmp_path: Path) -> None:
+    """1. The device is too busy for one model on one executor: a plan is made without. 2. Only that is asked
+    for. 3. It is measured, and counts."""
+    asking = choice(times(tmp_path))
+    assert answer(asking, {**SLOW_A, ("a", "openvino"): None}, cannot=False)[-1] is None
+    assert asking.problems == ["model 'a' is not measured on openvino: why not"]
+    again = choice(times(tmp_path))
+    wanted = [decode_plan(one.plan, one.plan_digest) for one in again.requests()]
+    assert [(plan.models[0].name, plan.executor.name) for plan in wanted] == [("a", "openvino")] * 2
+    *_, last = answer(choice(times(tmp_path)), dict(SLOW_A))
+    assert last is not None and last.cause == "a 3.0 times as fast on openvino"
 
 
 @pytest.mark.parametrize("names", [(), ("onnx",)])

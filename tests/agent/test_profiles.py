@@ -148,6 +148,8 @@ def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> No
     it = Desk()
     it.desk.wanted(OPERATORS)
     it.desk.wanted(STAGES)
+    ended: list[tuple[int, bool]] = []
+    it.desk.on_steps = lambda number, step_us, reason, cannot: ended.append((number, cannot))
     it.desk.engine_ready()
     it.desk.engine_exited()
     it.desk.engine_exited()  # the process that never came up had asked nothing
@@ -157,5 +159,6 @@ def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> No
     assert {type(row) for row in it.rows} == {ProfileResult, StageProfileResult}
     assert all("ended twice" in row.reason and row.last for row in it.rows)  # type: ignore[union-attr]
     assert it.told == [link.ProfileAnswered(1), link.ProfileAnswered(2)]
+    assert ended == [(2, True)], "it is not worth another attempt"
     it.desk.engine_ready()
     assert len(it.asked) == 4

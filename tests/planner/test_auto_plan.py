@@ -316,6 +316,16 @@ def test_a_plan_that_places_blocks_on_the_resources_that_they_name_or_on_any_is_
     assert again(rig, plan, "greedy") == plan
 
 
+def test_an_executor_that_the_device_cannot_use_is_refused_also_where_it_is_the_default(rig: Rig) -> None:
+    broken = ExecutorFact("onnx", "onnxruntime is not installed")
+    rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact("torch_cuda"), broken), 1))
+    request = PlanCreateRequest(models=(ModelOptions(model="long"),), device=NANO, scheduler="greedy")
+    said = "nano cannot use the executor onnx: onnxruntime is not installed; choose one of torch_cuda"
+    with pytest.raises(InputError, match=said):
+        search_job(rig.store, request)
+    assert search_job(rig.store, replace(request, executor="torch_cuda")).executor.name == "torch_cuda"
+
+
 def test_a_placed_plan_of_several_executors_a_block_is_no_plan_file(rig: Rig) -> None:
     plan = small_plan(rig.store, "long")
     (block,) = plan.combined

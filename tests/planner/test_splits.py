@@ -114,8 +114,10 @@ class Rig:
             for extent in extents
         ]
 
-    def measures(self, executor: str, layer_us: float, *, handover_us: float = HANDOVER_US) -> None:
-        """The device answers a request for splits."""
+    def measures(
+        self, executor: str, layer_us: float, *, handover_us: float = HANDOVER_US, operators: int = LAYERS
+    ) -> None:
+        """The device answers a request for splits; it has time for so many operators."""
         digest, options = self.artifact.digest, ExecutorOptions(name=executor)
         (number,), _ = self.store.write(request_profile, NANO, ["dense"], executor=options, parts=9)
         self.tells(
@@ -126,7 +128,7 @@ class Rig:
                 digest,
                 1,
                 CLASS,
-                tuple(OperatorTiming(op, layer_us, 1.0, 5) for op in range(LAYERS)),
+                tuple(OperatorTiming(op, layer_us, 1.0, 5) for op in range(operators)),
                 True,
             ),
         )
@@ -287,6 +289,15 @@ def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) ->
         rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino", intra_op_threads=2),)))
     with pytest.raises(InputError, match="no core 7"):
         rig.made(replace(ONE, resources=(CoreSet(cores=(0,)), CoreSet(cores=(7,)))))
+
+
+def test_an_operator_that_was_not_measured_is_missing_and_not_estimated(rig: Rig) -> None:
+    """An estimate among measured times would change what all parts are scaled by."""
+    rig.measures("onnx", 1000.0, operators=LAYERS - 1)
+    with pytest.raises(InputError, match=r"and each of its operators; run .* with a longer --budget"):
+        rig.made()
+    rig.measures("onnx", 1000.0)
+    rig.made()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from stageloom.planner.costs.measured import device_costs
-from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.replan import learned
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe
@@ -33,7 +33,8 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, encode
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.search.costs import CostTable, MemberOf, combined_digest
@@ -41,7 +42,7 @@ from stageloom.shared.stage_string import parse
 from tests.planner.processes import until
 from tests.policy.maddpg.cases import network
 from tests.replan.drifting import BOOT, CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
-from tests.store.helpers import NANO, kept_schedule, verdict_on
+from tests.store.helpers import NANO, kept_schedule, row, verdict_on
 from tests.store.migrated import new_store
 from tests.store.test_checkpoints import PROVENANCE
 
@@ -269,6 +270,22 @@ def test_a_policy_that_did_not_pass_its_check_is_not_asked_and_the_re_plan_says_
     seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
     assert seen.learned == body and seen.withheld == ""
     assert How.LEARNED in {one.how for one in LearnedPolicy().at_once(seen)}
+
+
+def test_costs_of_an_executor_that_a_proposal_may_have_are_observed_too(world: World) -> None:
+    """The device tried the model on another executor than the one that runs it."""
+    has = MachineFacts((CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("openvino")), 1)
+    told = ExecutorTime(world.device.artifact, "openvino", 1, 1, CLASS, 5000.0, 9)
+    rows = row(10_000, has), row(10_001, told)
+    LinkStore(world.store).append_telemetry([TelemetryWrite(NANO, rows, ())])
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
+    other = ExecutorOptions(name="openvino")
+    assert seen.costs.beside.keys() == {other} and seen.costs.under(other).executor == other
 
 
 @pytest.mark.promise("schedule-learned-policy-lacks")

@@ -171,6 +171,17 @@ def test_a_gpu_beside_cores_is_no_express_lane_and_neither_is_a_lane_that_takes_
     assert computing_lanes(replace(plan, combined=anywhere)) == 3
 
 
+@pytest.mark.parametrize("on_gpu", [{}, {GPU: math.inf}])
+def test_a_gpu_that_one_model_cannot_use_does_not_keep_arrangements_on_cores_from_being_compared(
+    on_gpu: Times,
+) -> None:
+    """Wider lanes carry more; tasks that were due by the GPU's time would be late in all of them."""
+    on_cores: Times = {ONNX: 0.200, wide(ONNX): 0.090}
+    without = best_arrangement([on_cores, on_cores], [1, 1], ONNX, 2)
+    assert without.width == 2
+    assert best_arrangement([{**on_cores, GPU: 0.002}, {**on_cores, **on_gpu}], [1, 1], ONNX, 2) == without
+
+
 def test_nothing_is_tried_while_a_model_is_unknown() -> None:
     found = best_arrangement([{}, {ONNX: 0.2, wide(ONNX): 0.1}], [9, 9], ONNX, 2)
     assert (found.lanes, found.blocks) == (2, (1, 1))

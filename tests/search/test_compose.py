@@ -1,5 +1,7 @@
 """Plans made from models and a scheduler's name."""
 
+from itertools import count
+
 import pytest
 
 from stageloom.shared.blocks import CombinedGraph
@@ -8,11 +10,14 @@ from stageloom.shared.errors import PlanError, SettingError
 from stageloom.shared.ids import OpId
 from stageloom.shared.plan import Member, QueuePlan, QueueRule, decode_plan
 from stageloom.shared.schedule import StageSchedule, stage_schedule
-from stageloom.shared.search.baselines import sequential
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable, StageCosts
 from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.job import FIRST_EXPANSIONS, SearchJob, run_search
 from stageloom.shared.search.registry import schedulers
+from stageloom.shared.stage_string import to_string
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT = model("left", DIAMOND, cuts=[1, 3])
@@ -141,3 +146,24 @@ def test_cut_that_is_no_base_cut_is_refused() -> None:
 def test_combined_block_without_members_is_refused() -> None:
     with pytest.raises(SettingError, match="0 members"):
         compose(choices(), members_max=0)
+
+
+def test_a_search_by_seconds_answers_with_the_cheapest_of_each_block_and_not_with_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small search and a larger one, which is better on one model and worse on the other."""
+
+    def moody(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
+        small, diamond = budget.expansions == FIRST_EXPANSIONS, graph.size == len(DIAMOND)
+        return (greedy if small == diamond else sequential)(graph, costs, limits, budget)
+
+    monkeypatch.setattr("stageloom.shared.search.compose.find_scheduler", lambda name, checkpoint: moody)
+    wide = model("wide", [[], [], []])
+    models = (
+        ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1]),
+        ModelChoice(name="wide", artifact=wide[0], graph=wide[1]),
+    )
+    costs = CostTable(rates=DeviceRates(contention=0.0, barrier_s=0.0))
+    job = SearchJob(models=models, scheduler="ios", costs=costs, budget_s=1e6)
+    plan = run_search(job, map(float, count()).__next__)
+    assert [to_string(block.schedule) for block in plan.combined] == ["0/1|2/3", "0|1|2"]

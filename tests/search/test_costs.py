@@ -1,6 +1,7 @@
 """Cost formulas at their exact ends, and the order of sources."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import ExecutorOptions, IssueOrder
 from stageloom.shared.schedule import Stage, StageSchedule, stage_schedule
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.costs import CostTable, MeasuredStage, StageCosts, mergeable, samples
@@ -40,6 +42,20 @@ def test_measurement_takes_the_place_of_the_estimate_for_that_operator_only() ->
     table = CostTable(measured_s={(artifact, OpId(2)): 0.25})
     costs = table.for_members([(artifact, graph, split(graph, ())[0])])
     assert costs.operators_s == (*estimates.operators_s[:2], 0.25, estimates.operators_s[3])
+
+
+def test_a_table_of_one_executor_gives_estimates_for_others_and_one_of_none_holds_for_all() -> None:
+    artifact, graph = model("m", DIAMOND)
+    measured = {(artifact, OpId(2)): 0.25}
+    onnx, openvino = ExecutorOptions(), ExecutorOptions(name="openvino")
+    estimate_s = CostTable().operator_s(artifact, graph, OpId(2))
+    of_onnx = CostTable(measured_s=measured, executor=onnx, rates=DeviceRates(contention=0.3))
+    assert of_onnx.under(onnx).operator_s(artifact, graph, OpId(2)) == 0.25
+    assert of_onnx.under(openvino).operator_s(artifact, graph, OpId(2)) == estimate_s
+    assert of_onnx.under(openvino).rates.contention == DeviceRates().contention, "that was fitted to onnx"
+    assert of_onnx.under(replace(onnx, issue=IssueOrder.SCHEDULE)) is of_onnx, "costs are kept for both"
+    of_any = CostTable(measured_s=measured)
+    assert of_any.under(openvino) is of_any
 
 
 @pytest.mark.promise("plans-were-looked-kept")

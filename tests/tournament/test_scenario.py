@@ -20,7 +20,7 @@ from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import RowKind, TaskCounters
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.job import run_search
@@ -97,6 +97,17 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
             found.append(scenario.evaluate(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
+
+
+def test_a_plan_that_the_compiled_twin_has_no_room_for_is_judged_by_the_reference_twin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = _staged(world, (ArrivalRate(model="diamond", per_s=400.0),)).scenario
+    plan = world.plan("sequential")
+    models = tuple(replace(model, queue=QueuePlan(max_tasks=1 << 24)) for model in plan.models)
+    monkeypatch.setattr(evaluator, "is_compiled", lambda: True)
+    found = scenario.evaluate(replace(plan, models=models), CHOICE).plain()
+    assert found["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
 
 
 def test_a_batch_that_was_not_profiled_takes_what_one_task_takes_scaled_as_the_estimates_say(

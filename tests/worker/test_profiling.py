@@ -103,12 +103,23 @@ def test_a_plan_that_cannot_be_profiled_is_answered_with_the_reason(
     _task(engine, memory, model, 2)
 
 
+def test_an_executor_that_refuses_a_plan_is_told_from_time_that_was_up(
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
+) -> None:
+    engine, _ = serving
+    (part,) = profile(engine, model, staged(model, executor="of nobody"), 8)
+    assert "no executor is called" in part.reason and part.refused
+    (part,) = profile(engine, model, staged(model), 9, limit_s=0.0)
+    assert "time limit" in part.reason and not part.refused
+
+
 def test_a_plan_that_does_not_fit_beside_what_runs_is_skipped_with_the_reason(model: Artifact) -> None:
     engine = RealEngine(WorkerConfig(memory_bytes=1 << 16))
     try:
         engine.wait_for(messages.Ready)
         (part,) = profile(engine, model, staged(model), 7)
         assert part.last and not part.times and "bytes" in part.reason
+        assert not part.refused, "there may be room another time"
     finally:
         engine.stop()
 

@@ -183,7 +183,8 @@ class Problem:
     `template` gives all that is not learned: names, cuts, replicas, batches, queues, lanes, rules, executor.
 
     Raises:
-        InputError: the template is not of this space, or waits for its models.
+        InputError: the template is not of this space, waits for its models, or gives blocks an executor or
+            resources of their own.
     """
 
     space: Space
@@ -199,7 +200,7 @@ class Problem:
         if why := self.space.refusal(self.template, self.space.device_class):
             raise InputError(
                 f"there is nothing to learn on this plan: {why}",
-                remedy="name the models with --model, or push a plan that does not wait",
+                remedy="name the models with --model, or push a plan that has none of that",
             )
         assert len(self.arrivals_per_s) == self.space.num_models
 

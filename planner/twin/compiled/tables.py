@@ -275,7 +275,9 @@ def loaded_programs(bound: BoundPlan, combined: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((largest, smallest)))
 
 
-MAX_SCALE: Final = 1 << 10
+MAX_SCALE: Final = 1 << 6
+"""The next size would be a record of 8 GiB, and numpy has none of 2 GiB."""
+
 _GROWTH: Final = 4
 
 Area: TypeAlias = dict[str, slice]
@@ -346,7 +348,10 @@ class WorldMemory:
             PlanError: there is much already.
         """
         if self._scale >= MAX_SCALE:
-            raise PlanError("the plan is too large for the compiled twin", remedy="use the reference twin")
+            raise PlanError(
+                "the plan is too large for the compiled twin",
+                remedy="give it shorter queues or smaller batches, or use the reference twin",
+            )
         before = self.world
         self._allot(_GROWTH * self._scale)
         for name, old in vars(before).items():

@@ -13,6 +13,7 @@ from functools import cached_property
 from stageloom.shared.errors import SettingError
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Member, ModelPlan, Plan, Wait
+from stageloom.shared.schedule import names_resources
 
 
 class IntervalMap(str, Enum):
@@ -137,11 +138,25 @@ class Space:
             return f"it was trained for {self.num_models} models, the plan has {len(plan.models)}"
         if plan.wait is not Wait.NONE:
             return f"the plan waits ({plan.wait.value}); what a policy combines must not"
+        if problem := _kept_apart(plan):
+            return f"{problem}; a policy combines blocks that all run alike"
         pairs = zip(self.models, map(ModelSpace.of, plan.models), plan.models, strict=True)
         for index, (trained, found, model) in enumerate(pairs):
             if problem := _difference(trained, found):
                 return f"model {index + 1} ({model.name}) {problem}"
         return ""
+
+
+def _kept_apart(plan: Plan) -> str:
+    """What of a plan's blocks new combined blocks would lose; empty where there is nothing."""
+    if any(model.splits for model in plan.models):
+        return "the plan splits operators"
+    for block in plan.combined:
+        if block.executor:
+            return f"a block runs on {plan.executors[block.executor].name}, others on {plan.executor.name}"
+        if block.resources or block.further_places or names_resources(block.schedule):
+            return "blocks are bound to resources"
+    return ""
 
 
 def _difference(trained: ModelSpace, found: ModelSpace) -> str:

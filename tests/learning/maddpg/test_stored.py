@@ -18,7 +18,7 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.messages.telemetry import TaskCounters
-from stageloom.shared.plan import Wait
+from stageloom.shared.plan import ExecutorOptions, Wait
 from stageloom.shared.policy.gpg.checkpoint import decode, encode
 from stageloom.shared.search.gpg import packaged_checkpoint
 from tests.learning.maddpg.toy import problem
@@ -111,6 +111,19 @@ def test_a_plan_that_waits_for_its_models_says_what_to_do_instead() -> None:
     with pytest.raises(InputError, match="nothing to learn on this plan: the plan waits") as caught:
         replace(known, template=replace(known.template, wait=Wait.ALL))
     assert "name the models" in str(caught.value) and "train" not in str(caught.value)
+
+
+def test_a_plan_whose_blocks_have_an_executor_of_their_own_has_nothing_to_learn() -> None:
+    """What a policy combines would run on the first one."""
+    known = problem()
+    first, *others = known.template.combined
+    template = replace(
+        known.template,
+        further_executors=(ExecutorOptions(name="openvino"),),
+        combined=(replace(first, executor=1), *others),
+    )
+    with pytest.raises(InputError, match="nothing to learn on this plan: a block runs on openvino"):
+        replace(known, template=template)
 
 
 @pytest.mark.parametrize(

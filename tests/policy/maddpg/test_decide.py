@@ -7,13 +7,13 @@ import pytest
 
 from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import InputError
-from stageloom.shared.plan import Plan, StepChoice, Wait
+from stageloom.shared.plan import ExecutorOptions, Plan, Resource, StepChoice, Wait
 from stageloom.shared.policy.maddpg.actions import actions_of
 from stageloom.shared.policy.maddpg.decide import Blocks, decide, replanned
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import PolicySample
-from stageloom.shared.schedule import stage_schedule
+from stageloom.shared.schedule import Stage, StageSchedule, stage_schedule
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.policy.maddpg.cases import saying
 from tests.search.graphs import CHAIN, DIAMOND, model
@@ -80,6 +80,22 @@ def _other(number: int, **changes: object) -> Callable[[Plan], Plan]:
     return changed
 
 
+def _with_more(plan: Plan) -> Plan:
+    """Another executor and a resource, which no block names."""
+    return replace(
+        plan,
+        further_executors=(ExecutorOptions(name="openvino"),),
+        resources=(Resource(cores=(0,)),),
+        lane_resources=(0,),
+    )
+
+
+def _first(plan: Plan, **changes: object) -> Plan:
+    """The plan with changes to its first block."""
+    first, *others = plan.combined
+    return replace(plan, combined=(replace(first, **changes), *others))  # type: ignore[arg-type]
+
+
 @pytest.mark.promise("policy-refuses-was-trained")
 @pytest.mark.parametrize(
     ("change", "device_class", "why"),
@@ -92,6 +108,13 @@ def _other(number: int, **changes: object) -> Callable[[Plan], Plan]:
         (_other(1, batch=4), "toy", "in batches of 4, it was trained for 2"),
         (_other(1, replicas=2), "toy", "2 replicas, it was trained for 1"),
         (lambda plan: replace(plan, wait=Wait.ALL), "toy", "waits"),
+        (lambda plan: _first(_with_more(plan), executor=1), "toy", "runs on openvino, others on onnx"),
+        (lambda plan: _first(_with_more(plan), resources=(0,)), "toy", "bound to resources"),
+        (
+            lambda plan: _first(_with_more(plan), schedule=StageSchedule((Stage(((0,),), resources=(0,)),))),
+            "toy",
+            "bound to resources",
+        ),
     ],
 )
 def test_a_policy_refuses_what_it_was_not_trained_for_and_says_why(
@@ -104,6 +127,7 @@ def test_a_policy_refuses_what_it_was_not_trained_for_and_says_why(
 def test_names_queues_and_executors_are_no_business_of_the_policy() -> None:
     other = replace(PLAN, models=tuple(replace(one, name=one.name + "2", weight=3) for one in PLAN.models))
     assert SPACE.refusal(other, "toy") == ""
+    assert SPACE.refusal(_with_more(PLAN), "toy") == "", "lanes keep their cores whatever is combined"
 
 
 def test_launcher_actions_are_read_in_the_models_order() -> None:

@@ -13,6 +13,7 @@ from stageloom.planner.twin.compiled.twin import CompiledTwin, compile_kernels
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.plan import QueuePlan
 from stageloom.shared.search.costs import CostTable
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin
@@ -60,6 +61,14 @@ def test_running_without_a_plan_is_refused() -> None:
 def test_more_steps_in_flight_than_a_mask_holds_are_refused() -> None:
     with pytest.raises(PlanError, match="lanes"):
         twin().deploy(chains(3, 2, lanes=8, run_ahead=8))
+
+
+@pytest.mark.parametrize("fields", [{"queue": QueuePlan(max_tasks=1 << 15)}, {"batch": 1024}])
+def test_longer_queues_and_larger_batches_than_memory_is_described_for_are_refused(
+    fields: dict[str, object],
+) -> None:
+    with pytest.raises(PlanError, match="too large for the compiled twin; give it shorter queues"):
+        twin().deploy(chains(3, 2, fields=fields))
 
 
 def test_machine_code_is_kept_apart_for_every_text_of_the_kernels(
