@@ -187,9 +187,10 @@ class MixMeasurement:
         final = finalists(found, families)
         beside = {name: one for name, one in found.items() if name not in families or name in final}
         contest.capacities(beside, self._effort.search(_SETTLED), first_per_s, self._until_s(_SETTLING))
-        many = self._effort.search(self._effort.most_windows)
-        last = {name: found[name] for name in final}
-        contest.capacities(last, many, first_per_s, self._until_s(_FINAL))
+        most = self._effort.most_windows
+        searches = [self._effort.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
+        until_s = self._until_s(_FINAL)
+        contest.settle(found, lambda: finalists(found, families), searches, first_per_s, until_s)
         return found
 
     def _until_s(self, share: float) -> float:

@@ -163,6 +163,32 @@ class Contest:
                 result = self.window(name, rate_per_s(place), len(samples))
                 samples.append(WindowCounts.of(result, len(self.models)))
 
+    def settle(
+        self,
+        found: Mapping[str, CapacityFound],
+        chosen: Callable[[], Iterable[str]],
+        searches: Sequence[CapacitySearch],
+        first_per_s: float,
+        until_s: float,
+    ) -> None:
+        """Measure closely whom `chosen` names, by each search in turn; where the figure of one falls, also
+        who is named then.
+
+        What looked best in one window often is not; the next one has to be measured as closely before
+        anybody is compared with it. Arguments and errors are those of `capacities`.
+        """
+        again: dict[str, CapacityFound] = {}
+        left = list(searches)
+        while time.monotonic() < until_s:
+            if fresh := {name: found[name] for name in chosen() if name in found and name not in again}:
+                self._progress(f"measuring {', '.join(fresh)} again at that load, in turns")
+                again |= fresh
+            elif len(left) > 1:
+                del left[0]
+            else:
+                return
+            self.capacities(again, left[0], first_per_s, until_s)
+
     def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
         """One window of a contestant at a rate.
 

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -38,8 +38,7 @@ from stageloom.shared.search.arrangements import Times, express_of
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
 _WINDOW_S: Final = 1.5
-_WINDOWS: Final = 5  # at both sides of a border, until the best is looked for anew; then twice as many
-_MOST_WINDOWS: Final = 40
+_WINDOWS: Final = (5, 10, 20, 40)  # at both sides of a border, until the best is looked for anew
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
 _HIGHEST: Final = rate_index(20_000.0)  # beyond it, handing tasks over would be what is measured
 
@@ -270,27 +269,21 @@ class _Bench:
         contest.capacities(found, roughly, first_per_s, looking_s)
         for name, one in found.items():
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
-        self._measure_again(contest, found, first_per_s, began_s + self._load.seconds)
+        self._settle(contest, found, first_per_s, began_s + self._load.seconds)
         return found
 
-    def _measure_again(
+    def _settle(
         self, contest: Contest, found: Mapping[str, CapacityFound], first_per_s: float, until_s: float
     ) -> None:
-        """Ours, the naive rival and the best one; where its figure falls, also the one that is best then."""
-        again: dict[str, CapacityFound] = {}
-        windows = _WINDOWS
-        while time.monotonic() < until_s:
-            best = max(_rivals(found), key=lambda name: found[name].per_s, default=OURS)
-            wanted = dict.fromkeys((OURS, best, self._rivals[0].name))
-            if fresh := {name: found[name] for name in wanted if name in found and name not in again}:
-                self._progress(f"measuring {', '.join(fresh)} again at that load, in turns")
-                again |= fresh
-            elif windows < _MOST_WINDOWS:
-                windows *= 2
-            else:
-                return
-            search = CapacitySearch(few=1, many=windows, highest=_HIGHEST)
-            contest.capacities(again, search, first_per_s, until_s)
+        """Ours, the naive rival and the best one."""
+
+        def chosen() -> Iterator[str]:
+            yield OURS
+            yield max(_rivals(found), key=lambda name: found[name].per_s, default=OURS)
+            yield self._rivals[0].name
+
+        searches = [CapacitySearch(few=1, many=many, highest=_HIGHEST) for many in _WINDOWS]
+        contest.settle(found, chosen, searches, first_per_s, until_s)
 
     def _result(self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], plan: Plan) -> OwnResult:
         ours = found[OURS]
