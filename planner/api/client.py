@@ -184,7 +184,7 @@ class PlannerClient:
 
         Raises:
             ApiRefused: the planner said no.
-            UnavailableError: no planner there, or no answer in time.
+            UnavailableError: no planner there, or no whole answer in time.
         """
         if route.form is AnswerForm.JOB:
             job = self.start(route, request)
@@ -227,7 +227,13 @@ class PlannerClient:
     def download(self, route: Route[Q, bytes], request: Q, file: Path) -> int:
         """Write the answer to a new file of mode 0600; returns its size. Raises as `call` and `new_file`."""
         with new_file(file) as write, self._answered(route, request, None, 600.0) as answer:
-            return sum(write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
+            size_bytes = sum(write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
+            if answer.length:  # bytes still missing; a read of a part does not tell of an early end
+                raise UnavailableError(
+                    f"the planner at {self.where} broke its answer off: {answer.length} bytes are missing",
+                    remedy="see its log, and ask again",
+                )
+            return size_bytes
 
     # -- HTTP -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,20 @@
+"""What the client makes of a planner that breaks off, hangs up, keeps it out or answers something else."""
+
+from pathlib import Path
+
+import pytest
+
+from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.routes import BACKUP
+from stageloom.planner.schema.service import BackupRequest
+from stageloom.shared.errors import UnavailableError
+from tests.planner.api.broken_planner import answering
+
+TEN_OF_A_HUNDRED = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + b"x" * 10
+
+
+def test_a_file_that_breaks_off_on_its_way_is_an_error_and_not_kept(tmp_path: Path) -> None:
+    with answering(tmp_path, TEN_OF_A_HUNDRED), PlannerClient(data_dir=tmp_path) as client:
+        with pytest.raises(UnavailableError, match="90 bytes are missing; see its log, and ask again"):
+            client.download(BACKUP, BackupRequest(), tmp_path / "backup.tar")
+    assert not (tmp_path / "backup.tar").exists()
