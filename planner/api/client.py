@@ -309,10 +309,7 @@ class PlannerClient:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
-            raise UnavailableError(
-                f"the planner at {self.where} answers with something else: {error}",
-                remedy="use the command of the planner's version",
-            ) from error
+            raise _something_else(f"the planner at {self.where} answers", error) from error
 
     def _unavailable(self, error: Exception, timeout_s: float) -> UnavailableError:
         if isinstance(error, TimeoutError):
@@ -342,7 +339,17 @@ def result(route: Route[Any, R], job: JobInfo) -> R:
 
     Raises:
         ApiRefused: it failed, or was ended.
+        UnavailableError: it resulted in something else than the route promises.
     """
     if job.state is not JobState.DONE:
         raise ApiRefused(job.problem or ProblemDetails(title="failed", status=500, detail="the job failed"))
-    return msgspec.convert(job.result, route.reply)
+    try:
+        return msgspec.convert(job.result, route.reply)
+    except msgspec.ValidationError as error:
+        raise _something_else(f"{route.name} ends", error) from error
+
+
+def _something_else(said: str, error: msgspec.DecodeError) -> UnavailableError:
+    return UnavailableError(
+        f"{said} with something else: {error}", remedy="use the command of the planner's version"
+    )

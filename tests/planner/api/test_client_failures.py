@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.api.client import PlannerClient
-from stageloom.planner.api.routes import BACKUP
+from stageloom.planner.api.client import PlannerClient, result
+from stageloom.planner.api.routes import BACKUP, DEVICE_PROFILE
+from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.service import BackupRequest
 from stageloom.shared.errors import UnavailableError
 from tests.planner.api.broken_planner import answering
@@ -18,3 +19,17 @@ def test_a_file_that_breaks_off_on_its_way_is_an_error_and_not_kept(tmp_path: Pa
         with pytest.raises(UnavailableError, match="90 bytes are missing; see its log, and ask again"):
             client.download(BACKUP, BackupRequest(), tmp_path / "backup.tar")
     assert not (tmp_path / "backup.tar").exists()
+
+
+def test_a_job_that_ends_with_something_else_is_an_error_with_a_remedy() -> None:
+    end = JobInfo(
+        job="0",
+        operation="device.profile",
+        state=JobState.DONE,
+        who="local",
+        began_at_us=0,
+        progress=JobProgress(),
+        result={"requests": "many"},
+    )
+    with pytest.raises(UnavailableError, match=r"something else: .*; use the command of the"):
+        result(DEVICE_PROFILE, end)
