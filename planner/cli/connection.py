@@ -46,7 +46,12 @@ def connected(*, live: bool = True) -> Iterator[Caller]:
 
 
 def _token() -> str:
-    file = settings.token_file
+    if not settings.token:
+        settings.token = _read_token(settings.token_file)
+    return settings.token
+
+
+def _read_token(file: str) -> str:
     if not file:
         raise InputError(
             "--planner needs an access token", remedy="name its file with --token-file, or - for stdin"

@@ -1,9 +1,11 @@
 """What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
 
+import io
 import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
-from stageloom.planner.cli import app, main, plan_create, service
+from stageloom.planner.cli import app, connection, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
+from stageloom.planner.cli.settings import take_options
 from stageloom.shared.errors import ExitCode
 from tests.store.migrated import new_store
 
@@ -148,6 +151,26 @@ def test_a_command_in_its_old_words_does_the_same_with_a_hint(
     )
     assert err[0] == hint
     assert (code, out, err[1:]) == expected
+
+
+def test_a_token_from_stdin_does_for_every_connection_of_one_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    def client(*, url: str, token: str) -> Any:
+        given.append((url, token))
+        return nullcontext()
+
+    monkeypatch.setattr(connection, "PlannerClient", client)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    for _ in range(2):
+        take_options(["status", "--planner", "planner", "--token-file", "-"])
+        for _ in range(2):
+            with connection.connected():
+                pass
+    take_options([])
+    assert given == [("planner", "one\n")] * 2 + [("planner", "two\n")] * 2
 
 
 def test_old_words_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
