@@ -397,13 +397,14 @@ def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file
     """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
 
     It holds the planner's secret key: keep it as safe as the data directory. To restore, unpack it into an
-    empty directory and start a planner there. For a database on a server use pg_dump.
+    empty directory and start a planner there. For a database on a server use pg_dump. Where no planner runs,
+    an older version's database is copied as it is, before its migration.
 
     \b
     stageloom planner backup /backup/stageloom-$(date +%F).tar
     mkdir new && tar -xf FILE -C new && stageloom up --data-dir new
     """
-    with connected(live=False) as caller:
+    with connected(live=False, or_older=True) as caller:
         size_bytes = caller.download(routes.BACKUP, schema.BackupRequest(), file)
     show({"file": str(file), "size_bytes": size_bytes}, lambda: None)
     progress(f"{file}: {size_bytes / 1e6:.1f} MB")
