@@ -322,6 +322,11 @@ class PlannerClient:
                 f"no planner runs on {self.where}",
                 remedy="start it with `stageloom up`, or name its --data-dir",
             )
+        if isinstance(error, PermissionError) and not self._bearer:
+            return UnavailableError(
+                f"the socket of the planner on {self.where} is for its owner alone",
+                remedy="run as the planner's account",
+            )
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or error
         if isinstance(error, ssl.SSLCertVerificationError):
             return UnavailableError(

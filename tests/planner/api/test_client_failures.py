@@ -1,13 +1,15 @@
 """What the client makes of a planner that breaks off, hangs up, keeps it out or answers something else."""
 
+import errno
+import socket
 from pathlib import Path
 
 import pytest
 
 from stageloom.planner.api.client import PlannerClient, result
-from stageloom.planner.api.routes import BACKUP, DEVICE_PROFILE
+from stageloom.planner.api.routes import BACKUP, DEVICE_PROFILE, STATUS
 from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
-from stageloom.planner.schema.service import BackupRequest
+from stageloom.planner.schema.service import BackupRequest, StatusRequest
 from stageloom.shared.errors import UnavailableError
 from tests.planner.api.broken_planner import answering
 
@@ -33,3 +35,15 @@ def test_a_job_that_ends_with_something_else_is_an_error_with_a_remedy() -> None
     )
     with pytest.raises(UnavailableError, match=r"something else: .*; use the command of the"):
         result(DEVICE_PROFILE, end)
+
+
+def test_whom_the_local_socket_keeps_out_is_told_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept_out(self: socket.socket, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with PlannerClient(data_dir=tmp_path) as client:
+        monkeypatch.setattr("stageloom.planner.api.client.socket.socket.connect", kept_out)
+        with pytest.raises(UnavailableError, match="for its owner alone; run as the planner's account"):
+            client.call(STATUS, StatusRequest())
