@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import os
 import secrets
+import select
 import socket
 import ssl
 import struct
@@ -278,6 +279,8 @@ class PlannerClient:
     def _sent(
         self, method: str, path: str, body: bytes | IO[bytes], headers: dict[str, str], timeout_s: float
     ) -> http.client.HTTPResponse:
+        if self._connection is not None and _was_closed(self._connection.sock):
+            self.close()  # or what changes something would fail, which cannot be sent twice
         if self._connection is None:
             self._connection = self._connect(timeout_s)
         connection = self._connection
@@ -337,6 +340,15 @@ class PlannerClient:
             f"the planner at {self.where} cannot be asked: {reason}",
             remedy="check the address, the token's file, and that the planner runs with --api",
         )
+
+
+def _was_closed(kept: socket.socket | None) -> bool:
+    """Whether the planner closed a connection after the last answer: its end is all that can wait there."""
+    if kept is None:
+        return False
+    waiting = select.poll()
+    waiting.register(kept, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def result(route: Route[Any, R], job: JobInfo) -> R:

@@ -1,6 +1,7 @@
 """What the client makes of a planner that breaks off, hangs up, keeps it out or answers something else."""
 
 import errno
+import select
 import socket
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 
 from stageloom.planner.api.client import PlannerClient, result
 from stageloom.planner.api.routes import BACKUP, DEVICE_PROFILE, STATUS
+from stageloom.planner.api.server import ServerLimits
+from stageloom.planner.schema.base import Done
 from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.service import BackupRequest, StatusRequest
 from stageloom.shared.errors import UnavailableError
 from tests.planner.api.broken_planner import answering
+from tests.planner.api.rig import CHANGE, READ, TryRequest, served
 
+ONE = TryRequest(name="one")
 TEN_OF_A_HUNDRED = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + b"x" * 10
 
 
@@ -47,3 +52,17 @@ def test_whom_the_local_socket_keeps_out_is_told_whose_it_is(
         monkeypatch.setattr("stageloom.planner.api.client.socket.socket.connect", kept_out)
         with pytest.raises(UnavailableError, match="for its owner alone; run as the planner's account"):
             client.call(STATUS, StatusRequest())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_change_is_sent_over_a_connection_that_the_planner_has_not_closed(
+    tmp_path: Path, tls: bool
+) -> None:
+    """1. The planner closes a connection that is idle; 2. a verb that cannot be sent twice is done once."""
+    with served(tmp_path, tls=tls, connections=ServerLimits(idle_s=0.05)) as rig:
+        with rig.client(rig.token("ann") if tls else "") as client:
+            client.call(READ, ONE)
+            connection = client._connection
+            assert connection is not None and select.select([connection.sock], [], [], 20.0)[0]
+            assert client.call(CHANGE, ONE) == Done()
+            assert client._connection is not connection and len(rig.calls) == 2
