@@ -95,6 +95,16 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
         raise
 
 
+def _host_and_port(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        if parts.scheme == "https" and parts.hostname and not parts.path.strip("/"):
+            return parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:  # of the port, or of a bracket that is not closed
+        pass
+    raise InputError(f"{url!r} is no planner's address", remedy="use https://HOST:PORT")
+
+
 class _LocalConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("planner", timeout=timeout_s)
@@ -147,13 +157,7 @@ class PlannerClient:
         if url:
             from stageloom.planner.api.access import split_token
 
-            parts = urlsplit(url if "://" in url else f"https://{url}")
-            try:
-                host, port = parts.hostname, parts.port or DEFAULT_PORT
-            except ValueError:
-                host, port = None, 0
-            if parts.scheme != "https" or not host or parts.path.strip("/"):
-                raise InputError(f"{url!r} is no planner's address", remedy="use https://HOST:PORT")
+            host, port = _host_and_port(url)
             self.where = f"https://{host}:{port}"
             self._bearer, pinned = split_token(token)
             self._connect: Callable[[float], http.client.HTTPConnection] = lambda timeout_s: (
