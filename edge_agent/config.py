@@ -173,8 +173,15 @@ def _parsed(text: str) -> Any:
 
 
 def encode_config(config: AgentConfig) -> str:
-    """For the command line of the process that runs."""
-    return msgspec.json.encode(config).decode()
+    """For the command line of the process that runs.
+
+    Raises:
+        SettingError: a path among the settings is not UTF-8.
+    """
+    try:
+        return msgspec.json.encode(config).decode()
+    except UnicodeEncodeError as error:
+        raise SettingError(f"{error.object!r} is not UTF-8", remedy="rename what it names") from error
 
 
 def decode_config(text: str) -> AgentConfig:

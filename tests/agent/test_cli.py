@@ -323,6 +323,16 @@ def test_home_that_others_may_write_and_unset_clock_are_found(tmp_path: Path) ->
     assert clock_check(0.0).result == "warn"
 
 
+def test_a_home_that_is_not_utf_8_is_shown_with_escapes_and_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(tmp_path / os.fsdecode(b"h\xff"))
+    assert execute(["config", "show", "--home", home]) == 0
+    assert "h\\udcff" in capsys.readouterr().out
+    assert execute(["run", "--home", home]) == 2
+    assert capsys.readouterr().err.endswith("h\\udcff' is not UTF-8; rename what it names\n")
+
+
 @pytest.mark.parametrize("below", ["", "home"])
 def test_a_home_of_somebody_else_fails_a_check_and_ends_none(below: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

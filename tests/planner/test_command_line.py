@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -187,3 +188,17 @@ def test_json_is_one_document_of_commands_about_this_machine_too(
 ) -> None:
     assert app.execute([*command.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_what_is_not_utf_8_is_shown_with_escapes_and_asked_of_no_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new_store(tmp_path).close()
+    here, file = ["--data-dir", str(tmp_path)], str(tmp_path / os.fsdecode(b"b\xff.tar"))
+    assert app.execute(["planner", "backup", file, "--json", *here]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["file"] == file and Path(file).is_file()
+    monkeypatch.setattr(service, "__version__", "1\udcff")
+    assert app.execute(["version"]) == ExitCode.OK
+    assert capsys.readouterr().out == "1\\udcff\n"
+    assert app.execute(["webhook", "add", "http://x/\udcff", *here]) == ExitCode.USAGE
+    assert capsys.readouterr().err == "error: 'http://x/\\udcff' is not UTF-8; write it in UTF-8\n"
