@@ -119,7 +119,8 @@ def settings_file(home: Path) -> Path:
     0.1.0 had, the one that is there."""
     old = home / OLD_SETTINGS_NAME
     new = home / SETTINGS_NAME
-    return old if old.exists() and not new.exists() else new
+    # Unlike `Path.exists` this is no error in a directory that is not ours; reading the file will be one.
+    return old if os.path.exists(old) and not os.path.exists(new) else new
 
 
 def set_values(home: Path, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -151,7 +152,8 @@ def _read(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingError(f"{file} cannot be read: {error}", remedy="mend or remove it") from error
+        remedy = "run as its owner" if isinstance(error, PermissionError) else "mend or remove it"
+        raise SettingError(f"{file} cannot be read: {error}", remedy=remedy) from error
     if file.name == OLD_SETTINGS_NAME:
         if not isinstance(values, dict):
             raise SettingError(f"{file} is not a JSON object", remedy="mend or remove it")
@@ -171,8 +173,15 @@ def _parsed(text: str) -> Any:
 
 
 def encode_config(config: AgentConfig) -> str:
-    """For the command line of the process that runs."""
-    return msgspec.json.encode(config).decode()
+    """For the command line of the process that runs.
+
+    Raises:
+        SettingError: a path among the settings is not UTF-8.
+    """
+    try:
+        return msgspec.json.encode(config).decode()
+    except UnicodeEncodeError as error:
+        raise SettingError(f"{error.object!r} is not UTF-8", remedy="rename what it names") from error
 
 
 def decode_config(text: str) -> AgentConfig:

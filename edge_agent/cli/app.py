@@ -21,6 +21,7 @@ from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from stageloom.shared.search.registry import schedulers
+from stageloom.shared.standard_streams import write_any_text
 from stageloom.shared.text import counted
 from stageloom.shared.version import __version__
 
@@ -447,6 +448,7 @@ def _command() -> Any:
 
 def execute(arguments: list[str]) -> int:
     """One command line; every error is one line on stderr, and the exit code tells its kind."""
+    write_any_text(sys.stdout, sys.stderr)
     try:
         code = _command()(args=arguments or ["--help"], prog_name="stageloom-agent", standalone_mode=False)
         sys.stdout.flush()

@@ -282,15 +282,17 @@ def _trial_problem(found: GpuTrial, parts: list[str], *, tegra: bool) -> str:
 
 def _nearest(home: Path) -> Path:
     """The directory itself, or the nearest one above it that exists."""
-    return next((path for path in (home, *home.parents) if path.exists()), home)
+    return next((path for path in (home, *home.parents) if os.path.exists(path)), home)
 
 
 def home_check(home: Path) -> Check:
     """The state directory can be written by us and read by nobody else."""
     directory = _nearest(home)
-    if not os.access(directory, os.W_OK | os.X_OK):
+    if not os.access(directory, os.W_OK | os.X_OK | (os.R_OK if directory == home else 0)):
         return _fail(
-            "home", f"{directory} cannot be written", "mend its permissions or set STAGELOOM_AGENT_HOME"
+            "home",
+            f"{directory} cannot be read and written",
+            "run as the agent's account, mend its permissions, or set STAGELOOM_AGENT_HOME",
         )
     if home.exists() and stat.S_IMODE(home.stat().st_mode) & 0o022:
         return _fail("home", f"{home} can be written by others", f"chmod go-w {home}")
@@ -338,11 +340,14 @@ def disk_check(home: Path) -> Check:
 
 def key_check(home: Path) -> Check:
     """Secret files are for the owner only."""
-    readable = [
-        path.name
-        for path in (sorted(home.iterdir()) if home.is_dir() else [])
-        if path.is_file() and "key" in path.name and stat.S_IMODE(path.stat().st_mode) & 0o077
-    ]
+    try:
+        readable = [
+            path.name
+            for path in (sorted(home.iterdir()) if home.is_dir() else [])
+            if path.is_file() and "key" in path.name and stat.S_IMODE(path.stat().st_mode) & 0o077
+        ]
+    except OSError as error:
+        return _warn("keys", f"{home} cannot be read: {error.strerror}", "run as the agent's account")
     if readable:
         return _fail(
             "keys",

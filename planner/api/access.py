@@ -73,14 +73,17 @@ def split_token(text: str) -> tuple[str, bytes]:
     Raises:
         TokenError: this is no access token.
     """
-    bearer, dot, pinned = text.strip().partition(".")
+    word = text.strip()
+    bearer, dot, pinned = word.partition(".")
     try:
         certificate = base64.urlsafe_b64decode(pinned + "=") if dot else b""
     except ValueError:
         certificate = b"?"
-    if not bearer.startswith(PREFIX) or len(certificate) not in (0, 32):
+    one_word = all("!" <= char <= "~" for char in word)  # a second line would be none of the token
+    if not one_word or not bearer.startswith(PREFIX) or len(certificate) not in (0, 32):
         raise TokenError(
-            "this is no access token", remedy="use the whole text that `stageloom access create` printed"
+            "this is no access token",
+            remedy="use the whole text that `stageloom access create` printed, and nothing else",
         )
     return bearer, certificate
 

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import os
 import secrets
+import select
 import socket
 import ssl
 import struct
@@ -94,6 +95,16 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
         raise
 
 
+def _host_and_port(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        if parts.scheme == "https" and parts.hostname and not parts.path.strip("/"):
+            return parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:  # of the port, or of a bracket that is not closed
+        pass
+    raise InputError(f"{url!r} is no planner's address", remedy="use https://HOST:PORT")
+
+
 class _LocalConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("planner", timeout=timeout_s)
@@ -146,13 +157,7 @@ class PlannerClient:
         if url:
             from stageloom.planner.api.access import split_token
 
-            parts = urlsplit(url if "://" in url else f"https://{url}")
-            try:
-                host, port = parts.hostname, parts.port or DEFAULT_PORT
-            except ValueError:
-                host, port = None, 0
-            if parts.scheme != "https" or not host or parts.path.strip("/"):
-                raise InputError(f"{url!r} is no planner's address", remedy="use https://HOST:PORT")
+            host, port = _host_and_port(url)
             self.where = f"https://{host}:{port}"
             self._bearer, pinned = split_token(token)
             self._connect: Callable[[float], http.client.HTTPConnection] = lambda timeout_s: (
@@ -184,7 +189,7 @@ class PlannerClient:
 
         Raises:
             ApiRefused: the planner said no.
-            UnavailableError: no planner there, or no answer in time.
+            UnavailableError: no planner there, or no whole answer in time.
         """
         if route.form is AnswerForm.JOB:
             job = self.start(route, request)
@@ -227,7 +232,13 @@ class PlannerClient:
     def download(self, route: Route[Q, bytes], request: Q, file: Path) -> int:
         """Write the answer to a new file of mode 0600; returns its size. Raises as `call` and `new_file`."""
         with new_file(file) as write, self._answered(route, request, None, 600.0) as answer:
-            return sum(write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
+            size_bytes = sum(write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
+            if answer.length:  # bytes still missing; a read of a part does not tell of an early end
+                raise UnavailableError(
+                    f"the planner at {self.where} broke its answer off: {answer.length} bytes are missing",
+                    remedy="see its log, and ask again",
+                )
+            return size_bytes
 
     # -- HTTP -----------------------------------------------------------------------------------------------
 
@@ -272,6 +283,8 @@ class PlannerClient:
     def _sent(
         self, method: str, path: str, body: bytes | IO[bytes], headers: dict[str, str], timeout_s: float
     ) -> http.client.HTTPResponse:
+        if self._connection is not None and _was_closed(self._connection.sock):
+            self.close()  # or what changes something would fail, which cannot be sent twice
         if self._connection is None:
             self._connection = self._connect(timeout_s)
         connection = self._connection
@@ -303,10 +316,7 @@ class PlannerClient:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
-            raise UnavailableError(
-                f"the planner at {self.where} answers with something else: {error}",
-                remedy="use the command of the planner's version",
-            ) from error
+            raise _something_else(f"the planner at {self.where} answers", error) from error
 
     def _unavailable(self, error: Exception, timeout_s: float) -> UnavailableError:
         if isinstance(error, TimeoutError):
@@ -318,6 +328,11 @@ class PlannerClient:
             return UnavailableError(
                 f"no planner runs on {self.where}",
                 remedy="start it with `stageloom up`, or name its --data-dir",
+            )
+        if isinstance(error, PermissionError) and not self._bearer:
+            return UnavailableError(
+                f"the socket of the planner on {self.where} is for its owner alone",
+                remedy="run as the planner's account",
             )
         reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or error
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -331,12 +346,31 @@ class PlannerClient:
         )
 
 
+def _was_closed(kept: socket.socket | None) -> bool:
+    """Whether the planner closed a connection after the last answer: its end is all that can wait there."""
+    if kept is None:
+        return False
+    waiting = select.poll()
+    waiting.register(kept, select.POLLIN)
+    return bool(waiting.poll(0))
+
+
 def result(route: Route[Any, R], job: JobInfo) -> R:
     """What a job that has ended resulted in.
 
     Raises:
         ApiRefused: it failed, or was ended.
+        UnavailableError: it resulted in something else than the route promises.
     """
     if job.state is not JobState.DONE:
         raise ApiRefused(job.problem or ProblemDetails(title="failed", status=500, detail="the job failed"))
-    return msgspec.convert(job.result, route.reply)
+    try:
+        return msgspec.convert(job.result, route.reply)
+    except msgspec.ValidationError as error:
+        raise _something_else(f"{route.name} ends", error) from error
+
+
+def _something_else(said: str, error: msgspec.DecodeError) -> UnavailableError:
+    return UnavailableError(
+        f"{said} with something else: {error}", remedy="use the command of the planner's version"
+    )

@@ -33,14 +33,16 @@ class StoreClient:
 
     live = False
 
-    def __init__(self, data_dir: Path) -> None:
-        """Raises:
-        InputError: there is no planner's data in `data_dir`.
-        StorageError: the database cannot be read, or has another schema.
+    def __init__(self, data_dir: Path, *, or_older: bool = False) -> None:
+        """`or_older`: on a database that is not migrated yet, too, which most verbs cannot read.
+
+        Raises:
+            InputError: there is no planner's data in `data_dir`.
+            StorageError: the database cannot be read, or has another schema.
         """
         clock = SystemClock()
         config = PlannerConfig(data_dir=data_dir, database_url=kept_url(data_dir))
-        self._store = ReadStore.open(data_dir)
+        self._store = ReadStore.open(data_dir, or_older=or_older)
         self._api = ApiContext(reader=self._store, clock=clock, jobs=Jobs(clock), config=config)
         self._call = ApiCall(Principal(LOCAL, Role.ADMIN, LOCAL))
 

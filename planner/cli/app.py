@@ -25,6 +25,7 @@ from stageloom.planner.cli import (
 from stageloom.planner.cli.output import progress
 from stageloom.planner.cli.settings import EPILOG, take_options
 from stageloom.shared.errors import ExitCode, StageloomError
+from stageloom.shared.standard_streams import write_any_text
 
 _EXIT_CODES = "\n".join(
     f"{code.value:>3}  {text}"
@@ -147,6 +148,7 @@ def _command() -> Any:
 
 def execute(arguments: list[str] | None) -> int:
     """Run one command line and return its exit code; every error is one line on stderr."""
+    write_any_text(sys.stdout, sys.stderr)
     try:
         words = sys.argv[1:] if arguments is None else arguments
         code = _command()(args=_renamed(take_options(words)), prog_name="stageloom", standalone_mode=False)
@@ -168,6 +170,8 @@ def execute(arguments: list[str] | None) -> int:
             f"`pip install 'stageloom[{extra}]'`",
             ExitCode.BACKEND,
         )
+    except UnicodeEncodeError as error:  # of a word that would go to the planner
+        return _fail(f"{error.object[:80]!r} is not UTF-8; write it in UTF-8", ExitCode.USAGE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(

@@ -23,8 +23,9 @@ Caller = Union[PlannerClient, "StoreClient"]
 
 
 @contextmanager
-def connected(*, live: bool = True) -> Iterator[Caller]:
-    """The planner that the options name. Without `live` its store will do, where no planner runs.
+def connected(*, live: bool = True, or_older: bool = False) -> Iterator[Caller]:
+    """The planner that the options name. Without `live` its store will do, where no planner runs; with
+    `or_older` that of an older version, too.
 
     Raises:
         InputError: there is no token for the planner elsewhere.
@@ -39,14 +40,19 @@ def connected(*, live: bool = True) -> Iterator[Caller]:
     else:
         from stageloom.planner.api.offline import StoreClient
 
-        caller = StoreClient(settings.folder)
+        caller = StoreClient(settings.folder, or_older=or_older)
     gc.enable()  # `main` has held it off while modules were imported
     with caller:
         yield caller
 
 
 def _token() -> str:
-    file = settings.token_file
+    if not settings.token:
+        settings.token = _read_token(settings.token_file)
+    return settings.token
+
+
+def _read_token(file: str) -> str:
     if not file:
         raise InputError(
             "--planner needs an access token", remedy="name its file with --token-file, or - for stdin"

@@ -4,6 +4,7 @@ Tables are drawn on a terminal and tab-separated in a pipe. A terminal too narro
 rows one below the other, a line per cell.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
@@ -33,7 +34,11 @@ def progress(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """One JSON document on one line; bytes as base64, times as they are stored (microseconds since 1970)."""
-    emit(msgspec.json.encode(value).decode())
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # a path that is not UTF-8 has no other form in JSON than as escapes
+        text = json.dumps(msgspec.to_builtins(value))
+    emit(text)
 
 
 def show(value: Any, told: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,7 @@ from stageloom.planner.cli.output import (
 from stageloom.planner.cli.settings import EPILOG, settings
 from stageloom.planner.schema import service as schema
 from stageloom.planner.schema.device import DeviceInfo
+from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.text import counted
@@ -194,26 +196,38 @@ def migrate(
         ),
     ] = "",
 ) -> None:
-    """Bring the database to this version's tables. `up` does it, too; this starts no planner.
+    """Bring the database to this version's tables. `up` does it, too; no planner may run meanwhile.
 
     \b
     stageloom planner backup before.tar && stageloom planner migrate
     """
-    from stageloom.planner.store.database import Database, sqlite_url
-    from stageloom.planner.store.schema import migrate as migrate_database
-    from stageloom.planner.store.used_database import DATABASE_FILE, kept_url, require_own
+    from stageloom.planner.store.used_database import kept_url, require_own
 
     folder = settings.folder
     if database_url:
         require_own(folder, database_url)
-    url = database_url or kept_url(folder)
-    if not url:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(url or sqlite_url(folder / DATABASE_FILE))
-    before, after = migrate_database(database)
-    database.close()
+    before, after = _migrated(folder, database_url or kept_url(folder))
     show({"before": before, "after": after}, lambda: None)
     progress(f"schema {before or 'none'} -> {after}" if before != after else f"schema {after} is current")
+
+
+def _migrated(folder: Path, url: str) -> tuple[str | None, str]:
+    """(schema before, after), under all locks that a planner takes: it must not run on other tables than it
+    knows."""
+    from stageloom.planner.lock import lock_data_dir, lock_sqlite
+    from stageloom.planner.store.database import Database, sqlite_url
+    from stageloom.planner.store.schema import migrate as migrate_database
+    from stageloom.planner.store.used_database import DATABASE_FILE, sqlite_file
+
+    with ExitStack() as held:
+        held.enter_context(lock_data_dir(folder))
+        if (file := sqlite_file(folder, url)) is not None:
+            held.enter_context(lock_sqlite(file, folder))
+        database = Database(url or sqlite_url(folder / DATABASE_FILE))
+        held.callback(database.close)
+        if not held.enter_context(database.claim()):
+            raise InputError("a planner already runs on this database", remedy="stop that one")
+        return migrate_database(database)
 
 
 @config.command("show")
@@ -397,13 +411,14 @@ def backup(file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file
     """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
 
     It holds the planner's secret key: keep it as safe as the data directory. To restore, unpack it into an
-    empty directory and start a planner there. For a database on a server use pg_dump.
+    empty directory and start a planner there. For a database on a server use pg_dump. Where no planner runs,
+    an older version's database is copied as it is, before its migration.
 
     \b
     stageloom planner backup /backup/stageloom-$(date +%F).tar
     mkdir new && tar -xf FILE -C new && stageloom up --data-dir new
     """
-    with connected(live=False) as caller:
+    with connected(live=False, or_older=True) as caller:
         size_bytes = caller.download(routes.BACKUP, schema.BackupRequest(), file)
     show({"file": str(file), "size_bytes": size_bytes}, lambda: None)
     progress(f"{file}: {size_bytes / 1e6:.1f} MB")

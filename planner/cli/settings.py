@@ -39,6 +39,7 @@ class Settings:
     data_dir: str = ""
     planner: str = ""
     token_file: str = ""
+    token: str = ""  # what that file holds, once it was read: stdin gives it no second time
 
     @property
     def folder(self) -> Path:

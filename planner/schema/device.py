@@ -137,6 +137,10 @@ class DeviceReleaseRequest(Request, frozen=True, kw_only=True):
     device: DeviceName
 
 
+MOST_PROFILED: Final = 256
+"""Models that are measured where none is named."""
+
+
 class DeviceProfileRequest(Request, frozen=True, kw_only=True):
     """Have a device measure the operators of some models, or the stages of a plan; takes a generation.
 
@@ -184,11 +188,11 @@ class DeviceProfileReply(Reply, frozen=True, kw_only=True):
     Without a request nothing was unsure, and the generation is 0.
     """
 
-    requests: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    requests: Annotated[tuple[Count, ...], Meta(max_length=MOST_PROFILED)]
     epoch: Epoch
     generation: Generation
-    measured: Annotated[tuple[ModelMeasured, ...], Meta(max_length=16)] = ()
-    reasons: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+    measured: Annotated[tuple[ModelMeasured, ...], Meta(max_length=MOST_PROFILED)] = ()
+    reasons: Annotated[tuple[Line, ...], Meta(max_length=MOST_PROFILED)] = ()
 
 
 class PolicyAttachRequest(Request, frozen=True, kw_only=True):

@@ -22,7 +22,8 @@ def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ..
     """Write database, artifacts of its models, and `files` of the data directory; returns the size in bytes.
 
     The database is copied as of one moment, while others read and write. The file appears under its name
-    only when it is complete and on disk; it holds the planner's secret key, so it gets mode 0600.
+    only when it is complete and on disk; it holds the planner's secret key, so it gets mode 0600. An older
+    version's database is copied as it is: a backup is wanted before the migration above all.
 
     Raises:
         InputError: the target exists, there is no planner's data, or the database is not SQLite, or not
@@ -30,7 +31,7 @@ def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ..
         StorageError: the database cannot be read, or the target cannot be written.
     """
     require_own(data_dir, database_url)
-    store = ReadStore.open(data_dir, database_url)
+    store = ReadStore.open(data_dir, database_url, or_older=True)
     try:
         if store.database.sqlite_path is None:
             raise InputError(
@@ -62,8 +63,7 @@ def _attempt(store: ReadStore, target: Path, files: list[Path]) -> bool:
         copy, archive = Path(work) / DATABASE_FILE, Path(work) / "archive"
         copy_database(store.database, copy)
         with closing(sqlite3.connect(copy)) as opened:
-            # An artifact's row outlives its last model, and its file does not.
-            named = [Digest(row[0]) for row in opened.execute("SELECT DISTINCT digest FROM model_versions")]
+            named = _named_artifacts(opened)
         with archive.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             with tarfile.open(fileobj=out, mode="w") as tar:
@@ -78,6 +78,13 @@ def _attempt(store: ReadStore, target: Path, files: list[Path]) -> bool:
         archive.rename(target)
     sync_directory(target.absolute().parent)
     return True
+
+
+def _named_artifacts(database: sqlite3.Connection) -> list[Digest]:
+    """Those of models: an artifact's row outlives its last model, and its file does not."""
+    known = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    table = "model_versions" if "model_versions" in known else "models"  # before revision 0021
+    return [Digest(row[0]) for row in database.execute(f"SELECT DISTINCT digest FROM {table}")]
 
 
 def copy_database(database: Database, target: Path) -> None:

@@ -65,11 +65,18 @@ class Database:
         self._clock = clock or SystemClock()
         try:
             self.url = make_url(url)
+            if "@" in (self.url.host or ""):
+                raise ValueError("a part of the password is taken for one of the host")
             backend = self.url.get_backend_name()
             # A server that was restarted has ended the connections that wait here: they are tried first.
             self.engine = create_engine(
                 self.url, connect_args=_connect_args(backend), pool_pre_ping=backend != "sqlite"
             )
+        except ValueError:  # SQLAlchemy's message quotes what may be a part of the password
+            raise SettingError(
+                "database_url cannot be used: its host and port cannot be read",
+                remedy="write @, : and / of a password as %40, %3A and %2F",
+            ) from None
         except (ArgumentError, SQLAlchemyError, ImportError) as error:
             raise SettingError(
                 f"database_url cannot be used: {_first_line(error)}",

@@ -59,15 +59,15 @@ def require_known(revision: str | None) -> None:
         )
 
 
-def require_current(database: Database) -> None:
-    """For readers, which never migrate.
+def require_current(database: Database, *, or_older: bool = False) -> None:
+    """For readers, which never migrate; `or_older` is for those that read what every revision has.
 
     Raises:
         StorageError: the database is empty, older or newer.
     """
     revision = current_revision(database)
     require_known(revision)
-    if revision != HEAD:
+    if revision != HEAD and not (or_older and revision):
         raise StorageError(
             f"the database has schema {revision or 'none'}, this version needs {HEAD}",
             remedy="start the planner with `stageloom up`, which migrates it",

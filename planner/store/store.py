@@ -68,8 +68,10 @@ class ReadStore:
         self._graphs: dict[Digest, Graph] = {}
 
     @classmethod
-    def open(cls, data_dir: Path, database_url: str = "") -> "ReadStore":
+    def open(cls, data_dir: Path, database_url: str = "", *, or_older: bool = False) -> "ReadStore":
         """Open for reading only; without a URL the database that the planner of `data_dir` uses.
+
+        `or_older`: before its migration, too, when most functions of this version cannot read it.
 
         Raises:
             InputError: there is no planner's data in `data_dir`.
@@ -83,7 +85,7 @@ class ReadStore:
                 remedy="start a planner there with `stageloom up`, or name its --data-dir",
             )
         try:
-            schema.require_current(store.database)
+            schema.require_current(store.database, or_older=or_older)
         except BaseException:
             store.close()
             raise

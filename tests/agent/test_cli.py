@@ -6,6 +6,9 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -30,6 +33,7 @@ from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME, connect
 from stageloom.edge_agent.machine.device import gpu_names
 from stageloom.edge_agent.machine.doctor import (
     clock_check,
+    disk_check,
     gpu_check,
     home_check,
     key_check,
@@ -317,6 +321,41 @@ def test_home_that_others_may_write_and_unset_clock_are_found(tmp_path: Path) ->
     tmp_path.chmod(0o700)
     assert home_check(tmp_path).result == "ok"
     assert clock_check(0.0).result == "warn"
+
+
+def test_a_home_that_is_not_utf_8_is_shown_with_escapes_and_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(tmp_path / os.fsdecode(b"h\xff"))
+    assert execute(["config", "show", "--home", home]) == 0
+    assert "h\\udcff" in capsys.readouterr().out
+    assert execute(["run", "--home", home]) == 2
+    assert capsys.readouterr().err.endswith("h\\udcff' is not UTF-8; rename what it names\n")
+
+
+@pytest.mark.parametrize("below", ["", "home"])
+def test_a_home_of_somebody_else_fails_a_check_and_ends_none(below: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, below)
+        os.chmod(folder, 0)
+        with _nobody():
+            checks = home_check(home), settings_check(home), key_check(home), disk_check(home)
+        os.chmod(folder, 0o700)
+    assert [check.result for check in checks[:3]] == ["fail", "fail", "warn"]
+    assert all("run as" in check.remedy for check in checks[:3])
+    assert "free in" in checks[3].detail
+
+
+@contextmanager
+def _nobody() -> Iterator[None]:
+    """Without the rights of the superuser, whom no permission keeps out."""
+    ids = os.getresuid()
+    if ids[0] == 0:
+        os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(*ids)
 
 
 def test_both_processes_together_stay_below_64_mib_before_a_backend_loads() -> None:

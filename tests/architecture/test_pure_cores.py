@@ -55,9 +55,11 @@ SHELLS_IN_SHARED = (
     "stageloom.shared.session_nice",
     "stageloom.shared.failpoint",
     "stageloom.shared.systemd",
+    "stageloom.shared.standard_streams",
 )
 """The importer runs a child process, artifacts and keys are files, as is what must survive a power cut, the
-clock is what shells hand in, a failpoint kills its process, and systemd is spoken to and installed into."""
+clock is what shells hand in, a failpoint kills its process, systemd is spoken to and installed into, and the
+standard streams are files."""
 
 
 CORES_ELSEWHERE = (

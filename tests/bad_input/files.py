@@ -135,6 +135,7 @@ def _write_settings(folder: Path) -> None:
     (folder / "wrong_type.toml").write_text('[planner]\nbulk_credits = "many"\n')
     (folder / "unknown_key.toml").write_text("[planner]\nbulk_credit = 3\n")
     (folder / "not_toml.toml").write_text("[planner\n")
+    (folder / "two_lines.token").write_text(f"stl_{'A' * 43}\nfor the office\n")
     for name, text in PLAN_FILES.items():
         (folder / f"{name}.toml").write_text(text)
     for name, text in {

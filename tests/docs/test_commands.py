@@ -19,8 +19,8 @@ _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`]+)`")
 _PROGRAMS: dict[str, Any] = {"stageloom": get_command(planner), "stageloom-agent": get_command(agent)}
-_NOUN = re.compile(rf"(?:{'|'.join(_PROGRAMS['stageloom'].commands)}) [a-z-]+ -")
-"""A command without its program, as prose has it: `plan create --push`."""
+_NOUN = re.compile(rf"(?:{'|'.join(_PROGRAMS['stageloom'].commands)}) [a-z-]+(?: -|\Z)")
+"""A command without its program, as prose has it: `plan create`, `plan create --push`."""
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -80,6 +80,8 @@ def test_a_command_line_that_does_not_exist_is_found() -> None:
     (words,) = command_lines("```\n$ sudo stageloom plan create --lane 2 | cat\n```")
     assert fault(words) == "stageloom plan create has no option --lane"
     (words,) = command_lines("see `stageloom plan make X`")
+    assert "no command 'make'" in fault(words)
+    (words,) = command_lines("see `plan make`")
     assert "no command 'make'" in fault(words)
 
 

@@ -1,9 +1,12 @@
 """What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
 
+import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
-from stageloom.planner.cli import app, main, plan_create, service
+from stageloom.planner.cli import app, connection, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
+from stageloom.planner.cli.settings import take_options
 from stageloom.shared.errors import ExitCode
 from tests.store.migrated import new_store
 
@@ -150,6 +154,26 @@ def test_a_command_in_its_old_words_does_the_same_with_a_hint(
     assert (code, out, err[1:]) == expected
 
 
+def test_a_token_from_stdin_does_for_every_connection_of_one_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    def client(*, url: str, token: str) -> Any:
+        given.append((url, token))
+        return nullcontext()
+
+    monkeypatch.setattr(connection, "PlannerClient", client)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    for _ in range(2):
+        take_options(["status", "--planner", "planner", "--token-file", "-"])
+        for _ in range(2):
+            with connection.connected():
+                pass
+    take_options([])
+    assert given == [("planner", "one\n")] * 2 + [("planner", "two\n")] * 2
+
+
 def test_old_words_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.execute(["--help"]) == ExitCode.OK
     listed = capsys.readouterr().out
@@ -164,3 +188,17 @@ def test_json_is_one_document_of_commands_about_this_machine_too(
 ) -> None:
     assert app.execute([*command.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_what_is_not_utf_8_is_shown_with_escapes_and_asked_of_no_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new_store(tmp_path).close()
+    here, file = ["--data-dir", str(tmp_path)], str(tmp_path / os.fsdecode(b"b\xff.tar"))
+    assert app.execute(["planner", "backup", file, "--json", *here]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["file"] == file and Path(file).is_file()
+    monkeypatch.setattr(service, "__version__", "1\udcff")
+    assert app.execute(["version"]) == ExitCode.OK
+    assert capsys.readouterr().out == "1\\udcff\n"
+    assert app.execute(["webhook", "add", "http://x/\udcff", *here]) == ExitCode.USAGE
+    assert capsys.readouterr().err == "error: 'http://x/\\udcff' is not UTF-8; write it in UTF-8\n"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from stageloom.planner.cli.app import execute
 from stageloom.planner.config import load_config
 from stageloom.planner.lock import DATABASE_LOCK, lock_data_dir, lock_sqlite
 from stageloom.planner.service import Planner
 from stageloom.planner.store.database import sqlite_url
-from stageloom.planner.store.used_database import sqlite_file
+from stageloom.planner.store.used_database import DATABASE_FILE, sqlite_file
 from stageloom.shared.errors import ExitCode, InputError, StorageError
 from tests.planner.processes import PlannerProcess
 
@@ -64,6 +65,22 @@ def test_where_the_database_is_follows_from_its_url(tmp_path: Path) -> None:
     assert sqlite_file(tmp_path, "") == tmp_path / "planner.sqlite"
     assert sqlite_file(tmp_path, sqlite_url(tmp_path / "other")) == tmp_path / "other"
     assert sqlite_file(tmp_path, "postgresql+psycopg://nobody@/nothing") is None
+
+
+def test_a_database_is_not_migrated_under_a_planner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither that of the data directory, nor one that a planner elsewhere has."""
+    file, migrate = tmp_path / "shared.sqlite", ["planner", "migrate", "--data-dir", str(tmp_path / "home")]
+    with lock_data_dir(tmp_path / "home"):
+        assert execute(migrate) == ExitCode.USAGE
+    with lock_sqlite(file, tmp_path / "other"):
+        assert execute([*migrate, "--database-url", sqlite_url(file)]) == ExitCode.USAGE
+    one, other = capsys.readouterr().err.splitlines()
+    assert f"a planner already runs on {tmp_path / 'home'} (process {os.getpid()}); stop that one" in one
+    assert f"a planner already runs on the database {file} (process {os.getpid()}" in other
+    assert not file.exists() and not (tmp_path / "home" / DATABASE_FILE).exists()
+    assert execute(migrate) == ExitCode.OK
 
 
 @pytest.mark.promise("planner-writes-database-sqlite")

@@ -5,6 +5,8 @@
 
 import gzip
 import json
+import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection, MetaData, delete, insert, text
 
+from stageloom.planner.cli.app import execute
 from stageloom.planner.store import schema
 from stageloom.planner.store.costs import operator_costs
 from stageloom.planner.store.database import Database, sqlite_url
@@ -131,3 +134,18 @@ def test_a_database_of_version_0_1_0_is_upgraded_and_read_as_before(
         assert len(store.read(generation_history, None)[0]) == len(version["read"]["history"]) + 1
     finally:
         store.close()
+
+
+def test_a_backup_can_be_made_before_the_migration_and_is_of_the_old_database(tmp_path: Path) -> None:
+    """1. This version is installed over 0.1.0; 2. it makes a backup; 3. that unpacks to what 0.1.0 left, its
+    artifacts too, which a planner migrates as ever."""
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    lay_out(home, "", kept())
+    assert execute(["planner", "backup", str(tmp_path / "b.tar"), "--data-dir", str(home)]) == 0
+    with tarfile.open(tmp_path / "b.tar") as tar:
+        tar.extractall(copy, filter="data")
+    database = Database(sqlite_url(copy / DATABASE_FILE))
+    assert schema.current_revision(database) == _REVISION
+    database.close()
+    with closing(Store(copy)) as store:
+        assert [len(store.graph(model.digest).operators) for model in store.read(model_infos)] != []

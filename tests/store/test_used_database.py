@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stageloom.planner.lock import LOCK_FILE
 from stageloom.planner.store.devices import device_infos
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.used_database import (
@@ -102,4 +103,4 @@ def test_migrate_changes_the_planners_database_and_makes_no_other(
     shutil.copy(migrated_file, tmp_path / "other.sqlite")
     keep_url(home, f"sqlite:///{tmp_path}/other.sqlite")
     ok(home, "migrate")
-    assert [path.name for path in home.iterdir()] == [USED_FILE]
+    assert sorted(path.name for path in home.iterdir()) == [USED_FILE, LOCK_FILE]

@@ -188,7 +188,7 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
         UnavailableError: it does not answer in time.
         JobCancelled: the job should end.
     """
-    models = request.models or tuple(api.store.read(newest_models, 256))
+    models = request.models or tuple(api.store.read(newest_models, schema.MOST_PROFILED))
     if request.plan is not None:
         reply = _ask_stages(api, request, request.plan)
     elif models:

@@ -32,8 +32,9 @@ def rollout_badge(state: RolloutState | AskState) -> Badge:
 
 def rollouts(visit: Visit) -> Rendered:
     """Newest first."""
-    page = visit.ask(routes.ROLLOUT_LIST, RolloutListRequest)
-    return Rendered("rollouts.html", {"rows": [(info, rollout_badge(info.state)) for info in page.items]})
+    page = visit.ask(routes.ROLLOUT_LIST, RolloutListRequest, after=visit.query.get("after", ""), limit=50)
+    rows = [(info, rollout_badge(info.state)) for info in page.items]
+    return Rendered("rollouts.html", {"rows": rows, "next": page.next})
 
 
 def show(visit: Visit) -> Rendered:

@@ -10,7 +10,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -72,6 +72,7 @@ class PageSite:
         self._context, self._verbs, self._limits = context, verbs, limits
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="page")  # its own: pages may take long
         self._turns: dict[str, asyncio.Semaphore] = {}
+        self._begun: dict[tuple[str, bytes], Future[Any]] = {}
         self._router = Router(
             [
                 HttpRoute("/ui", self._home, methods=["GET"]),
@@ -232,6 +233,7 @@ class PageSite:
             principal=signed_in.principal,
             path=request.path_params,
             query=dict(request.query_params),
+            begun=self._begun,
         )
 
         def made() -> bytes:

@@ -42,12 +42,13 @@ def _route(name: str, method: str, reply: Any = Done, **more: Any) -> Route[TryR
 
 READ: Final = _route("read", "GET")
 WRITE: Final = _route("write", "POST", creates=True)
+CHANGE: Final = _route("change", "POST")
 SECRET: Final = _route("secret", "POST", creates=True, secret=True)
 WORK: Final = _route("work", "POST", form=AnswerForm.JOB)
 STORED: Final = _route("stored", "POST", form=AnswerForm.JOB, creates=True)
 UPLOAD: Final = _route("upload", "PUT", form=AnswerForm.UPLOAD)
 FOLLOW: Final = _route("follow", "GET", form=AnswerForm.EVENTS)
-TRIED: Final = (READ, WRITE, SECRET, WORK, STORED, UPLOAD, FOLLOW)
+TRIED: Final = (READ, WRITE, CHANGE, SECRET, WORK, STORED, UPLOAD, FOLLOW)
 
 Handler = Callable[[TryRequest], Any]
 

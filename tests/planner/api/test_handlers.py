@@ -4,14 +4,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiContext
-from stageloom.planner.api.handlers import service
+from stageloom.planner.api.handlers import devices, service
 from stageloom.planner.api.route import Route
 from stageloom.planner.schema.base import Request
-from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileRequest
+from stageloom.planner.schema.device import DeviceListRequest, DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.schema.model import ModelListRequest
 from stageloom.planner.schema.plan import (
     ArrivalRate,
@@ -78,6 +79,21 @@ def test_what_has_no_effect_is_refused(api: ApiContext, request_: Request, said:
 def test_a_device_that_there_is_not_is_not_found_before_a_job_begins(api: ApiContext) -> None:
     with pytest.raises(NotFoundError, match="there is no device 'ghost'"):
         answer_of(api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=DeviceId("ghost"), models=("m",)))
+
+
+def test_a_profile_of_many_models_at_once_is_a_reply_that_clients_read(
+    api: ApiContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has answered each request at once, with a reason."""
+    monkeypatch.setattr(devices, "open_requests", lambda session, requests: [])
+    monkeypatch.setattr(
+        devices, "answer_reasons", lambda session, requests: {number: f"no {number}" for number in requests}
+    )
+    for number in range(many := 17):  # more than a request may name
+        add_model(api.store, tmp_path, f"m{number}")
+    reply = answer_of(api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO))
+    assert len(reply.requests) == len(reply.measured) == len(reply.reasons) == many
+    assert msgspec.convert(msgspec.to_builtins(reply), DeviceProfileReply) == reply
 
 
 def test_a_write_that_took_place_but_is_said_to_have_failed_is_looked_up(

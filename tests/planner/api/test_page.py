@@ -15,11 +15,13 @@ import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
+from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.page.views import VIEWS
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
-from stageloom.planner.schema.rollout import RolloutCreateRequest
+from stageloom.planner.schema.base import Page
+from stageloom.planner.schema.rollout import RolloutCreateRequest, RolloutInfo, RolloutListRequest
 from stageloom.planner.service import Planner
 from stageloom.planner.store.access import audit_entries
 from stageloom.planner.store.desired import Push, push
@@ -471,10 +473,10 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
     digest, blob = pack_artifact(model("diamond", [*DIAMOND, [3]])[1], b"diamond 2")
     (tmp_path / "diamond.artifact").write_bytes(blob)
     world.store.add_model("diamond", tmp_path / "diamond.artifact", digest)
-    assert "No rollout" in admin.see("/ui/rollouts")
+    assert "stageloom rollout create --model MODEL@VERSION" in admin.see("/ui/rollouts")
     with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
         client.call(routes.ROLLOUT_CREATE, RolloutCreateRequest(model="diamond@2", rollout="second"))
-    assert "1 rollout, newest first" in admin.see("/ui/rollouts")
+    assert "1 rollout on this page, newest first" in admin.see("/ui/rollouts")
     page = "/ui/rollouts/second"
     for text in (viewer.see(page), viewer.see(f"{page}/live?buttons=x")):
         assert "wave 1 of" in text and "Pause" not in text and "Abort" not in text
@@ -493,6 +495,16 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
         "rollout.pause",
     ]
     assert viewer.ask("/ui/rollouts/nothing").status == 404
+
+
+def test_rollouts_are_shown_page_by_page(viewer: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(api: ApiContext, request: RolloutListRequest, call: ApiCall) -> Page[RolloutInfo]:
+        return Page(items=(), next="" if request.after else "the last one")
+
+    monkeypatch.setitem(HANDLERS, routes.ROLLOUT_LIST, first)
+    further = re.search(r'href="([^"]+)" rel="next"', viewer.see("/ui/rollouts"))
+    assert further is not None and further[1] == "/ui/rollouts?after=the%20last%20one"
+    assert 'rel="next"' not in viewer.see(further[1])
 
 
 def _noted(store: Store, about: str) -> list[AuditEntry]:
