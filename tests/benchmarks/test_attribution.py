@@ -15,7 +15,6 @@ import pytest
 from benchmarks.learning import attribution, attribution_run
 from benchmarks.learning.attribution import (
     METHODS,
-    OUTSIDE,
     RIVAL,
     TRAINING,
     USUAL,
