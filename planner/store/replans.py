@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec.structs import asdict
-from sqlalchemy import and_, bindparam, insert, or_, select, update
+from sqlalchemy import and_, bindparam, insert, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.records import Calibration
@@ -49,6 +49,9 @@ from stageloom.shared.policy.trigger import Cause
 
 _LINE: Final = 512  # characters of a text that a message holds
 
+_IS_PENDING: Final = ReplanRow.outcome == literal(PENDING, literal_execute=True)
+"""A part of statements' text: of a parameter a database sees only at a run whether a partial index serves."""
+
 _KNOWN: Final = (
     select(
         DeviceRow.device_class,
@@ -65,7 +68,7 @@ _KNOWN: Final = (
             AlarmRow.number == bindparam("is_number"),
         ),
     )
-    .outerjoin(ReplanRow, and_(ReplanRow.device == DeviceRow.name, ReplanRow.outcome == PENDING))
+    .outerjoin(ReplanRow, and_(ReplanRow.device == DeviceRow.name, _IS_PENDING))
     .where(DeviceRow.name == bindparam("of"))
     .order_by(ReplanRow.replan.desc())
     .limit(1)
@@ -86,7 +89,7 @@ _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_b
 _EARLIER: Final = update(ReplanRow).where(
     ReplanRow.device == bindparam("whose"),
     ReplanRow.replan < bindparam("than"),
-    ReplanRow.outcome == PENDING,
+    _IS_PENDING,
 )
 
 _ANOTHERS: Final = (
@@ -110,7 +113,7 @@ _ANOTHERS: Final = (
 )
 
 _UNDECIDED: Final = select(ReplanRow.replan).where(
-    ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
+    ReplanRow.replan == bindparam("number"), _IS_PENDING, ReplanRow.generation == 0
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
@@ -243,7 +246,7 @@ def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None
     """The device's re-plan under way. One that a newer desired value overtook, or that is overdue, ends."""
     row = session.scalar(
         select(ReplanRow)
-        .where(ReplanRow.device == device, ReplanRow.outcome == PENDING)
+        .where(ReplanRow.device == device, _IS_PENDING)
         .order_by(ReplanRow.replan.desc())
         .limit(1)
     )
@@ -264,7 +267,7 @@ def end_overdue(session: Session) -> None:
     """End re-plans that have pushed nothing for so long that their load is gone: a planner was away."""
     rows = session.scalars(
         select(ReplanRow).where(
-            ReplanRow.outcome == PENDING,
+            _IS_PENDING,
             ReplanRow.generation == 0,
             ReplanRow.begun_at_us < now_us(session) - OVERDUE_US,
         )
@@ -274,13 +277,11 @@ def end_overdue(session: Session) -> None:
 
 
 def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:
-    """Re-plans that have pushed nothing yet: those that a stopped planner left behind."""
-    rows = session.execute(
-        select(ReplanRow.device, ReplanRow.replan)
-        .where(ReplanRow.outcome == PENDING, ReplanRow.generation == 0)
-        .order_by(ReplanRow.replan)
-    )
-    return [(DeviceId(device), replan) for device, replan in rows]
+    """Re-plans that have pushed nothing yet, oldest first: those that a stopped planner left behind."""
+    wanted = select(ReplanRow.replan, ReplanRow.device).where(_IS_PENDING, ReplanRow.generation == 0)
+    # Sorted here: SQLite would read the whole table to have them in order.
+    found = sorted((replan, device) for replan, device in session.execute(wanted))
+    return [(DeviceId(device), replan) for replan, device in found]
 
 
 def is_trying(session: Session, device: DeviceId, replan: int, structure: Digest) -> bool:
@@ -288,7 +289,7 @@ def is_trying(session: Session, device: DeviceId, replan: int, structure: Digest
     found = select(ReplanRow.replan).where(
         ReplanRow.device == device,
         ReplanRow.replan < replan,
-        ReplanRow.outcome == PENDING,
+        _IS_PENDING,
         ReplanRow.structure == structure,
     )
     return session.connection().execute(found.limit(1)).first() is not None

@@ -25,8 +25,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from stageloom.planner.replan.policy import How
-from stageloom.planner.store.desired import LOCAL
 from stageloom.planner.store.rollouts import delete_old_rollouts
 from stageloom.planner.store.rows import read_row
 from stageloom.planner.store.store import Store
@@ -36,22 +34,18 @@ from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
     EventRow,
-    ExpectedRegimeRow,
     GenerationRow,
-    PlanRow,
-    PredictionRow,
     RegimeRow,
     ReplanRow,
     ReportedRow,
-    RolloutDeviceRow,
     RollupRow,
-    StageProfileRow,
     TelemetryRow,
     TrialRow,
 )
 from stageloom.planner.store.telemetry import SPAN_COLUMNS, span_from
 from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.trusted_time import trusted_now_us
+from stageloom.planner.store.unused_plans import delete_unused_plans, unused_plans
 from stageloom.planner.telemetry import (
     ROLLED_KINDS,
     SpanKey,
@@ -137,12 +131,21 @@ def tidy(store: Store, keep: Retention) -> Iterator[int]:
             yield from _repeat(store, step)
         yield 0
     if keep.history_rows:
-        settled_us = at_us - _UNSETTLED_US
-        yield from _repeat(store, lambda session: _delete_unused_plans(session, settled_us, CHUNK))
+        yield from _tidy_plans(store, at_us - _UNSETTLED_US)
     if before_us := _before(at_us, keep.hours_s):
         yield from _repeat(store, lambda session: _delete_older(session, EventRow, before_us))
         yield from _repeat(store, lambda session: _delete_older(session, ConsideredPlanRow, before_us))
         yield from _repeat(store, lambda session: delete_old_rollouts(session, before_us, CHUNK))
+
+
+def _tidy_plans(store: Store, before_us: int) -> Iterator[int]:
+    unused = store.read(unused_plans, before_us)
+    for at in range(0, len(unused), CHUNK):
+        yield store.writer.run(_plans_step(unused[at : at + CHUNK]), bulk=True)
+
+
+def _plans_step(names: Sequence[str]) -> _Step:
+    return lambda session: delete_unused_plans(session, names)
 
 
 def _old(
@@ -393,23 +396,6 @@ _HISTORIES: Final[tuple[_History, ...]] = (
     (EventRow.device, (EventRow.id,), false()),
 )
 
-_PLANS_IN_USE: Final = or_(
-    exists().where(DesiredRow.plan == PlanRow.name),
-    exists().where(GenerationRow.plan == PlanRow.name),
-    exists().where(StageProfileRow.plan == PlanRow.name),
-    exists().where(or_(ReportedRow.active == PlanRow.digest, ReportedRow.seen == PlanRow.digest)),
-    exists().where(or_(TrialRow.candidate == PlanRow.digest, TrialRow.control == PlanRow.digest)),
-    exists().where(ReplanRow.digest == PlanRow.digest),
-    exists().where(RegimeRow.won == PlanRow.digest),
-    exists().where(ExpectedRegimeRow.plan == PlanRow.digest),
-    exists().where(PredictionRow.digest == PlanRow.digest),
-    exists().where(or_(RolloutDeviceRow.old_plan == PlanRow.name, RolloutDeviceRow.new_plan == PlanRow.name)),
-)
-
-
-_MADE_AT_AN_ALARM: Final = (LOCAL, *(how.value for how in How if how is not How.SEARCH))
-"""Schedulers of plans that no person and no search made: with other launch intervals each is another plan."""
-
 
 def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: int) -> Iterator[_Step]:
     """Transactions that leave each device its newest `keep` rows of each history; 0 keeps all.
@@ -456,15 +442,3 @@ def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: 
         .execution_options(synchronize_session=False)
     )
     return int(result.rowcount)
-
-
-def _delete_unused_plans(session: Session, before_us: int, chunk: int) -> int:
-    """Delete up to `chunk` plans, older than this, that nobody asked for and nothing refers to; how many."""
-    unused = (
-        select(PlanRow.name)
-        .where(
-            PlanRow.scheduler.in_(_MADE_AT_AN_ALARM), PlanRow.created_at_us < before_us, not_(_PLANS_IN_USE)
-        )
-        .limit(chunk)
-    )
-    return int(_delete(session, [PlanRow.name], unused).rowcount)

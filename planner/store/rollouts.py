@@ -488,7 +488,7 @@ def _verdicts(session: Session, row: RolloutRow, members: _Members) -> list[_Cha
         elif state in _ENDED:
             changes.append(_Change(device, AskState.FAILED, f"{state}: {reason}", give_back=True))
         elif newest > (one.epoch, one.generation):
-            if plan is not None and members.holds[plan]:
+            if plan is not None and members.holds.get(plan):
                 changes.append(_Change(device, AskState.ASKED, follow=newest))
             else:
                 changes.append(_Change(device, AskState.SKIPPED, "it was given another plan meanwhile"))

@@ -23,7 +23,7 @@ from stageloom.shared.errors import StorageError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId
 
-REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 27))
+REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 28))
 """Every revision in `migrations/versions`, oldest first; a test keeps the two equal."""
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -425,6 +426,15 @@ class ReplanRow(Table):
     reason: Mapped[str]
     remark: Mapped[str]
     figure: Mapped[str]
+    __table_args__ = (
+        Index(
+            "pending_replans",
+            "device",
+            "replan",
+            sqlite_where=text("outcome = 'pending'"),
+            postgresql_where=text("outcome = 'pending'"),
+        ),
+    )
 
 
 class TrialRow(Table):

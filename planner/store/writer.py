@@ -64,6 +64,8 @@ class Writer:
     def submit(self, work: Callable[[Session], T], *, bulk: bool = False) -> "Future[T]":
         """Queue a work; the future's callbacks run on the writer's thread, after the commit.
 
+        It cannot be cancelled: a client that goes away takes no entry out of the audit log.
+
         Raises (from the future):
             StorageError: the commit failed, nothing of the work was kept.
             StageloomError: what `work` itself raised; the rest of its group is not affected.
@@ -77,6 +79,7 @@ class Writer:
         it raises, all of them fail.
         """
         answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # from now on a `cancel` is refused
         with self._changed:
             closed = self._closed
             if not closed:

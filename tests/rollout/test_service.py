@@ -340,6 +340,16 @@ def test_another_plan_that_an_operator_pushes_takes_the_device_out(rig: Rig) -> 
     assert rig.states() == "saaaaa"
 
 
+def test_a_plan_without_the_model_that_an_operator_pushes_takes_the_device_out(rig: Rig) -> None:
+    add_version(rig.store, rig.store.data_dir, "other", "one")
+    rig.store.write(add_plan, "another", small_plan(rig.store, "other"), "sequential")
+    rig.begin(waves="1,100%")
+    rig.turns()
+    rig.store.write(push, Push(device=rig.fleet.names[0], plan="another", decided_by="operator"))
+    rig.turns()
+    assert rig.states() == "saaaaa"
+
+
 def test_a_device_that_lost_the_model_before_its_wave_is_left_out(rig: Rig) -> None:
     add_version(rig.store, rig.store.data_dir, "other", "one")
     rig.store.write(add_plan, "another", small_plan(rig.store, "other"), "sequential")

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, event, func, select
+from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.store import plans
+from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.events import newest_events
 from stageloom.planner.store.link import LinkStore
@@ -17,12 +19,14 @@ from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
+from stageloom.planner.store.unused_plans import delete_unused_plans, unused_plans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Alarm, Autonomy, DeviceState, LocalPlan, Report
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
+from tests.store.migrated import new_store
 
 KEPT = 5
 KEEP = Retention(0.0, 0.0, 0.0, KEPT)
@@ -148,6 +152,55 @@ def test_plans_of_replans_without_a_search_go_once_nothing_refers_to_them(
     tidy_all(store)
     with store.database.read() as session:
         assert {info.plan for info in plans.plan_infos(session)} == {"first", "arranged", "ios", "search"}
+
+
+def test_a_plan_that_is_pushed_after_it_was_found_unused_stays(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    for lanes, name in enumerate(("gone", "pushed"), start=2):
+        store.write(add_plan, name, replace(plan, lanes=lanes), "intervals")
+    names = store.read(unused_plans, clock.wall_us() + 1)
+    assert sorted(names) == ["gone", "pushed"]
+    store.write(push, Push(device=NANO, plan="pushed", decided_by="replan"))
+    assert store.write(delete_unused_plans, names) == 1
+    with store.database.read() as session:
+        assert {info.plan for info in plans.plan_infos(session)} == {"first", "pushed"}
+
+
+def test_twice_the_plans_and_generations_take_about_twice_as_long_to_look_at(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """In steps of SQLite's virtual machine: where each table is searched once per plan, it is four times."""
+    store = new_store(tmp_path, clock=clock)
+    enrol(store)
+    steps: list[int] = []
+
+    def count_steps(connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: steps.append(1), 100)
+
+    event.listen(store.database.engine, "begin", count_steps)
+    taken = []
+    for begin, end in ((0, 300), (300, 600)):
+        store.write(add_used_plans, range(begin, end))
+        clock.advance(7_200.0)
+        steps.clear()
+        assert sum(tidy(store, Retention(0.0, 0.0, 0.0, 10_000))) == 0
+        taken.append(len(steps))
+    assert taken[1] < 2.5 * taken[0]
+    store.close()
+
+
+def add_used_plans(session: Session, numbers: range) -> None:
+    """Plans that were made at alarms, each in the history of a device."""
+    for number in numbers:
+        at_us, digest = now_us(session), f"{number:064}"
+        made = PlanRow(name=f"p{number}", digest=digest, wire=b"", scheduler="intervals", created_at_us=at_us)
+        entry = GenerationRow(
+            device=NANO, epoch=1, generation=number, plan=made.name, digest=digest, decided_by="replan",
+            decided_at_us=at_us, state="rejected", reason="", state_at_us=at_us,
+        )  # fmt: skip
+        session.add_all([made, entry])
 
 
 def test_without_a_bound_everything_stays(store: Store, plan: Plan) -> None:

@@ -138,6 +138,30 @@ def test_a_group_is_one_commit_and_a_failing_work_undoes_only_itself(store: Stor
     assert LinkStore(store).epoch() == 12
 
 
+@pytest.mark.parametrize("under_way", [True, False], ids=["under way", "waiting"])
+def test_a_work_whose_caller_gives_up_is_committed_and_so_are_those_after_it(
+    store: Store, under_way: bool
+) -> None:
+    held, go = threading.Event(), threading.Event()
+
+    def hold(session: Session) -> None:
+        held.set()
+        assert go.wait(30)
+
+    def raise_epoch(session: Session) -> int:
+        row = session.get_one(PlannerRow, 1)
+        row.epoch += 1
+        session.flush()
+        return row.epoch
+
+    first = store.writer.submit(hold)
+    assert held.wait(30)
+    given_up = first if under_way else store.writer.submit(raise_epoch)
+    given_up.cancel()
+    go.set()
+    assert store.writer.submit(raise_epoch).result(30) == (2 if under_way else 3)
+
+
 @pytest.mark.promise("read-modify-write-four")
 def test_a_group_whose_commit_fails_is_not_acknowledged(store: Store) -> None:
     def broken(session: Session) -> None:
