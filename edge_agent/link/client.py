@@ -285,7 +285,11 @@ class LinkClient:
     def _send_telemetry(self, now_s: float) -> None:
         if not self._welcomed:
             return
-        batch = self._uplink.due(now_s)
+        try:
+            batch = self._uplink.due(now_s)
+        except OSError as error:  # telemetry must not cost the control lane
+            log.warning("telemetry waits, since the spool cannot be used: %s", error)
+            return
         if batch is not None and self._connection.send("telemetry", batch):
             self._uplink.sent(batch, now_s)  # else the next turn tries again
 
