@@ -243,7 +243,8 @@ class LifecycleShell:
     def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
             self._parts.journal.note("plan_unusable", f"plan {result.digest[:12]}: {result.reason}")
-            self.do(self.core.plans.check_failed(result.digest, result.reason, result.damaged))
+            plans, may_pass = self.core.plans, result.may_pass
+            self.do(plans.check_failed(result.digest, result.reason, result.damaged, may_pass=may_pass))
             return
         self.do(self.core.plans.checked(result))
 

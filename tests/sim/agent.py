@@ -370,7 +370,8 @@ class Agent:
 
     def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
-            self.manage(self.manager.check_failed(result.digest, result.reason, result.damaged))
+            failed = self.manager.check_failed
+            self.manage(failed(result.digest, result.reason, result.damaged, may_pass=result.may_pass))
         else:
             self.manage(self.manager.checked(result))
 
