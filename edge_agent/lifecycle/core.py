@@ -132,6 +132,10 @@ class Lifecycle:
             autonomy=state.desired.autonomy if state.desired else None,
         )
 
+    def needed(self) -> set[Digest]:
+        """Artifacts that must stay: of plans that have a part to play, and what waits for the desired one."""
+        return self.plans.needed() | self._needs.named(self.state.desired)
+
     # -- what the plan manager calls ------------------------------------------------------------------------
     # An outcome of another attempt or state is late and changes nothing.
 
@@ -314,13 +318,16 @@ class Lifecycle:
             way="",
             answered=tuple(request for request in self.state.answered if request in wanted),
         )
-        return self._apply((moved, rows))
+        # What was fetched for the value before, or half of it, would take the room of what this one needs.
+        return [*self._apply((moved, rows)), ev.CollectArtifacts(downloads=True)]
 
     def _fetch_failed(self, digest: Digest, reason: str) -> list[Action]:
+        actions: list[Action] = []
         waits = self.state.state is DeviceState.WAITING
-        if not waits or digest not in {need.digest for need in self._missing()}:
-            return []
-        return self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
+        if waits and digest in {need.digest for need in self._missing()}:
+            actions = self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
+        # The disk may be full of what was fetched for an older value while this one came.
+        return [*actions, ev.CollectArtifacts(downloads=True)]
 
     # -- state ----------------------------------------------------------------------------------------------
 

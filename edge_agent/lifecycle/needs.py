@@ -39,6 +39,15 @@ class Needs:
         """Artifacts of the desired plan that are not here."""
         return self._missing_of(desired.artifacts) if desired else []
 
+    def named(self, desired: Desired | None) -> set[Digest]:
+        """Every artifact of a desired value: its plan's, its measurements' and its policy."""
+        if desired is None:
+            return set()
+        stages, policy = desired.stage_profile, desired.policy
+        needs = [*desired.artifacts, *(profile.artifact for profile in desired.profiles)]
+        needs += stages.artifacts if stages is not None else ()
+        return {need.digest for need in needs} | ({policy.digest} if policy is not None else set())
+
     def lost(self, plan: RunnablePlan) -> list[ArtifactNeed]:
         """Artifacts of a plan that ran here before that are not here any more."""
         return self._missing_of(plan.artifacts)

@@ -381,7 +381,7 @@ class Agent:
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
-            for digest in self.artifacts.collect(self.manager.needed(), downloads=downloads):
+            for digest in self.artifacts.collect(self.core.needed(), downloads=downloads):
                 self.handle(ev.ArtifactGone(digest))
 
     # -- the engine process and its tasks -------------------------------------------------------------------
