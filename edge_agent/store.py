@@ -226,7 +226,10 @@ class ArtifactStore:
             digest = Digest(path.name.removesuffix(_PART))
             if digest in keep or len(digest) != _DIGEST_CHARS or (path.name != digest and not downloads):
                 continue
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:  # the disk is read-only now: what stays does no harm
+                continue
             if path.name == digest:
                 gone.append(digest)
         return gone

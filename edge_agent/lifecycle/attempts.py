@@ -116,7 +116,23 @@ _STANDS: Final = "only measurements were asked for; of the plan: "
 
 def standing(reason: str) -> str:
     """The reason of a generation that only asks for measurements, after this was said of the plan."""
-    return _STANDS + reason.removeprefix(_STANDS)
+    return _STANDS + without_loss(reason).removeprefix(_STANDS)
+
+
+_TO_FETCH: Final = "last-known-good waits for artifacts that are fetched again; of the plan: "
+_UNNAMED: Final = (
+    "last-known-good has lost artifacts that the desired plan does not name, push a plan; of the plan: "
+)
+
+
+def with_loss(reason: str, *, named: bool) -> str:
+    """A verdict's reason while artifacts of last-known-good are lost; `named`: they are sent again."""
+    return bounded((_TO_FETCH if named else _UNNAMED) + without_loss(reason))
+
+
+def without_loss(reason: str) -> str:
+    """A verdict's reason itself."""
+    return reason.removeprefix(_TO_FETCH).removeprefix(_UNNAMED)
 
 
 def only_measures(state: LinkState, desired: Desired) -> bool:

@@ -10,7 +10,7 @@ from stageloom.edge_agent.ingest.signature import model_info
 from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.store import ArtifactStore
-from stageloom.shared.artifact import open_artifact
+from stageloom.shared.artifact import file_digest, open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.graph import Graph
@@ -28,6 +28,7 @@ class PlanUnusable:
     digest: Digest
     reason: str
     damaged: frozenset[Digest] = frozenset()
+    may_pass: bool = False  # by itself: a file that could not be read may be read later
 
 
 _FileState: TypeAlias = tuple[int, int, int, int, int]
@@ -53,7 +54,7 @@ class PlanChecker:
         try:
             decoded = decode_plan(plan.wire, digest)
             for needed in dict.fromkeys(model.artifact for model in decoded.models):
-                if (graph := self.graph(needed)) is None:
+                if (graph := self._read(needed)) is None:
                     damaged.add(needed)
                 else:
                     graphs[needed] = graph
@@ -66,25 +67,44 @@ class PlanChecker:
             return _facts(decoded, graphs, plan.artifacts)
         except StageloomError as error:
             return PlanUnusable(digest, str(error))
+        except OSError as error:
+            reason = f"an artifact cannot be read: {error}; mend the disk, or free memory and open files"
+            return PlanUnusable(digest, reason, may_pass=True)
         except Exception as error:  # ours; without an answer the deployment would stand still for ever
             _log.exception("plan %s cannot be checked", digest[:12])
             return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
 
     def graph(self, digest: Digest) -> Graph | None:
-        """A whole artifact's; one that is damaged is removed, and has none."""
-        store = self._store
+        """A whole artifact's; None where it is missing, damaged (then it is removed) or cannot be read."""
         try:
-            before = _file_state(store.path(digest))
+            return self._read(digest)
+        except (StageloomError, OSError) as error:
+            _log.warning("artifact %s cannot be used: %s", digest[:12], error)
+            return None
+
+    def _read(self, digest: Digest) -> Graph | None:
+        """None: it is missing, or was damaged and removed.
+
+        Raises:
+            OSError: it cannot be read now. That says nothing about the file, so it stays.
+            StageloomError: it has its digest and is no artifact all the same; the next one would be equal.
+        """
+        store = self._store
+        path = store.path(digest)
+        try:
+            before = _file_state(path)
             if (known := self._whole.get(digest)) is not None and known[0] == before:
                 return known[1]
-            graph = open_artifact(store.path(digest), digest).graph
-            store.make_durable(digest)
-            self._whole[digest] = (before, graph)
-            return graph
-        except (StageloomError, OSError) as error:
+            graph = open_artifact(path, digest).graph
+        except (StageloomError, FileNotFoundError) as error:
+            if isinstance(error, StageloomError) and file_digest(path) == digest:
+                raise
             _log.warning("artifact %s is missing or damaged: %s", digest[:12], error)
             store.remove(digest)
             return None
+        store.make_durable(digest)
+        self._whole[digest] = (before, graph)
+        return graph
 
     def _forget_removed(self) -> None:
         """Files of plans that nobody holds any more are removed elsewhere."""

@@ -24,6 +24,7 @@ from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, Planner
 from stageloom.edge_agent.lifecycle.states import (
     OPEN,
     UNDONE,
+    VERDICTS,
     AttemptId,
     LinkState,
     PlanAttempt,
@@ -62,6 +63,7 @@ class Lifecycle:
         self._active_told: tuple[PlanRef | None] | None = None  # what runs, until a state names it
         self._asked: dict[AttemptId, tuple[DeviceState, str]] = {}  # of the plan manager
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
+        self._lost_good: Digest | None = None  # last-known-good does not run for artifacts that it lacks
         self._alarms = AlarmBox(config.boot)
         self._local = LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
@@ -130,6 +132,10 @@ class Lifecycle:
             autonomy=state.desired.autonomy if state.desired else None,
         )
 
+    def needed(self) -> set[Digest]:
+        """Artifacts that must stay: of plans that have a part to play, and what waits for the desired one."""
+        return self.plans.needed() | self._needs.named(self.state.desired)
+
     # -- what the plan manager calls ------------------------------------------------------------------------
     # An outcome of another attempt or state is late and changes nothing.
 
@@ -178,6 +184,7 @@ class Lifecycle:
         attempt = self._attempt(attempt_id, DeviceState.PROBATION)
         actions: list[Action] = []
         if attempt is not None:
+            self._lost_good = None
             actions = self._apply(attempts.passed(self.state, attempt, self._now_us))
         return [*actions, ev.CollectArtifacts(downloads=True)]
 
@@ -200,6 +207,8 @@ class Lifecycle:
                 self._once_durable.append(partial(self.plans.restore, back.last_good))
             return self._become(back)
         if self.state.state is not DeviceState.COMMITTED:
+            good = self.state.last_good
+            self._lost_good = good.ref.digest if good is not None and self._needs.lost(good) else None
             return []
         # The plan is not to blame for a damaged artifact: it is fetched and tried again.
         if self._missing():
@@ -309,13 +318,16 @@ class Lifecycle:
             way="",
             answered=tuple(request for request in self.state.answered if request in wanted),
         )
-        return self._apply((moved, rows))
+        # What was fetched for the value before, or half of it, would take the room of what this one needs.
+        return [*self._apply((moved, rows)), ev.CollectArtifacts(downloads=True)]
 
     def _fetch_failed(self, digest: Digest, reason: str) -> list[Action]:
+        actions: list[Action] = []
         waits = self.state.state is DeviceState.WAITING
-        if not waits or digest not in {need.digest for need in self._missing()}:
-            return []
-        return self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
+        if waits and digest in {need.digest for need in self._missing()}:
+            actions = self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
+        # The disk may be full of what was fetched for an older value while this one came.
+        return [*actions, ev.CollectArtifacts(downloads=True)]
 
     # -- state ----------------------------------------------------------------------------------------------
 
@@ -371,7 +383,8 @@ class Lifecycle:
             calls, self._once_durable = self._once_durable, []
             if actions := [action for call in calls for action in call()]:
                 return actions
-            for step in (self._take_what_is_told, self._step_attempts, self._begin_local):
+            steps = (self._take_what_is_told, self._step_attempts, self._mend_good, self._begin_local)
+            for step in steps:
                 if actions := step(now_s):
                     return actions
             desired, welcomed = self.state.desired, self.session.welcomed
@@ -422,6 +435,28 @@ class Lifecycle:
             if actions := self._next_step(attempt, now_s):
                 return actions
         return []
+
+    def _mend_good(self, now_s: float) -> list[Action]:
+        """Where no attempt brings another plan: fetch what last-known-good lacks, and restore it.
+
+        The desired plan names it in the usual case, that of the same models.
+        """
+        good, desired = self.state.last_good, self.state.desired
+        if self.state.state not in VERDICTS or good is None or desired is None:
+            return []
+        was_lost = self._lost_good == good.ref.digest
+        lost = self._needs.lost(good) if was_lost else []
+        there = {need.digest for need in desired.artifacts}
+        named = [need for need in lost if need.digest in there]
+        reason = attempts.without_loss(self.state.reason)
+        if lost:
+            reason = attempts.with_loss(reason, named=len(named) == len(lost))
+        if reason != self.state.reason:
+            return self._change(reason=reason)
+        if was_lost and not lost and self.state.local is None:
+            self._lost_good = None
+            return self.plans.restore(good)
+        return self._needs.fetch(named, now_s, connected=self.session.welcomed)
 
     def _next_step(self, attempt: PlanAttempt, now_s: float) -> list[Action]:
         missing = [] if attempt.local else self._missing()

@@ -223,7 +223,7 @@ class KeepFallback:
 
 @dataclass(frozen=True)
 class CollectArtifacts:
-    """An attempt is over: remove artifacts that no plan names any more, and `downloads` that were begun."""
+    """Remove artifacts that no plan or desired value names any more, and `downloads` that were begun."""
 
     downloads: bool = False
 

@@ -277,8 +277,10 @@ class PlanManager(Pursuit):
         self._checked[facts.digest] = facts
         return self._pursue()
 
-    def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[Action]:
-        """It is not; `damaged` artifacts were removed."""
+    def check_failed(
+        self, digest: Digest, reason: str, damaged: frozenset[Digest], *, may_pass: bool = False
+    ) -> list[Action]:
+        """It is not; `damaged` artifacts were removed. `may_pass`: one could not be read, which may pass."""
         self._checking.discard(digest)
         for artifact in damaged:
             self.outcomes.artifact_gone(artifact)
@@ -287,7 +289,7 @@ class PlanManager(Pursuit):
             # The plan is not to blame: the core fetches again and asks again.
             self._candidate = None
             self.outcomes.forgot()
-        return self._useless(digest, reason) + self._pursue()
+        return self._useless(digest, reason, may_pass=may_pass) + self._pursue()
 
     def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[Action]:
         """The engine process has loaded it; `memory_bytes` is what plans may take there together."""
@@ -530,7 +532,7 @@ class PlanManager(Pursuit):
         return self.active or next(iter(engine.loading.values()), None)
 
     def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
-        """A plan does not check, or where that `may_pass`, load."""
+        """A plan does not check or load; `may_pass`: it may later."""
         self._unusable[digest] = Unusable(reason, may_pass)
         self._engine.stale |= may_pass and self.active is None
         actions: list[Action] = []

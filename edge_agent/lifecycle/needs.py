@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.events import Action
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import (
     ArtifactNeed,
@@ -36,7 +37,23 @@ class Needs:
 
     def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
         """Artifacts of the desired plan that are not here."""
-        return [need for need in desired.artifacts if need.digest not in self.present] if desired else []
+        return self._missing_of(desired.artifacts) if desired else []
+
+    def named(self, desired: Desired | None) -> set[Digest]:
+        """Every artifact of a desired value: its plan's, its measurements' and its policy."""
+        if desired is None:
+            return set()
+        stages, policy = desired.stage_profile, desired.policy
+        needs = [*desired.artifacts, *(profile.artifact for profile in desired.profiles)]
+        needs += stages.artifacts if stages is not None else ()
+        return {need.digest for need in needs} | ({policy.digest} if policy is not None else set())
+
+    def lost(self, plan: RunnablePlan) -> list[ArtifactNeed]:
+        """Artifacts of a plan that ran here before that are not here any more."""
+        return self._missing_of(plan.artifacts)
+
+    def _missing_of(self, needs: Sequence[ArtifactNeed]) -> list[ArtifactNeed]:
+        return [need for need in needs if need.digest not in self.present]
 
     def fetch(self, needs: Sequence[ArtifactNeed], now_s: float, *, connected: bool) -> list[Action]:
         """Fetch what was not asked for a moment ago."""

@@ -11,6 +11,7 @@ from msgspec import structs
 from stageloom.edge_agent.lifecycle.events import Action, Reconnect, SendMessage
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import Alarm, AlarmAck, Heartbeat, Hello, Report, Reported, Welcome
+from stageloom.shared.policy.trigger import Cause
 
 _UNWANTED: Final = (
     RefusalCode.REVOKED,
@@ -168,44 +169,46 @@ class PlannerSession:
 
 
 class AlarmBox:
-    """Sends the newest alarm until it is acknowledged.
+    """Sends the newest alarm until it is acknowledged, and before it a drift that is not.
 
-    The newest one says all that an older one did, but later. It is kept over reconnects and forgotten with
-    the boot: what a device saw before it stopped asks for nothing now.
+    The newest one says all that an older one did, but later; only a drift, raised once, has costs renewed.
+    Alarms are kept over reconnects and forgotten with the boot: what a device saw before it stopped asks for
+    nothing now.
     """
 
     def __init__(self, boot: int) -> None:
         self._boot = boot
         self._raised = 0  # of this boot
-        self._open: Alarm | None = None
-        self._sent_s = float("-inf")
-
-    @property
-    def open(self) -> Alarm | None:
-        """The alarm that the planner is not known to have."""
-        return self._open
+        self._open: list[Alarm] = []  # that the planner is not known to have: a drift, the newest
+        self._sent_s: dict[int, float] = {}
 
     def take(self, raised: Alarm, environment: str) -> None:
         """A trigger fired in this environment; an older alarm that was not acknowledged gives way.
 
+        A drift does so only to another one, or where costs are others anyway: in another environment.
         `raised` has yet to get its boot and number.
         """
         self._raised += 1
-        self._sent_s = float("-inf")
-        self._open = structs.replace(raised, boot=self._boot, number=self._raised, environment=environment)
+        alarm = structs.replace(raised, boot=self._boot, number=self._raised, environment=environment)
+        drifts = [
+            one for one in self._open if one.cause == Cause.DRIFT.value and one.environment == environment
+        ]
+        self._open = [*(drifts if alarm.cause != Cause.DRIFT.value else ()), alarm]
 
     def acknowledged(self, ack: AlarmAck) -> None:
-        """The planner has it; an acknowledgement of another boot or of an older alarm changes nothing."""
-        if self._open is not None and (ack.boot, ack.number) == (self._boot, self._open.number):
-            self._open = None
+        """The planner has it; one of another boot, or of an alarm that gave way, changes nothing."""
+        if ack.boot == self._boot:
+            self._open = [one for one in self._open if one.number != ack.number]
 
     def connected(self) -> None:
         """A new session: what was sent on the one before may be lost."""
-        self._sent_s = float("-inf")
+        self._sent_s.clear()
 
     def due(self, now_s: float, again_s: float) -> Alarm | None:
-        """What to send now, on a session that stands."""
-        if self._open is None or now_s - self._sent_s < again_s:
-            return None
-        self._sent_s = now_s
-        return self._open
+        """What to send now, on a session that stands; called again, what is to follow it."""
+        self._sent_s = {one.number: self._sent_s.get(one.number, float("-inf")) for one in self._open}
+        for alarm in self._open:
+            if now_s - self._sent_s[alarm.number] >= again_s:
+                self._sent_s[alarm.number] = now_s
+                return alarm
+        return None

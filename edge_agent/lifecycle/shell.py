@@ -109,7 +109,7 @@ class LifecycleShell:
         self._now, self._wall = now, wall
         self._parts: Parts
         self._recorded: tuple[int, int, DeviceState] | None = None
-        self._settled = False  # an attempt has ended
+        self._settled = False  # an attempt has ended, or begun
         self._stopping = False
 
     def start(self, parts: "Parts") -> None:
@@ -171,11 +171,11 @@ class LifecycleShell:
         self.do(self.core.plans.shut_down(now_s))
 
     def collect(self, *, downloads: bool = False) -> None:
-        """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
+        """Remove artifacts that nothing here names; a start has to settle first what it has found."""
         if not self._settled:
             return
         parts = self._parts
-        keep = self.core.plans.needed() | parts.profiles.needed() | parts.local.needed()
+        keep = self.core.needed() | parts.profiles.needed() | parts.local.needed()
         for digest in parts.artifacts.collect(keep, downloads=downloads):
             self.handle(ev.ArtifactGone(digest))
 
@@ -243,7 +243,8 @@ class LifecycleShell:
     def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
             self._parts.journal.note("plan_unusable", f"plan {result.digest[:12]}: {result.reason}")
-            self.do(self.core.plans.check_failed(result.digest, result.reason, result.damaged))
+            plans, may_pass = self.core.plans, result.may_pass
+            self.do(plans.check_failed(result.digest, result.reason, result.damaged, may_pass=may_pass))
             return
         self.do(self.core.plans.checked(result))
 

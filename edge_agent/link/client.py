@@ -11,6 +11,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -27,6 +28,7 @@ from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import Digest
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import RefusalCode, Refused
@@ -97,6 +99,9 @@ class LinkClient:
         self._stopping = False
         self._counts = self._spool.counts()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        # Whole artifacts are hashed aside: gigabytes take longer than the planner may seem silent.
+        self._checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="link-check")
+        self._checking: set[Digest] = set()  # whole, and their digests are not known yet
 
     # -- from other threads ---------------------------------------------------------------------------------
 
@@ -109,6 +114,7 @@ class LinkClient:
         self._stopping = True
         self._wake()
         self._thread.join()
+        self._checks.shutdown(cancel_futures=True)
         for descriptor in (self._read, self._write):
             os.close(descriptor)
         self._wake_in.close()
@@ -249,6 +255,8 @@ class LinkClient:
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
 
     def _want(self, need: control.ArtifactNeed, now_s: float) -> None:
+        if need.digest in self._checking:
+            return  # it is here; what comes of it is told soon
         have_bytes = self.artifacts.partial_bytes(need.digest)
         try:
             self.artifacts.require_room(need.size_bytes, have_bytes)
@@ -274,18 +282,32 @@ class LinkClient:
             if isinstance(action, fetching.Write):
                 self.artifacts.append(digest, action.offset_bytes, action.data)
             else:
-                whole = self.artifacts.finish(digest)
-                self._tell(ev.ArtifactPresent(digest) if whole else ev.FetchFailed(digest, "damaged"))
+                self._checking.add(digest)
+                self._checks.submit(self._finish, digest)
         except OSError as error:
             self._fetcher.stop(digest)
             self._tell(ev.FetchFailed(digest, f"cannot be stored: {error}"))
             return False
         return True
 
+    def _finish(self, digest: Digest) -> None:
+        """Check a complete file, on a thread of its own; the fetch has forgotten it."""
+        try:
+            whole = self.artifacts.finish(digest)
+            self._tell(ev.ArtifactPresent(digest) if whole else ev.FetchFailed(digest, "damaged"))
+        except OSError as error:
+            self._tell(ev.FetchFailed(digest, f"cannot be stored: {error}"))
+        finally:
+            self._checking.discard(digest)
+
     def _send_telemetry(self, now_s: float) -> None:
         if not self._welcomed:
             return
-        batch = self._uplink.due(now_s)
+        try:
+            batch = self._uplink.due(now_s)
+        except OSError as error:  # telemetry must not cost the control lane
+            log.warning("telemetry waits, since the spool cannot be used: %s", error)
+            return
         if batch is not None and self._connection.send("telemetry", batch):
             self._uplink.sent(batch, now_s)  # else the next turn tries again
 

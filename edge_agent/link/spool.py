@@ -9,12 +9,14 @@ always the oldest rows.
 
 The books, at all times and per boot: produced = acknowledged + dropped + spooled. They are kept in `ledger`,
 written to a new file and renamed before a dropped segment is removed, and name it, so that a crash between
-the two is finished at the next start and counted once. A row that cannot be written (disk full) is dropped.
+the two is finished at the next start and counted once. A row that cannot be written (disk full) is dropped,
+and so is one that cannot be read again: no error of a file reaches whoever sends or takes rows.
 
 Segment name `BOOT-FIRST.new|sent`: boot and first sequence in hexadecimal. Inside: records of (length,
 CRC-32, row); a torn tail was never produced.
 """
 
+import errno
 import logging
 import math
 import os
@@ -301,8 +303,7 @@ class Spool:
         was_open = self._file is not None
         self.close()
         if was_open and not self._segments[-1].sizes:
-            empty = self._segments.pop()
-            (self._folder / empty.name).unlink(missing_ok=True)
+            self._unlink(self._segments.pop())
 
     def _make_room(self, size_bytes: int) -> bool:
         """Drop oldest unsent segments until `size_bytes` more fit."""
@@ -339,7 +340,8 @@ class Spool:
     def next_batch(self, correlation: int) -> TelemetryBatch | None:
         """The oldest rows, marked as sent, with the ledgers they balance; None if all is told.
 
-        Called again without an acknowledgement between, it gives the same rows again, and maybe more.
+        Called again without an acknowledgement between, it gives the same rows again, and maybe more, less
+        those whose file has failed meanwhile. Never raises for a file.
         """
         rows: list[bytes] = []
         ranges: list[RowRange] = []
@@ -351,7 +353,12 @@ class Spool:
                 break
             if segment.acked == len(segment.sizes):
                 continue
-            taken = self._take(segment, MAX_BATCH_ROWS - len(rows), room_bytes)
+            try:
+                taken = self._take(segment, MAX_BATCH_ROWS - len(rows), room_bytes)
+            except OSError as error:
+                if self._lose(segment, error):
+                    continue
+                break  # the ledger of what comes behind it would vouch for its rows
             if not taken:
                 break
             first = segment.first + segment.acked
@@ -366,7 +373,11 @@ class Spool:
         )
 
     def _take(self, segment: _Segment, most_rows: int, most_bytes: int) -> list[bytes]:
-        """Rows of a segment from its first open one on; the segment is sealed and marked before."""
+        """Rows of a segment from its first open one on; the segment is sealed and marked before.
+
+        Raises:
+            OSError: the file is gone, or cannot be marked or read.
+        """
         count, size_bytes = 0, 0
         for size in segment.sizes[segment.acked : segment.acked + most_rows]:
             size_bytes += size + 5
@@ -379,12 +390,21 @@ class Spool:
             self._seal()
         path = self._folder / segment.name
         if not segment.sent:
+            path = path.rename(path.with_suffix(".sent"))
             segment.sent = True
-            path = path.rename(self._folder / segment.name)
             self._sync(path)
             failpoint("agent.spool.marked")
-        rows = _read_rows(path)
-        return rows[segment.acked : segment.acked + count]
+        rows = _read_rows(path)[segment.acked : segment.acked + count]
+        if not rows:
+            raise OSError(errno.EIO, "its rows are cut off or damaged", str(path))
+        return rows
+
+    def _lose(self, segment: _Segment, error: OSError) -> bool:
+        """Give up the rows of a segment whose file fails; False, and they wait, if that cannot be written."""
+        self._complain("telemetry rows are dropped, since their file cannot be used: %s", error)
+        dropped = self._drop([segment])
+        self._complained = True  # a written ledger ends a trouble, but here one line is enough
+        return dropped
 
     def _sync(self, path: Path) -> None:
         """Rows leave all the same where a disk does not obey: they are worth more than exact books."""
@@ -449,9 +469,16 @@ class Spool:
 
     def _remove(self, segments: Sequence[_Segment]) -> None:
         for segment in segments:
-            failpoint("agent.spool.remove")
             self._segments.remove(segment)
+            self._unlink(segment)
+
+    def _unlink(self, segment: _Segment) -> None:
+        """Its rows are done with: where the file stays behind the next start sends them again, at most."""
+        try:
+            failpoint("agent.spool.remove")
             (self._folder / segment.name).unlink(missing_ok=True)
+        except OSError as error:
+            self._complain("a file of telemetry that is done with stays behind: %s", error)
 
     # -- books ----------------------------------------------------------------------------------------------
 

@@ -82,6 +82,38 @@ def test_only_the_newest_alarm_is_repeated_and_a_late_ack_of_an_older_one_does_n
     assert alarms(driver.do(ev.TimePassed(), after_s=2.0)) == []
 
 
+@pytest.mark.promise("alarm-sent-until-acknowledged")
+def test_a_drift_that_is_not_acknowledged_is_told_before_the_alarms_that_follow_it() -> None:
+    """Only a drift renews costs, and the device raises it once."""
+    driver = Driver()
+    driver.do(raised(cause="drift"))
+    driver.do(raised(cause="age"))
+    driver.do(raised(cause="variance"))
+    driver.do(ev.Connected())
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    drift, newest = alarms(driver.do(ev.Received(welcome)))
+    assert [(one.number, one.cause) for one in (drift, newest)] == [(1, "drift"), (3, "variance")]
+    driver.do(ack(3))
+    assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == [drift]
+    driver.do(ack(1, boot=BOOT + 1))
+    driver.do(ack(2))
+    assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == [drift]
+    driver.do(ack(1))
+    assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == []
+
+
+def test_a_drift_gives_way_to_a_newer_one_and_to_another_environment() -> None:
+    driver = Driver()
+    driver.do(raised(cause="variance"))
+    driver.do(raised(1.0, cause="drift"))
+    driver.do(raised(2.0, cause="drift"))
+    driver.online()
+    assert [one.value for one in alarms(driver.do(ev.TimePassed(), after_s=1.1))] == [2.0]
+    driver.do(ev.EnvironmentChanged("env at 15 W"))
+    (newest,) = alarms(driver.do(raised(cause="power_mode"), after_s=1.1))
+    assert newest.number == 4
+
+
 def test_an_ack_of_another_boot_acknowledges_nothing() -> None:
     driver = Driver().online()
     driver.do(raised())

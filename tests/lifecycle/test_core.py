@@ -6,7 +6,7 @@ from msgspec import structs
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.attempts import HELD_MOST
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
-from stageloom.edge_agent.lifecycle.states import LinkState
+from stageloom.edge_agent.lifecycle.states import LinkState, RunnablePlan
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
@@ -110,6 +110,45 @@ def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
     driver.do(ev.Received(desired(50)))
     driver.do(ev.Received(desired(1, b"restored", epoch=2)))
     assert (driver.core.report().epoch, driver.core.report().generation) == (2, 1)
+
+
+def _good_lost(*, named: bool) -> Driver:
+    """1. A plan ended as rejected. 2. At the next start the artifact of last-known-good is damaged."""
+    good = RunnablePlan(GOOD.ref, GOOD.wire, (NEED,))
+    wanted = desired(1, artifacts=(NEED,) if named else ())
+    state = LinkState(
+        desired=wanted,
+        state=DeviceState.REJECTED,
+        reason="p99 is 30 % worse",
+        last_good=good,
+        environment="env",
+    )
+    driver = Driver(state, boot=False)
+    driver.boot(present=frozenset({NEED.digest}))
+    driver.online()
+    driver.do(ev.ArtifactGone(NEED.digest))
+    return driver
+
+
+@pytest.mark.promise("last-known-good-whose")
+def test_last_known_good_whose_artifact_is_damaged_after_a_verdict_is_fetched_and_restored() -> None:
+    driver = _good_lost(named=True)
+    assert ev.FetchArtifact(NEED) in driver.do(orders.RestoreFailed("missing or damaged artifacts"))
+    assert driver.state is DeviceState.REJECTED, "the verdict stands"
+    assert "waits for artifacts" in driver.disk.reason and "p99 is 30 % worse" in driver.disk.reason
+    assert ev.FetchArtifact(NEED) in driver.do(ev.TimePassed(), after_s=2.0), "asked for again"
+    good = driver.core.state.last_good
+    assert good is not None
+    assert orders.RestorePlan(good) in driver.do(ev.ArtifactPresent(NEED.digest))
+    assert (driver.disk.state, driver.disk.reason) == (DeviceState.REJECTED, "p99 is 30 % worse")
+    assert "RestorePlan" not in kinds(driver.do(ev.TimePassed(), after_s=2.0)), "once"
+
+
+def test_last_known_good_whose_lost_artifact_nobody_names_is_reported() -> None:
+    driver = _good_lost(named=False)
+    assert "FetchArtifact" not in kinds(driver.do(orders.RestoreFailed("missing or damaged artifacts")))
+    assert "push a plan" in driver.core.report().reason
+    assert driver.core.report().state is DeviceState.REJECTED
 
 
 @pytest.mark.promise("late-answer-revive-superseded")

@@ -1,5 +1,6 @@
 """When the artifacts of a plan are read again, and when what was found of them before holds."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import Artifact, open_artifact, pack_artifact
+from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -72,3 +74,34 @@ def test_an_artifact_that_was_removed_and_came_back_is_hashed_again(rig: Rig) ->
     rig.file.write_bytes(rig.blob)
     assert isinstance(checker.check(rig.plan), PlanFacts)
     assert rig.hashed == 2
+
+
+@pytest.mark.promise("last-known-good-whose")
+def test_an_artifact_that_cannot_be_read_now_stays_and_is_read_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the disk, or too many open files, says nothing about what the file holds."""
+
+    def fail(path: Path, expected: Digest) -> Artifact:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    checker = PlanChecker(rig.store)
+    with monkeypatch.context() as patched:
+        patched.setattr(check, "open_artifact", fail)
+        found = checker.check(rig.plan)
+        assert checker.graph(rig.digest) is None
+    assert isinstance(found, PlanUnusable) and found.may_pass and not found.damaged
+    assert rig.file.exists()
+    assert isinstance(checker.check(rig.plan), PlanFacts)
+
+
+def test_an_artifact_with_its_digest_that_is_none_is_the_plans_fault(tmp_path: Path) -> None:
+    """Fetched again it would be the same, for ever."""
+    digest = digest_bytes([b"no artifact"])
+    store = ArtifactStore(tmp_path)
+    store.path(digest).write_bytes(b"no artifact")
+    plan = compose([ModelChoice(name="m", artifact=digest, graph=GRAPH)])
+    need = ArtifactNeed("m", digest, 11)
+    found = PlanChecker(store).check(RunnablePlan(PlanRef(plan.digest, Origin.PLANNER), plan.wire, (need,)))
+    assert isinstance(found, PlanUnusable) and not found.damaged and not found.may_pass
+    assert store.path(digest).exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import Action, LoadInEngine, StartEngine, StopEngine
+from stageloom.edge_agent.lifecycle.events import Action, CheckPlan, LoadInEngine, StartEngine, StopEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import PlanTooLarge, SwitchPlan
@@ -127,6 +127,18 @@ def test_plan_that_is_not_legal_any_more_is_no_matter_of_time() -> None:
     assert told(actions) == [orders.RestoreFailed("illegal")]
     assert said(manager) == [orders.ActiveChanged(None)]
     assert [action for second in range(1000) for action in manager.tick(float(second))] == []
+
+
+def test_plan_whose_artifact_cannot_be_read_now_is_tried_again() -> None:
+    manager = manager_alone(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    actions = manager.check_failed(plan("g").ref.digest, "too many open files", frozenset(), may_pass=True)
+    assert told(actions) == []
+    manager.tick(0.0)
+    assert manager.tick(1.0) == [StopEngine()]
+    manager.exited("stopped", 1.1)
+    assert manager.ready() == [CheckPlan(plan("g"))]
 
 
 def test_plan_for_which_memory_is_short_is_tried_again() -> None:

@@ -321,3 +321,77 @@ def test_rows_that_were_sent_are_not_dropped_for_their_age(tmp_path: Path) -> No
     assert _drain(spool) == [b"young"]
     assert spool.counts().acknowledged == 2
     spool.close()
+
+
+def test_rows_whose_file_is_gone_are_dropped_and_the_later_ones_leave(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. Two lives leave a file each. 2. Both are removed under the agent, and the one that is open."""
+    for boot in (1, 2):
+        before = Spool(tmp_path, boot=boot)
+        before.append([b"gone", b"gone too"])
+        before.close()
+    spool = Spool(tmp_path, boot=3)
+    spool.append([b"open"])
+    for path in tmp_path.glob("*.new"):
+        path.unlink()
+    batch = spool.next_batch(1)
+    assert batch is not None and batch.rows == ()
+    assert [(one.boot, one.produced, one.dropped) for one in batch.ledgers] == [
+        (1, 2, 2),
+        (2, 2, 2),
+        (3, 1, 1),
+    ]
+    assert spool.counts().dropped == 5 and spool.counts().spooled == 0
+    _balanced(spool)
+    assert caplog.text.count("their file cannot be used") == 1
+    spool.append([b"after"])
+    assert _drain(spool) == [b"after"]
+    spool.close()
+
+
+def test_a_file_that_was_emptied_under_the_agent_holds_nothing_up(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"lost"])
+    assert spool.next_batch(1) is not None
+    (sent,) = tmp_path.glob("*.sent")
+    sent.write_bytes(b"")
+    spool.append([b"after"])
+    assert _drain(spool) == [b"after"]
+    assert spool.counts().dropped == 1
+    spool.close()
+
+
+def test_rows_wait_while_the_disk_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the mark nor the loss can be written: nothing leaves that might be counted twice."""
+
+    def rename(path: Path, target: Path) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"a", b"b"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        batch = spool.next_batch(1)
+        assert batch is None or batch.rows == ()
+        assert spool.counts().spooled == 2
+    assert _drain(spool) == [b"a", b"b"]
+    spool.close()
+
+
+def test_a_file_that_cannot_be_removed_costs_no_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"a"])
+    batch = spool.next_batch(1)
+    assert batch is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        spool.acknowledge(_ack(batch))
+    assert spool.counts().acknowledged == 1
+    _balanced(spool)
+    spool.close()

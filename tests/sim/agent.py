@@ -370,7 +370,8 @@ class Agent:
 
     def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
-            self.manage(self.manager.check_failed(result.digest, result.reason, result.damaged))
+            failed = self.manager.check_failed
+            self.manage(failed(result.digest, result.reason, result.damaged, may_pass=result.may_pass))
         else:
             self.manage(self.manager.checked(result))
 
@@ -380,7 +381,7 @@ class Agent:
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
-            for digest in self.artifacts.collect(self.manager.needed(), downloads=downloads):
+            for digest in self.artifacts.collect(self.core.needed(), downloads=downloads):
                 self.handle(ev.ArtifactGone(digest))
 
     # -- the engine process and its tasks -------------------------------------------------------------------
