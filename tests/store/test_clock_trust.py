@@ -161,7 +161,7 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     enrol(store)
     LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
-        for index in ("events_by_device", "trials_of_plans"):
+        for index in ("events_by_device", "trials_of_plans", "pending_replans"):
             session.execute(text(f"DROP INDEX {index}"))
         for table in (
             "clock_trust",
