@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime  # Python's own only from 3.11 on
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -262,7 +263,7 @@ class _Session:
                 return answer.result(self._timeout_s)
             self._read_until(answer)  # a task's callback asks: nobody else reads meanwhile
             return answer.result(0.0)
-        except TimeoutError as error:
+        except NotInTime as error:
             raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
 
     def submit(
