@@ -133,8 +133,13 @@ class Lifecycle:
         )
 
     def needed(self) -> set[Digest]:
-        """Artifacts that must stay: of plans that have a part to play, and what waits for the desired one."""
-        return self.plans.needed() | self._needs.named(self.state.desired)
+        """Artifacts that must stay: of plans that have a part to play, and what waits for the desired one.
+
+        Once there is a verdict on that, its plan has none.
+        """
+        good = self.state.last_good
+        named = self._needs.named(self.state.desired, plan=self.state.state not in VERDICTS)
+        return self.plans.needed() | named | ({need.digest for need in good.artifacts} if good else set())
 
     # -- what the plan manager calls ------------------------------------------------------------------------
     # An outcome of another attempt or state is late and changes nothing.

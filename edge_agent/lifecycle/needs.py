@@ -39,12 +39,12 @@ class Needs:
         """Artifacts of the desired plan that are not here."""
         return self._missing_of(desired.artifacts) if desired else []
 
-    def named(self, desired: Desired | None) -> set[Digest]:
-        """Every artifact of a desired value: its plan's, its measurements' and its policy."""
+    def named(self, desired: Desired | None, *, plan: bool) -> set[Digest]:
+        """Artifacts of a desired value: its measurements', its policy and, with `plan`, its plan's."""
         if desired is None:
             return set()
         stages, policy = desired.stage_profile, desired.policy
-        needs = [*desired.artifacts, *(profile.artifact for profile in desired.profiles)]
+        needs = [*(desired.artifacts if plan else ()), *(profile.artifact for profile in desired.profiles)]
         needs += stages.artifacts if stages is not None else ()
         return {need.digest for need in needs} | ({policy.digest} if policy is not None else set())
 

@@ -99,3 +99,12 @@ def test_a_fetch_that_finds_no_room_frees_what_nothing_names(tmp_path: Path) -> 
     device.shell.handle(ev.FetchFailed(need("new").digest, "cannot be stored: No space left on device"))
     assert device.has("good", "wanted", "superseded") == [True, True, False]
     assert "No space left" in device.shell.core.report().reason
+
+
+def test_what_a_rejected_plan_brought_goes_and_last_known_good_keeps_what_it_needs(tmp_path: Path) -> None:
+    device = Device(tmp_path, whole=("good", "brought"), begun=("half",))
+    device.desires(1, "good", "brought")
+    device.shell.do(device.shell.core.failed((1, 1), "illegal"))
+    assert device.shell.core.state.state is DeviceState.REJECTED
+    device.shell.collect(downloads=True)
+    assert device.has("good", "brought", "half") == [True, False, False]
