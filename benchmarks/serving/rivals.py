@@ -46,6 +46,10 @@ class ServersMeasurement(MixMeasurement):
                 self._ratio(f"in_time_over_{server}", over, under, best[server][0])
         return self._result
 
+    @property
+    def _rest_s(self) -> float:
+        return 0.0  # nothing comes after capacities
+
     def _settings(self) -> list[ServerSetting]:
         every = [(workers, threads) for workers in _WORKERS for threads in _THREADS]
         chosen = every if self._effort.every_setting else [(2, 1)]

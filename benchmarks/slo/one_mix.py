@@ -37,12 +37,14 @@ STAGELOOM = "stageloom"
 REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
 _SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
-_LOOKING = 0.35  # of a mix's time, then each contestant's capacity is about known
-_SETTLING = 0.5  # then those of Stageloom's ablations and of the finalists are told
+_LOOKING = 0.4  # of the time for capacities, then each contestant's is about known
+_SETTLING = 0.6  # then those of Stageloom's ablations and of the finalists are told
 _SURE = 0.975  # either end of an interval
 _LEAST_S = 20.0  # however long starting took
 _FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
-_FINAL = 0.85  # then the finalists' have their windows; the rest is for latencies and saturation
+_MOST_REST = 0.4  # of a mix's time for what comes after capacities
+_BESIDE_A_WINDOW_S = 0.5  # until its last task has ended
+_START_S = 12.0  # of an agent that serves one model, and its end
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ class MixEffort:
     beside_s: float = 2.0  # one that compares it with the agent
     beside_rounds: int = 5
     highest_per_s: float = 20_000.0  # beyond this rate, handing tasks over would be what is measured
+
+    def rest_s(self, models: int, settings: int) -> float:
+        """Latencies and saturation, of the mix and each of its models alone, last so long."""
+        looked_s = settings * self.saturated_rounds * (self.saturated_s + _BESIDE_A_WINDOW_S)
+        compared_s = 2 * self.beside_rounds * (self.beside_s + _BESIDE_A_WINDOW_S)
+        latencies_s = 2 * self.latency_windows * (self.window_s + _BESIDE_A_WINDOW_S)
+        return latencies_s + (models + 1) * (looked_s + compared_s) + models * _START_S
 
     def search(self, many: int) -> CapacitySearch:
         """For a capacity within its bounds."""
@@ -189,14 +198,20 @@ class MixMeasurement:
         contest.capacities(beside, self._effort.search(_SETTLED), first_per_s, self._until_s(_SETTLING))
         most = self._effort.most_windows
         searches = [self._effort.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
-        until_s = self._until_s(_FINAL)
+        until_s = self._until_s(1.0)
         contest.settle(found, lambda: finalists(found, families), searches, first_per_s, until_s)
         return found
 
     def _until_s(self, share: float) -> float:
-        """The instant when this share of the mix's time, once all are started, is over."""
-        left_s = self._effort.total_s - (self._started_s - self._began_s)
+        """The instant when this share of the time for capacities, once all are started, is over."""
+        left_s = self._effort.total_s - (self._started_s - self._began_s) - self._rest_s
         return self._started_s + share * max(left_s, _LEAST_S)
+
+    @property
+    def _rest_s(self) -> float:
+        """What comes after capacities."""
+        effort = self._effort
+        return min(effort.rest_s(len(self._models), len(self._rivals())), _MOST_REST * effort.total_s)
 
     def _tell(
         self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
