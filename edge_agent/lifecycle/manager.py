@@ -257,6 +257,11 @@ class PlanManager(Pursuit):
             return []
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
+    def arrivals_moved(self, since_s: float) -> None:
+        """Other tasks come since that instant: what a trial found before it says nothing of these."""
+        if isinstance(runner := self.runner, TrialRunner):
+            runner.arrivals_moved(since_s)
+
     def settled(self, key: PlanKey, now_s: float) -> list[Action]:
         """Nothing is in flight but on this plan: its window may begin."""
         candidate, plan = self._candidate, self._engine.loaded.get(key)

@@ -143,6 +143,11 @@ class TrialRunner:
             return self._timed(figures, now)
         return self._do(self._core.window_ended(self._window, window_figures(figures, self._models), now))
 
+    def arrivals_moved(self, since_s: float) -> None:
+        """Other tasks come since that instant."""
+        if self._core is not None:
+            self._core.arrivals_moved(since_s)
+
     def crashed(self, how: str, now: float) -> list[Action]:
         if self._core is None:
             return self.abandon(f"the control crashed: {how}", now)

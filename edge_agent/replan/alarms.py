@@ -37,10 +37,14 @@ _BLOCKS: Final = 62  # what a mask holds
 
 @dataclass(frozen=True, kw_only=True)
 class Fired:
-    """A re-plan is due: why, and what the device saw. `loads` are in the order of the samples' models."""
+    """A re-plan is due: why, and what the device saw. `loads` are in the order of the samples' models.
+
+    `moved_since_s`: when the arrivals of today began, where they have moved.
+    """
 
     firing: Firing
     loads: tuple[Load, ...]
+    moved_since_s: float | None = None
 
 
 class Deadlines:
@@ -172,13 +176,12 @@ class Alarms:
         self._asked = None
         self._returns.left(self._regime.chosen_for, structure, self._service_s, seen.at_s)
         if back is None:
-            self._regime.answered()
-            return Fired(firing=firing, loads=self.loads(seen))
+            since_s = self._regime.answered()
+            return Fired(firing=firing, loads=self.loads(seen), moved_since_s=since_s)
         self._returns.told(seen.at_s)
         self._regime.chose(back, seen.at_s)
-        return Fired(
-            firing=firing, loads=tuple(_at(back[load.model].per_s, load) for load in self.loads(seen))
-        )
+        loads = tuple(_at(back[load.model].per_s, load) for load in self.loads(seen))
+        return Fired(firing=firing, loads=loads, moved_since_s=seen.at_s)
 
     def _back(self, structure: Digest | None, *, held: bool) -> Regime | None:
         """A regime that is back, in which another plan ran."""

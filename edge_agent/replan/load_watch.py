@@ -102,6 +102,8 @@ class LoadWatch:
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:
         parts, firing = self._parts, fired.firing
+        if fired.moved_since_s is not None:
+            parts.plans.arrivals_moved(fired.moved_since_s)
         parts.lifecycle.handle(alarm_raised(fired, running, round(time.time() * 1e6)))
         parts.local.fired(fired, running)
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"

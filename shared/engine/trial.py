@@ -258,22 +258,30 @@ class TrialCore:
         self._window = -1
         self._side = Side.CONTROL  # of the current window
         self._pending: WindowFigures | None = None  # first window of the pair
-        self._evidence = Evidence(
-            setup.service_s,
-            min_pairs=self.config.min_pairs,
-            confidence=self.config.confidence,
-            gain=self.config.gain,
-            worth=self.config.worth,
-            guard=self.config.guard,
-            age_floor_s=max(self.config.age_floor_s, slowest_s),
-            early_pairs=self.config.early_pairs,
-            gross=self.config.gross,
-            spared=self.config.spared,
-        )
+        self._pair_began_s = 0.0
+        self._counts_from_s = -math.inf  # pairs that began before are of other arrivals
+        self._pairs: list[tuple[float, WindowFigures, WindowFigures]] = []  # began at; control, candidate
+        self._age_floor_s = max(self.config.age_floor_s, slowest_s)
+        self._evidence = self._no_evidence()
         self._failed = dict.fromkeys(Side, 0)
         self._ended = dict.fromkeys(Side, 0)
         self._control_age_s = setup.oldest_age_s  # the worst seen
         self.stalled = False  # the plan that ran did not come to an end: its engine may hang
+
+    def _no_evidence(self) -> Evidence:
+        config = self.config
+        return Evidence(
+            self.setup.service_s,
+            min_pairs=config.min_pairs,
+            confidence=config.confidence,
+            gain=config.gain,
+            worth=config.worth,
+            guard=config.guard,
+            age_floor_s=self._age_floor_s,
+            early_pairs=config.early_pairs,
+            gross=config.gross,
+            spared=config.spared,
+        )
 
     # Events
 
@@ -319,10 +327,23 @@ class TrialCore:
             return self._next_window(now)
         first, self._pending = self._pending, None
         control, candidate = (first, figures) if self._side is Side.CANDIDATE else (figures, first)
-        self._evidence.take(control, candidate)
+        if self._pair_began_s >= self._counts_from_s:
+            self._pairs.append((self._pair_began_s, control, candidate))
+            self._evidence.take(control, candidate)
         if failures := self._failures():
             return self._end(Verdict.REJECT, failures, now)
         return self._look(now) or self._next_window(now)
+
+    def arrivals_moved(self, since_s: float) -> None:
+        """Other tasks come since that instant: a pair that began before does not say which plan is for them.
+
+        The trial ends when it would have, as that was announced.
+        """
+        self._counts_from_s = max(self._counts_from_s, since_s)
+        self._pairs = [pair for pair in self._pairs if pair[0] >= self._counts_from_s]
+        self._evidence = self._no_evidence()
+        for _, control, candidate in self._pairs:
+            self._evidence.take(control, candidate)
 
     def crashed(self, reason: str, now: float) -> list[TrialAction]:
         """The engine process or its backend died."""
@@ -345,9 +366,7 @@ class TrialCore:
             settling = self._phase is _Phase.SETTLING  # it is the plan before that does not end its steps
             blamed = self._running.other if settling else self._running
             return self._fault(blamed, f"did not end {_DOING[self._phase]} in time", now)
-        if now >= self.ends_s:
-            return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
-        return []
+        return self._give_up(now) if now >= self.ends_s else []
 
     @property
     def next_wakeup(self) -> float | None:
@@ -407,9 +426,14 @@ class TrialCore:
             better, reason = decision
             return self._end(Verdict.COMMIT if better else Verdict.REJECT, reason, now)
         # A pair that could not end in time would only cost its changes.
-        if now + 2 * self.window_s > self.ends_s:
-            return self._end(Verdict.NO_GAIN, self._evidence.undecided(), now)
-        return []
+        return self._give_up(now) if now + 2 * self.window_s > self.ends_s else []
+
+    def _give_up(self, now: float) -> list[TrialAction]:
+        """Time is up. Where it was too short for the arrivals of today the plan may be tried again."""
+        reason, moved = self._evidence.undecided(), self._counts_from_s > -math.inf
+        if moved and self._evidence.pairs < self.config.min_pairs:
+            return self._end(Verdict.ABANDONED, f"arrivals moved meanwhile: {reason}", now)
+        return self._end(Verdict.NO_GAIN, reason, now)
 
     def _harm(self, oldest_age_s: float) -> str:
         """What the candidate does that cannot wait for statistics, or nothing."""
@@ -447,6 +471,8 @@ class TrialCore:
 
     def _measure(self, now: float) -> list[TrialAction]:
         to_s = now + self.window_s
+        if self._pending is None:
+            self._pair_began_s = now
         self._enter(_Phase.MEASURING, to_s + self._patience_s)
         return [MeasureSide(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
 

@@ -129,10 +129,11 @@ class RegimeWatch:
         self._settle(moments, service_s)
         return 1.0
 
-    def answered(self) -> None:
-        """Another plan is asked for: what comes now is what is compared with from here on."""
+    def answered(self) -> float:
+        """Another plan is asked for: what comes now is what is compared with from here on; since when."""
         began_s = self._looked_s - (self._window_s - BURST_S)  # what came before may be of the old regime
         self.chose(self._arrivals.since(began_s), began_s)
+        return began_s
 
     @property
     def of_late(self) -> tuple[Regime, float]:

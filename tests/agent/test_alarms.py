@@ -325,6 +325,8 @@ def test_arrivals_that_moved_are_told_while_a_plan_is_on_trial_and_nothing_else_
     began_s = device.driver.now
     (told,) = device.run(20.0, DAY)
     assert told.firing.cause is Cause.REGIME and device.fired[-1][0] - began_s <= 5.0
+    assert told.moved_since_s is not None
+    assert began_s <= told.moved_since_s <= device.fired[-1][0], "what the trial found since then counts"
     device = device_that_knows_a_day()
     device.held = True
     assert device.run(20.0, DAY) == [], "the agent itself measures, or guards a plan"

@@ -442,6 +442,79 @@ def test_a_record_that_cannot_be_written_ends_the_trial_before_anything_is_touch
     assert decide.result.verdict is Verdict.ABANDONED
 
 
+# Arrivals that move
+
+
+class Moving:
+    """A candidate whose speed depends on what arrives."""
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+
+    def figure(self, side: Side, window: int) -> WindowFigures:
+        return speeds(self.ratio)(side, window)
+
+
+def after(moving: Moving, windows: int) -> Device:
+    """A trial of which so many windows are over, and nothing is decided."""
+    trial = device(moving.figure)
+    for _ in range(windows):
+        trial.until(MeasureSide)
+        trial.step()
+    assert trial.core.result is None
+    return trial
+
+
+@pytest.mark.parametrize(("before", "now", "verdict"), [(0.9, 1.2, "commit"), (1.15, 0.85, "reject")])
+def test_what_was_found_under_other_arrivals_does_not_count(before: float, now: float, verdict: str) -> None:
+    moving = Moving(before)
+    trial = after(moving, 14)
+    assert trial.core.pairs == 7
+    moving.ratio = now
+    trial.core.arrivals_moved(trial.now)
+    assert trial.core.pairs == 0
+    result = trial.run()
+    assert result.verdict.value == verdict
+    assert result.ratio == pytest.approx(now, rel=0.03)
+
+
+def test_a_pair_that_began_before_arrivals_moved_does_not_count() -> None:
+    moving = Moving(10.0)
+    trial = after(moving, 1)
+    moving.ratio = 1.1
+    trial.core.arrivals_moved(trial.now)
+    result = trial.run()
+    assert result.ratio == pytest.approx(1.1, rel=0.03)
+
+
+def test_pairs_since_arrivals_moved_count_although_that_is_told_later() -> None:
+    moving = Moving(1.0)
+    trial = after(moving, 12)
+    since_s, moving.ratio = trial.now, 1.2
+    for _ in range(14):
+        trial.until(MeasureSide)
+        trial.step()
+    assert trial.core.pairs == 13
+    trial.core.arrivals_moved(since_s)
+    assert trial.core.pairs == 7
+    assert trial.core.ratio == pytest.approx(1.2, rel=0.03)
+    result = trial.run()
+    assert (result.verdict, result.pairs) == (Verdict.COMMIT, 8)
+
+
+def test_too_few_pairs_since_arrivals_moved_are_no_verdict_and_the_end_is_when_it_was_announced() -> None:
+    moving = Moving(1.0)
+    trial = device(moving.figure)
+    while trial.now < trial.core.ends_s - 2.0:
+        trial.step()
+    moving.ratio = 1.1
+    trial.core.arrivals_moved(trial.now)
+    result = trial.run()
+    assert result.verdict is Verdict.ABANDONED
+    assert result.reason.startswith("arrivals moved meanwhile: only ")
+    assert trial.now <= trial.core.ends_s
+
+
 def test_a_record_found_at_boot_means_rejected() -> None:
     result = found_at_boot(RECORD)
     assert result.verdict is Verdict.REJECT
@@ -461,6 +534,9 @@ def test_any_events_in_any_order_end_in_one_decision(seed: int) -> None:
             actions = core.crashed("at random", now)
         elif event == 1:
             actions = core.abandon("at random", now)
+        elif event == 2:
+            core.arrivals_moved(now - rng.choice((0.0, 5.0)))
+            continue
         elif event < 10:
             actions = core.window_ended(
                 rng.choice((window, window, 0)), figures(failed=rng.randrange(2)), now

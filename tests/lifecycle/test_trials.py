@@ -275,6 +275,20 @@ def test_slow_load_ends_in_a_verdict_within_the_time_that_was_announced(
     assert world.rows[-1].latency_ratio == pytest.approx(1.3, rel=0.1)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_arrivals_that_move_during_a_trial_decide_it_or_have_the_plan_tried_anew(late: bool) -> None:
+    world = trial_world(1, SAME)
+    push(world, "a", 1)
+    settle_while(world, DeviceState.RECEIVED, DeviceState.VERIFIED, DeviceState.STAGED)
+    world.settle(9.0 if late else 3.0)  # of ten seconds
+    assert state(world) is DeviceState.TRIAL
+    world.natures["a"] = BETTER
+    world.manager.arrivals_moved(world.now_s)
+    world.settle()
+    assert [row.verdict for row in world.rows] == (["abandoned", "commit"] if late else ["commit"])
+    assert world.rows[-1].ratio == pytest.approx(1.3, rel=0.1)
+
+
 def test_proven_plan_runs_at_once_and_only_where_it_is_proven() -> None:
     proven = LinkState(last_good=plan("g"), proven=(Proven(plan("a").ref.digest, "here"),))
     world = trial_world(1, WORSE, proven)
