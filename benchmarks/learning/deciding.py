@@ -162,7 +162,7 @@ def fitted_q(arms: Arms, episode: Ask, episodes: int, rng: np.random.Generator) 
         for _ in range(round(2 / (1 - _DISCOUNT))):
             older, ridge = ridge, _Ridge(count, arms.context_width)
             for log in logs:
-                after = np.array([max(older.worths(context)) for context in log.contexts[1:]])
+                after = older.worths(log.contexts[1:]).max(axis=1)
                 ridge.learn(log.contexts[:-1], log.arms, log.rewards + _DISCOUNT * after)
     return ridge.best
 
@@ -265,19 +265,25 @@ class _Ridge:
         self._moment = np.zeros((arms, width))
         self._contexts = np.zeros((arms, width))  # their sums
         self._rewards: list[float] = []
+        self._mean = 0.0  # of the rewards
+        self._weights: Doubles | None = None  # [arms, width], between two lessons
 
     def learn(self, contexts: Doubles, arms: Integers, rewards: Doubles) -> None:
         """Take in windows."""
-        for context, arm, reward in zip(contexts, arms, rewards, strict=True):
-            self._gram[arm] += np.outer(context, context)
-            self._moment[arm] += reward * context
-            self._contexts[arm] += context
-            self._rewards.append(float(reward))
+        for arm in range(len(self._gram)):
+            of, gained = contexts[arms == arm], rewards[arms == arm]
+            self._gram[arm] += of.T @ of
+            self._moment[arm] += gained @ of
+            self._contexts[arm] += of.sum(axis=0)
+        self._rewards += rewards.tolist()
+        self._weights = None
 
     def worths(self, context: Doubles) -> Doubles:
-        """What each arm is expected to bring. [arms]"""
-        mean = float(np.mean(self._rewards)) if self._rewards else 0.0
-        found: Doubles = mean + self._solved(self._moment - mean * self._contexts) @ context
+        """What each arm is expected to bring, in one context or many. [..., arms]"""
+        if self._weights is None:
+            self._mean = float(np.mean(self._rewards)) if self._rewards else 0.0
+            self._weights = self._solved(self._moment - self._mean * self._contexts)
+        found: Doubles = self._mean + context @ self._weights.T
         return found
 
     def best(self, context: Doubles) -> int:

@@ -116,6 +116,7 @@ def test_a_search_runs_the_windows_it_was_given(name: str) -> None:
     assert (answer.evaluations, devices.windows) == (wanted, wanted * WINDOWS)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", _trainings())
 def test_a_training_runs_the_windows_it_was_given(name: str) -> None:
     """A superblock as printed runs nothing: its window is one of those given, and no device's."""
@@ -163,7 +164,14 @@ def plain(answer: Answer) -> Any:
     return answer.row, answer.score, answer.policy, answer.updates
 
 
-@pytest.mark.parametrize("name", ["local search", "cross-entropy", "usual", "printed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local search",
+        "cross-entropy",
+        *(pytest.param(one, marks=pytest.mark.more) for one in ("usual", "printed")),
+    ],
+)
 def test_equal_seeds_give_equal_answers(name: str) -> None:
     answers = [small(name)(PROBLEM, 24, seed) for seed in (3, 3)]
     assert plain(answers[0]) == plain(answers[1])

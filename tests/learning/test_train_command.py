@@ -26,6 +26,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.more
 def test_a_training_leaves_a_policy_that_searches_take_and_curves(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
