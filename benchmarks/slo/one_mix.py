@@ -43,8 +43,8 @@ _SURE = 0.975  # either end of an interval
 _LEAST_S = 20.0  # however long starting took
 _FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
 _MOST_REST = 0.4  # of a mix's time for what comes after capacities
-_BESIDE_A_WINDOW_S = 0.5  # until its last task has ended
-_START_S = 12.0  # of an agent that serves one model, and its end
+_BESIDE_A_WINDOW_S = 0.5  # about, until its last task has ended
+_START_S = 12.0  # about, of an agent that serves one model, and its end
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import RowData, StepTimings
+from tests.agent.test_alarms import DAY, NIGHT, SERVICE_S, Device
 
 
 def _watch(rows: list[RowData]) -> LoadWatch:
@@ -40,3 +42,36 @@ def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:
     watch.engine_exited()
     watch.stats_arrived(Stats(1.0, 1, 1.0, (), (StepStats(1, 0, 1, 3),)))
     assert rows == []
+
+
+def test_a_trial_is_told_since_when_other_tasks_come_and_of_no_burst() -> None:
+    device = Device()
+    told: list[float] = []
+    handled: list[object] = []
+    ignored: Any = lambda *_, **__: None  # noqa: E731
+    parts: Any = SimpleNamespace(
+        config=AgentConfig(),
+        machine=SimpleNamespace(power_mode=""),
+        plans=SimpleNamespace(
+            incumbent=None, tried=object(), phase=None, facts_of=ignored, arrivals_moved=told.append
+        ),
+        profiles=SimpleNamespace(drift=SimpleNamespace(ratio=1.0)),
+        journal=SimpleNamespace(note=ignored),
+        waiting=SimpleNamespace(seen=ignored),
+        lifecycle=SimpleNamespace(handle=handled.append),
+        local=SimpleNamespace(fired=ignored),
+    )
+    watch: Any = LoadWatch(parts)
+    watch._service = SimpleNamespace(per_task_us=lambda: {name: one * 1e6 for name, one in SERVICE_S.items()})
+    device.alarms = SimpleNamespace(  # type: ignore[assignment]
+        glance=lambda seen, *_, **__: watch.glanced(seen, alarms=True, disturbed=False)
+    )
+    device.run(60.0, NIGHT)
+    device.run(3.0, NIGHT | {"a": 40.0})
+    device.run(20.0, NIGHT)
+    assert told == handled == []
+    began_s = device.driver.now
+    device.run(20.0, DAY)
+    (since_s,), (alarm,) = told, handled
+    assert isinstance(alarm, Alarm) and alarm.cause == "regime"
+    assert began_s <= since_s <= began_s + 5.0
