@@ -8,9 +8,10 @@ and medians; the rows say how often the 95 % interval that a trial states holds 
 
 Then the same under load, where windows see tasks that queue: Poisson arrivals of two models with deadlines
 (`trial_load.py`), at 0.25 to 1.1 of what two narrow lanes carry, for a plan against itself, against one whose
-tasks take 5 % longer or twice as long, and for two narrow lanes against one wide lane, both ways.
+tasks take 5 % longer or twice as long, and for two narrow lanes against one wide lane, both ways. And where
+the load moves from 0.25 to 1.1 or back early in the trial, which is told 5 s later, or never.
 
-    python -m benchmarks.trial [--quick] [--json]
+    python -m benchmarks.trial [--quick] [--json] [--only PART]...
 """
 
 import argparse
@@ -20,11 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from random import Random
 from statistics import median
+from typing import Any
 
 from benchmarks.runner import Report, progress, run
-from benchmarks.trial_load import NARROW, WIDE_LANE, Shape, try_under_load
+from benchmarks.trial_load import NARROW, WIDE_LANE, Move, Shape, try_under_load
 from stageloom.shared.engine.trial import (
     Decide,
     MeasureSide,
@@ -56,6 +59,11 @@ LOAD_CASES: Mapping[str, tuple[Shape, Shape]] = {
     "to_narrow": (WIDE_LANE, NARROW),
 }
 """Control and candidate."""
+
+MOVES: Mapping[str, tuple[float, float]] = {"to_day": (0.25, 1.1), "to_night": (1.1, 0.25)}
+"""Loads before and after."""
+MOVED_S = 2.0
+TOLD_S: Mapping[str, float] = {"told": 5.0, "untold": math.inf}
 
 _WINDOW_SPREAD = PAIR_SPREAD / math.sqrt(2)
 _DISK_S, _SETTLE_S, _SWAP_S = 0.005, 0.01, 0.001
@@ -177,6 +185,23 @@ def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, flo
 _VERDICTS = (Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT)
 
 
+def moved_load(
+    seeds: int, case: str, move: str, told_s: float, pool: ProcessPoolExecutor
+) -> dict[str, float]:
+    """Shares of the verdicts, and the median of seconds, of trials during which the load moves."""
+    trial = partial(_moved_load, *LOAD_CASES[case], *MOVES[move], told_s)
+    results = list(pool.map(trial, range(seeds), chunksize=5))
+    counted = Counter(result.verdict for result in results)
+    shares = {f"{v.value}_share": counted[v] / seeds for v in (*_VERDICTS, Verdict.ABANDONED)}
+    return {**shares, "seconds_median_s": median(result.seconds_s for result in results)}
+
+
+def _moved_load(
+    control: Shape, candidate: Shape, before: float, after: float, told_s: float, seed: int
+) -> TrialResult:
+    return try_under_load(seed, before, control, candidate, move=Move(MOVED_S, after, told_s))
+
+
 def under_load(seeds: int, case: str, load: float, pool: ProcessPoolExecutor) -> dict[str, float]:
     """Shares of the verdicts and medians, over so many seeds."""
     control, candidate = LOAD_CASES[case]
@@ -198,23 +223,49 @@ def _under_load(load: float, control: Shape, candidate: Shape, seed: int) -> Tri
     return try_under_load(seed, load, control, candidate)
 
 
+PARTS = ("noise", "load", "moves")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--only": {"action": "append", "choices": PARTS, "help": "measure this part; repeat for more"}
+}
+
+
 def measure(report: Report, options: argparse.Namespace) -> None:
-    seeds = SEEDS // 10 if options.quick else SEEDS
+    parts = options.only or PARTS
+    if "noise" in parts:
+        _noise(report, SEEDS // 10 if options.quick else SEEDS)
+    seeds = LOAD_SEEDS // 10 if options.quick else LOAD_SEEDS
+    with ProcessPoolExecutor(2) as pool:
+        if "load" in parts:
+            _loads(report, seeds, pool)
+        if "moves" in parts:
+            _moves(report, seeds, pool)
+
+
+def _noise(report: Report, seeds: int) -> None:
     for kind, noise in NOISES.items():
         progress(f"trial: {seeds} seeds each with noise of the kind {kind!r}")
         for case, ratio in CASES.items():
             found = outcomes([try_plan(seed, ratio, noise) for seed in range(seeds)], ratio)
             figures = {f"{case}.{name}": value for name, value in found.items()} if kind == "normal" else {}
             report.add(figures, [{"noise": kind, "case": case, "true_ratio": ratio, "seeds": seeds, **found}])
-    seeds = LOAD_SEEDS // 10 if options.quick else LOAD_SEEDS
-    with ProcessPoolExecutor(2) as pool:
-        for case in LOAD_CASES:
-            progress(f"trial: {seeds} seeds each under load, {case!r}")
-            for load in LOADS:
-                found = under_load(seeds, case, load, pool)
-                figures = {f"{case}.{load:g}.{name}": value for name, value in found.items()}
-                report.add(figures, [{"load": load, "case": case, "seeds": seeds, **found}])
+
+
+def _loads(report: Report, seeds: int, pool: ProcessPoolExecutor) -> None:
+    for case in LOAD_CASES:
+        progress(f"trial: {seeds} seeds each under load, {case!r}")
+        for load in LOADS:
+            found = under_load(seeds, case, load, pool)
+            figures = {f"{case}.{load:g}.{name}": value for name, value in found.items()}
+            report.add(figures, [{"load": load, "case": case, "seeds": seeds, **found}])
+
+
+def _moves(report: Report, seeds: int, pool: ProcessPoolExecutor) -> None:
+    for case, move, told in product(("to_wide", "to_narrow"), MOVES, TOLD_S):
+        progress(f"trial: {seeds} seeds of {case!r}, a load that moves {move}, {told}")
+        found = moved_load(seeds, case, move, TOLD_S[told], pool)
+        figures = {f"{case}.{move}.{told}.{name}": value for name, value in found.items()}
+        report.add(figures, [{"case": case, "move": move, "told": told, "seeds": seeds, **found}])
 
 
 if __name__ == "__main__":
-    sys.exit(run(measure))
+    sys.exit(run(measure, options=_OPTIONS))

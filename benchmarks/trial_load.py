@@ -55,6 +55,15 @@ class Shape:
     factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Another load from the first window on that begins so long after the trial did; when that is told."""
+
+    after_s: float
+    load: float
+    told_after_s: float  # after the move; infinite: never
+
+
 NARROW, WIDE_LANE = Shape(2, 1.0), Shape(1, WIDE)
 MEAN_S = sum(SHARES[name] * SERVICE_S[name] for name in SERVICE_S)
 CAPACITY_PER_S = NARROW.lanes / MEAN_S
@@ -109,6 +118,10 @@ class QueueDevice:
             if self.window is not None:
                 self.window.saturated = self.window.saturated and bool(self._queue)
         self.now = max(self.now, to_s)
+
+    def load(self, load: float) -> None:
+        """So many tasks come from the next one on."""
+        self._rate_per_s = load * CAPACITY_PER_S
 
     def activate(self, shape: Shape) -> None:
         """Launch into this plan, and return once what runs on the other one has ended."""
@@ -173,7 +186,12 @@ class QueueDevice:
 
 
 def try_under_load(
-    seed: int, load: float, control: Shape, candidate: Shape, config: TrialConfig | None = None
+    seed: int,
+    load: float,
+    control: Shape,
+    candidate: Shape,
+    config: TrialConfig | None = None,
+    move: Move | None = None,
 ) -> TrialResult:
     """One trial at `load` times the capacity of two narrow lanes, on a device that has served for a while."""
     device = QueueDevice(load * CAPACITY_PER_S, control, Random(f"arrivals {seed}"))
@@ -191,8 +209,15 @@ def try_under_load(
     )
     core = TrialCore(setup, Random(seed), config)
     shapes = {Side.CONTROL: control, Side.CANDIDATE: candidate}
+    began_s, moved_s = device.now, math.inf
     todo = core.begin(device.now)
     while True:
+        if move is not None and moved_s == math.inf and device.now - began_s >= move.after_s:
+            moved_s = device.now
+            device.load(move.load)
+        if move is not None and device.now - moved_s >= move.told_after_s:
+            core.arrivals_moved(moved_s)
+            move = None
         action, *todo = todo
         if isinstance(action, Decide):
             return action.result
