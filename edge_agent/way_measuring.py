@@ -1,7 +1,8 @@
 """Measuring the ways to run a model, executors times threads: what is asked of the engine process, and when.
 
 A way is measured as the stages of a plan that runs one model as a whole on one lane. That happens in moments
-in which nothing is served, so what disturbs can only lengthen it, and the shorter of two measurements counts.
+in which nothing is served, so what disturbs can only lengthen it, and the shortest of some measurements
+counts.
 """
 
 from collections import deque
@@ -18,7 +19,10 @@ from stageloom.shared.search.compose import ModelChoice, compose
 
 LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
 GPU_LIMIT_S: Final = 60.0  # the same on a GPU: kernels are looked for
-ROUNDS: Final = 2  # of every model on every executor on the processor; a GPU is timed by its own clock
+ROUNDS: Final = 4
+"""Of every model on every executor on the processor; a GPU is timed by its own clock. A core that a virtual
+machine shares is 1.5 times as slow for a second or two, every few seconds: the shortest of two rounds was
+such a one in a fifth of the cases."""
 OWN_REQUESTS: Final = 1 << 40
 """From here on requests are the agent's own: the planner numbers its from 1."""
 

@@ -28,10 +28,10 @@ from stageloom.edge_agent.bench.rival_settings import (
     rival_settings,
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
-from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.shared.engine.windows import PairedLogs
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, plan_text
 
 STAGELOOM = "stageloom"
 REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
@@ -112,9 +112,9 @@ class MixMeasurement:
         weights: Sequence[float],
         effort: MixEffort,
         *,
-        times_folder: str = "",
+        times_folder: str,
     ) -> None:
-        """`times_folder`: where the agents share what they measured; empty: each measures for itself."""
+        """`times_folder`: where the agents share what they measured."""
         self.name = name
         self._times_folder = times_folder
         self._models = models
@@ -133,13 +133,27 @@ class MixMeasurement:
         return found
 
     def _plan(self, *, whole: bool = False) -> Plan:
-        """What the agent should make of these times."""
-        times = {model.name: self._services.of(model.name) for model in self._models}
-        return own_plan(self._models, times, whole=whole)
+        """What the agent has made of what it measured."""
+        known = {
+            model: {options: taken for options, taken in times.items() if options.precision == "fp32"}
+            for model, times in kept_times(self._models, self._times_folder).items()
+        }
+        return own_plan(self._models, known, whole=whole)
+
+    def _tell_plan(self) -> None:
+        plan = self._plan()
+        self._row("plan", plan=plan.digest, text=plan_text(plan).splitlines())
+
+    def _ablations(self) -> list[AgentSetting]:
+        """The agent's plan, each without one of its parts."""
+        plan = self._plan()
+        parts = ablations(plan)
+        if any(model.cuts for model in plan.models):
+            parts["whole"] = self._plan(whole=True)
+        return [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
 
     def run(self) -> MixResult:
-        """All of it. The agent makes its plan itself; ablations are of the plan that it should make."""
-        plan = self._plan()
+        """All of it."""
         for model in self._models:
             times = {
                 f"{runtime.value}_{threads}_{precision}_ms": _ms(found[model.name])
@@ -154,18 +168,17 @@ class MixMeasurement:
         with Contest(self._models, load, progress) as contest:
             settings = self._rivals()
             families = {setting.name: setting.family for setting in settings}
-            parts = ablations(plan)
-            if any(model.cuts for model in plan.models):
-                parts["whole"] = self._plan(whole=True)
-            less = [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
             own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
             if self._effort.saturated_only:
                 contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
+                self._tell_plan()
                 self._saturate(contest, families)
                 return self._result
             if self._bfloat16:
                 own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
-            contest.enter([*settings, *own, *less])
+            contest.enter([*settings, *own])
+            self._tell_plan()
+            contest.enter(self._ablations())
             self._started_s = time.monotonic()
             found = self._capacities(contest, families)
             self._tell(contest, found, families)
@@ -195,9 +208,9 @@ class MixMeasurement:
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
         final = finalists(found, families)
         beside = {name: one for name, one in found.items() if name not in families or name in final}
-        contest.capacities(beside, self._effort.search(_SETTLED), first_per_s, self._until_s(_SETTLING))
         most = self._effort.most_windows
         searches = [self._effort.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
+        contest.capacities(beside, searches[0], first_per_s, self._until_s(_SETTLING))
         until_s = self._until_s(1.0)
         contest.settle(found, lambda: finalists(found, families), searches, first_per_s, until_s)
         return found

@@ -23,13 +23,12 @@ from stageloom.edge_agent.bench.rival_settings import (
     reduced,
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
-from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.config import Precision
-from stageloom.edge_agent.executor_choice import GPU_PRECISIONS, TIMES_NAME, ExecutorTimes
-from stageloom.edge_agent.machine.device import cpu_name, device_class, gpu_names
+from stageloom.edge_agent.executor_choice import GPU_PRECISIONS
+from stageloom.edge_agent.machine.device import cpu_name, gpu_names
 from stageloom.edge_agent.machine.executors import usable_on_gpu
-from stageloom.edge_agent.store import StateFile
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
 from stageloom.shared.plan import Plan, plan_text
@@ -249,11 +248,7 @@ class _Bench:
         return AgentSetting(OURS, precision=self._load.precision, times_folder=folder)
 
     def _plan(self, folder: str) -> Plan:
-        times = self._times()
-        if self._on_gpu:
-            kept = ExecutorTimes(StateFile(Path(folder, TIMES_NAME)), device_class())
-            times = {one.name: kept.of(one.digest) for one in self._models}
-        return own_plan(self._models, times)
+        return own_plan(self._models, kept_times(self._models, folder) if self._on_gpu else self._times())
 
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
         busy_s = sum(

@@ -16,10 +16,12 @@ from typing import Any, Final
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encode_config
-from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME
+from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
+from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.reporting.status import ask_status
+from stageloom.edge_agent.store import StateFile
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import RefusedError, UnavailableError
 from stageloom.shared.plan import Plan
@@ -167,6 +169,12 @@ class StageloomContestant:
 def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:
     """The models as an agent's settings name them."""
     return tuple(ModelFile(path=str(one.path.resolve()), name=one.name, shapes={}) for one in models)
+
+
+def kept_times(models: Sequence[ModelUnderTest], folder: str) -> dict[str, Times]:
+    """What agents that share `folder` have measured of these models on this device, by name."""
+    kept = ExecutorTimes(StateFile(Path(folder, TIMES_NAME)), device_class())
+    return {one.name: kept.of(one.digest) for one in models}
 
 
 def own_plan(models: Sequence[ModelUnderTest], times: Mapping[str, Times], *, whole: bool = False) -> Plan:

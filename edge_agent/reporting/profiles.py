@@ -33,7 +33,8 @@ from stageloom.shared.plan import decode_plan
 from stageloom.shared.text import bounded
 
 ENDED_TWICE: Final = "the engine process ended twice while it had this request"
-_STAGE_REPEATS: Final = 9
+_STAGE_REPEATS: Final = 5
+_STAGES_AT_LEAST_S: Final = 0.15  # of steps, together
 _LIVES: Final = 2
 _OWN_WALL_S: Final = 20.0
 """For one of the agent's own measurements, or twice its work: what a planner asks for waits behind it."""
@@ -173,6 +174,7 @@ class ProfileQueue:
                 if request.request >= OWN_REQUESTS
                 else self._wall_s,
                 request.combined_blocks,
+                _STAGES_AT_LEAST_S,
             )
             with memory_file(request.plan) as fd:
                 self._send(command, [fd])

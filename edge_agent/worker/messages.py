@@ -138,8 +138,8 @@ class Profile(_Message, frozen=True, tag=8):
 class ProfileStages(_Message, frozen=True, tag=12):
     """Time the stages of a plan beside what runs; its canonical bytes lie in the memory file sent along.
 
-    Of all its combined blocks, or of those named. At most `limit_s` of work, in pauses of the queues, within
-    `wall_s`. Answered by `StageTimes`.
+    Of all its combined blocks, or of those named. `repeats` of each, and more until steps took `at_least_s`
+    together. At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
     """
 
     request: int
@@ -148,6 +148,7 @@ class ProfileStages(_Message, frozen=True, tag=12):
     limit_s: float = 10.0
     wall_s: float = 600.0
     combined_blocks: tuple[int, ...] = ()
+    at_least_s: float = 0.0
 
 
 class TraceSteps(_Message, frozen=True, tag=9):

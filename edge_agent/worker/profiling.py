@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     import numpy
 
 
+_MOST_RUNS: Final = 250
+"""Of a combined block, however short it is: it is traced, which takes longer than the shortest ones."""
+
 _FIRST: Final = 1 << 48
 """Keys, steps and instances from here on are ours; the engine counts its own from 0."""
 
@@ -93,10 +96,13 @@ def profile_stages(
     serving: EngineRuntime | None = None,
     *,
     cores: tuple[int, ...] = (),
+    at_least_s: float = 0.0,
 ) -> list[StageSamples]:
-    """Times of the combined blocks wanted, of all if none is named, `repeats` of each at most. [num_combined]
+    """Times of the combined blocks wanted, of all if none is named. [num_combined]
 
-    None where the time was up. The plan is loaded for it and freed again. `serving`: the engine that has the
+    `repeats` of each, and further ones until their steps took `at_least_s` together: nine steps of a
+    millisecond tell what the machine did in that moment. Fewer where the time was up. The plan is loaded for
+    it and freed again. `serving`: the engine that has the
     executor, where one has; then steps go between its own. `cores`: what the calling thread keeps to while it
     runs a step; empty: any.
 
@@ -114,12 +120,7 @@ def profile_stages(
     try:
         with moments.spend():
             executor.load(key, bound, artifacts)
-        for round_, index in itertools.product(range(repeats + 1), chosen):
-            result = profile.sample(index)
-            if result is None:
-                break
-            if round_:
-                profile.note(index, result, times[index])
+        profile.rounds(chosen, times, repeats, at_least_s)
     finally:
         profile.close()
         executor.unload(key)
@@ -148,6 +149,22 @@ class _Profile:
         self._inputs = [_seeded_inputs(model) for model in bound.models]
         self._items = [bound.launches(index, block.full_mask) for index, block in enumerate(bound.combined)]
         self._waiting: dict[Member, InstanceId] = {}  # instances that are before a block
+
+    def rounds(
+        self, chosen: Sequence[int], times: Sequence[StageSamples], repeats: int, at_least_s: float
+    ) -> None:
+        """Run the combined blocks in turns; the first round warms up and does not count."""
+        taken_s = 0.0
+        for round_ in range(max(repeats, _MOST_RUNS) + 1):
+            if round_ > repeats and taken_s >= at_least_s:
+                return
+            for index in chosen:
+                result = self.sample(index)
+                if result is None:
+                    return
+                if round_:
+                    self.note(index, result, times[index])
+                    taken_s += result.ended_s - result.started_s
 
     def sample(self, index: int) -> StepResult | None:
         """One run of a combined block that nothing disturbed; None when the time was up."""
@@ -474,7 +491,14 @@ class Profiler:
             moments = IdleTime(self._idle, own_s=request.limit_s, wall_s=request.wall_s)
             with self._executor(bound) as (executor, serving):
                 times = profile_stages(
-                    bound, artifacts, executor, moments, request.repeats, request.combined_blocks, serving
+                    bound,
+                    artifacts,
+                    executor,
+                    moments,
+                    request.repeats,
+                    request.combined_blocks,
+                    serving,
+                    at_least_s=request.at_least_s,
                 )
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on

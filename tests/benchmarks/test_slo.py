@@ -82,11 +82,13 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
     found = one.run()
     assert {"given_up_stageloom", "auto_over_best_setting.mix"} <= found.figures.keys()
     assert (tmp_path / "executor_times").exists()
-    ratios = {row["figure"]: row["value"] for row in found.rows if row["part"] == "ratio"}
-    assert ratios == dict.fromkeys(ratios, None)  # of one window a rate
+    ratios = {row["figure"]: row for row in found.rows if row["part"] == "ratio"}
     assert {"over_naive", "over_best", "over_by_deadline"} <= ratios.keys()
+    for figure, row in ratios.items():  # too few windows at a rate, and there is none
+        assert row["value"] == found.figures.get(figure)
+        assert row["value"] is None or row["low"] <= row["value"] <= row["high"]
     parts = {row["part"] for row in found.rows}
-    assert {"service", "capacity", "ratio", "latency", "saturated", "saturated_over_best"} <= parts
+    assert {"service", "plan", "capacity", "ratio", "latency", "saturated", "saturated_over_best"} <= parts
     measured = {row["contestant"] for row in found.rows if row["part"] == "capacity"}
     assert {"naive", "stageloom", "stageloom_unpinned", "stageloom_arrival_order"} <= measured
     json.dumps(found.rows, allow_nan=False)

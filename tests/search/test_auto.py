@@ -101,7 +101,7 @@ def test_a_model_that_does_not_split_runs_on_one_thread_of_a_wide_lane() -> None
 
 
 def test_a_cut_model_runs_where_borders_cost_least() -> None:
-    known: list[Times] = [{ONNX: 0.0002}, {ONNX: 0.1035, OPENVINO: 0.100}]
+    known: list[Times] = [{ONNX: 0.006}, {ONNX: 0.108, OPENVINO: 0.100}]
     whole = best_arrangement(known, [1, 1], ONNX, 2)
     cut = best_arrangement(known, [1, 30], ONNX, 2)
     assert (whole.blocks[1], whole.run_by[1]) == (1, OPENVINO)
@@ -231,8 +231,8 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
     [
         ({}, "onnx"),
         ({"onnx": 1.0, "openvino": 0.5}, "openvino"),
-        ({"onnx": 1.0, "openvino": 0.98}, "onnx"),
-        ({"onnx": 1.0, "openvino": 0.96}, "openvino"),
+        ({"onnx": 1.0, "openvino": 0.95}, "onnx"),
+        ({"onnx": 1.0, "openvino": 0.92}, "openvino"),
         ({"onnx": 1.0, "openvino": math.inf}, "onnx"),
         ({"onnx": math.inf, "openvino": 1.0}, "openvino"),
         ({"openvino": 1.0}, "openvino"),

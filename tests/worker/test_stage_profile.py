@@ -4,7 +4,9 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
+from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.timing import IdleTime
@@ -18,6 +20,7 @@ from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import StepId
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Member
 from stageloom.shared.schedule import StageSchedule, stage_schedule
@@ -85,6 +88,30 @@ def test_two_blocks_of_one_replica_in_a_combined_block_run_as_a_pipeline_would(m
     assert [len(one.step_s) for one in times] == [3, 3]
     full = len(lower(bound.combined[0].plan.schedule, bound.combined[0].graph, 0b11))
     assert sum(len(record.items) == full for record in executor.history) >= 4
+
+
+class Paced(NullExecutor):
+    """Steps that took so many seconds, it says."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def wait(self, step: StepId) -> StepResult:
+        return structs.replace(super().wait(step), started_s=0.0, ended_s=self.seconds)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.1, 9), (0.01, 25), (0.0001, 250)])
+def test_short_steps_run_until_they_took_long_enough_together_to_tell(
+    model: Artifact, seconds: float, runs: int
+) -> None:
+    plan = compose(
+        [ModelChoice(name="net", artifact=model.digest, graph=model.graph)],
+        executor=ExecutorOptions(name="null"),
+    )
+    bound = bind(plan, {model.digest: model.graph})
+    (found,) = profile_stages(bound, {model.digest: model}, Paced(seconds), always(), 9, at_least_s=0.2495)
+    assert len(found.step_s) == runs
 
 
 class Switch:
