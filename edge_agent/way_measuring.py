@@ -109,6 +109,11 @@ class PlannedWays:
         """Measurements that are still to be made."""
         return len(self._due) + (self._sent is not None)
 
+    @property
+    def asked(self) -> bool:
+        """A measurement was asked for and has not ended."""
+        return self._sent is not None
+
     def add(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]], not_before_s: float) -> None:
         """Models that a plan brings; those that were seen before change nothing."""
         self._not_before_s = max(self._not_before_s, not_before_s)

@@ -35,7 +35,13 @@ class WayWatch:
         self._parts = parts
         asked = parts.config.executor == AUTO and not isinstance(parts.lifecycle.link, NoLink)
         self._installed = installed() if asked else ()
-        self._times = ExecutorTimes(StateFile(parts.config.home_path / TIMES_NAME), device_class())
+        self._active: RunnablePlan | None = None
+        self._mode = parts.machine.power_mode
+        self._begin(device_class())
+
+    def _begin(self, environment: str) -> None:
+        """Go by what was measured in an environment."""
+        self._times = ExecutorTimes(StateFile(self._parts.config.home_path / TIMES_NAME), environment)
         wanted = ways(self._installed, len(os.sched_getaffinity(0)))
         self._ways = PlannedWays(WayRequests(self._times, wanted, first=OWN_REQUESTS))
 
@@ -51,6 +57,7 @@ class WayWatch:
 
     def plan_active(self, active: RunnablePlan) -> None:
         """Measure its models, where it runs them on executors that are chosen from."""
+        self._active = active
         try:
             plan = decode_plan(active.wire)
         except StageloomError:  # it runs, so it was readable; nothing here may end the agent
@@ -77,16 +84,22 @@ class WayWatch:
 
     def tick(self, *, free: bool) -> None:
         """Ask for the next measurement where it is due; `free`: no plan is on trial or on its way."""
+        machine = self._parts.machine
+        if machine.power_mode != self._mode and not self._ways.asked:  # times of another mode are others
+            self._mode = machine.power_mode
+            self._begin(machine.environment())
+            if self._active is not None:
+                self.plan_active(self._active)
         if free and (request := self._ways.next(self._parts.loop.now())) is not None:
             self._parts.profiles.wanted(request)
 
-    def answered(self, step_us: float | None, reason: str, *, quiet: bool) -> None:
-        """What was asked for ended; `quiet`: no task is there."""
-        ended = reason == ENDED_TWICE
+    def answered(self, step_us: float | None, reason: str, *, cannot: bool, quiet: bool) -> None:
+        """What was asked for ended, `cannot`: it never can be measured; `quiet`: no task is there."""
+        ended = cannot and reason == ENDED_TWICE
         found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, again=not ended)
         if found is None:
             return
-        if step_us is not None or ended:
+        if (step_us is not None or ended) and self._parts.machine.power_mode == self._mode:
             self._note(*found, math.inf if step_us is None else step_us * 1e-6)
         if not self._ways.left:
             self._save()

@@ -14,7 +14,7 @@ import msgspec
 from stageloom.planner.plan_search import model_choices
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import desired
-from stageloom.planner.store.machines import CHOSEN, TRIED, Machine, machine_of, whole_times
+from stageloom.planner.store.machines import CHOSEN, NULL, TRIED, Machine, machine_of, whole_times
 from stageloom.planner.store.models import newest_models
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
@@ -81,7 +81,7 @@ def is_auto(store: ReadStore, request: PlanCreateRequest) -> bool:
     if request.device is None or rules:
         return False
     machine = store.read(machine_of, request.device)
-    if machine is None or not machine.cores or not set(machine.executors[:1]) <= set(CHOSEN):
+    if machine is None or not machine.cores or not set(machine.executors[:1]) <= {*CHOSEN, NULL}:
         if request.scheduler == AUTO:
             raise InputError(
                 f"{request.device} has not told of cores and an executor that runs on them",
@@ -137,12 +137,13 @@ def _times(
     store: ReadStore, device: DeviceId, choices: Sequence[ModelChoice], usable: Sequence[str]
 ) -> dict[Digest, Times]:
     """By artifact what was measured of whole models in the batches that they are to have."""
+    chosen = (NULL,) if usable[0] == NULL else (*CHOSEN, *ON_GPU)
     rows = store.read(whole_times, device, [one.artifact for one in choices])
     return {
         one.artifact: {
             way: seconds
             for (way, batch), seconds in rows.get(one.artifact, {}).items()
-            if batch == one.batch and way.name in usable and way.name in (*CHOSEN, *ON_GPU)
+            if batch == one.batch and way.name in usable and way.name in chosen
         }
         for one in choices
     }
@@ -156,7 +157,7 @@ def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) ->
     usual = machine.executors[0]
     cores = counted(len(machine.cores), "core")
     lanes = f", {MAX_LANES} of them used" if len(machine.cores) > MAX_LANES else ""
-    executors = [name for name in machine.executors if name == usual or name in (*CHOSEN[:-1], *ON_GPU)]
+    executors = [name for name in machine.executors if name == usual or name in (*CHOSEN, *ON_GPU)]
     said = [f"{device} has {cores}{lanes} and {' and '.join(executors)}"]
     runs = [_runs(name, one) for name, one in models.items() if one.times]
     if runs:

@@ -98,6 +98,7 @@ class LoadWatch:
         machine = self._parts.machine
         if machine.power_mode != self._mode:
             self._mode = machine.power_mode
+            self._parts.profiles.drift.answered()  # steps take another time for that reason alone
             self._parts.lifecycle.handle(EnvironmentChanged(machine.environment()))
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:

@@ -63,7 +63,7 @@ class ProfileQueue:
         self.drift = DriftWatch()
         self.on_steps: Callable[[int, Mapping[int, float], str, bool], None] | None = None
         """Told of each stage profile that ended: its number, microseconds by combined block, why not, and
-        whether it cannot be: the executor refused the plan, or the engine process ended twice."""
+        whether it cannot be: the executor refused the plan, or the engine process ended twice at it."""
 
         self._send = send
         self._path_of = path_of
@@ -103,10 +103,11 @@ class ProfileQueue:
         self._engine_up = False
         if ordered:
             return
+        working_on = next(iter(self._open), None)  # it takes them in their order: the others only waited
         for number, request in list(self._open.items()):
             self._deaths[number] = self._deaths.get(number, 0) + 1
             if self._deaths[number] >= _LIVES:
-                self._give_up(request)
+                self._give_up(request, cannot=number == working_on)
 
     def whole_time(self, time: WholeTime) -> None:
         """What the model of a request takes as a whole; its operators' times end the request."""
@@ -205,14 +206,14 @@ class ProfileQueue:
             self._intra_op_threads if request.intra_op_threads is UNSET else request.intra_op_threads,
         )
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: Request, *, cannot: bool) -> None:
         number, reason = request.request, ENDED_TWICE
         if isinstance(request, StageProfileRequest):
             ended = StageTimes(number, request.plan_digest, 0, (), 0.0, True, reason)
             if number < OWN_REQUESTS:
                 self._record(stage_rows(ended, request.plan_digest, self._environment()))
             if self.on_steps is not None:
-                self.on_steps(number, {}, reason, True)
+                self.on_steps(number, {}, reason, cannot)
         else:
             nothing = OperatorTimes(number, request.artifact.digest, request.batch, (), reason)
             self._record(profile_rows(nothing, self._environment()))

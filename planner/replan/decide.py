@@ -10,7 +10,7 @@ A proven plan is ahead by as much as a trial would ask it to gain: it need not b
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -141,13 +141,15 @@ def _taken(proposal: Proposal, row: PlanEvaluation, why: str) -> ReplanDecision:
 
 
 def without_search(
-    seen: Observation, proposals: Iterable[Proposal], expected: Proposal | None = None
+    seen: Observation, proposals: Sequence[Proposal], expected: Proposal | None = None
 ) -> ReplanDecision | None:
     """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included.
 
     Or the one that is `expected` to be best, where it is likely to gain under the alarm's own load, and then
-    as sure as others are judged later. Where the trained policy alone is asked, its plan.
+    as sure as others are judged later. Where the trained policy alone is asked, its answer, whatever it is.
     """
+    if asked_alone(seen, proposals):
+        return decide(seen, proposals)
     if expected is None:
         decision = decide(seen, proposals, tasks=FEW_TASKS)
     else:
@@ -155,13 +157,12 @@ def without_search(
     if decision.proposal is None:
         return None
     how = decision.proposal.how
-    if (
-        how is How.PROVEN
-        or (how is How.EXPECTED and decision.judged)
-        or _is_asked_alone(seen, decision.proposal)
-    ):
-        return decision
-    return None
+    return decision if how is How.PROVEN or (how is How.EXPECTED and decision.judged) else None
+
+
+def asked_alone(seen: Observation, proposals: Iterable[Proposal]) -> bool:
+    """Whether nobody is asked but the trained policy, which has a plan."""
+    return any(_is_asked_alone(seen, one) for one in proposals)
 
 
 def rearranged(seen: Observation, proposals: Iterable[Proposal]) -> ReplanDecision | None:

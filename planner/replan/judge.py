@@ -180,6 +180,8 @@ def judge(plan: ServedPlan, demand: Sequence[ModelDemand], streams: Sequence[Arr
                 latency = 2.0 * deadline if deadline < math.inf else last_s
             logs[model] += math.log(max(latency, 1e-6))
         weights = [one.work_s * count for one, count in zip(demand, counts, strict=True)]
+        if not any(weights):  # only of models that never completed a task, whose work is not known
+            weights = [float(count) for count in counts]
         means = [total / count if count else 0.0 for total, count in zip(logs, counts, strict=True)]
         figure = math.fsum(w * mean for w, mean in zip(weights, means, strict=True)) / math.fsum(weights)
         share = (in_time + 1) / (len(arrivals) + 1)

@@ -85,7 +85,7 @@ def may_go_by_deadline(plan: Plan) -> bool:
 def _batched(plan: Plan, models: Sequence[ModelChoice], times: Sequence[WayTimes]) -> list[Plan]:
     """The plan with the batches that take least per task; none where no larger one is known to take less."""
     by_model: Mapping[int, ExecutorOptions] = {
-        block.members[0].model: plan.executors[block.executor] for block in plan.combined
+        member.model: plan.executors[block.executor] for block in plan.combined for member in block.members
     }
     best = [
         _best_batch(ways, by_model[index], model.batch)

@@ -16,7 +16,7 @@ from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.barred import barred_plans
 from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.expected import expected_regimes
-from stageloom.planner.store.machines import CHOSEN, Machine, machine_of, whole_times
+from stageloom.planner.store.machines import CHOSEN, NULL, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_references
 from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
@@ -62,7 +62,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         incumbent, proven = _plans(view, begun, committed)
         machine = view.read(machine_of, device)
         known = view.read(whole_times, device, [model.artifact for model in incumbent.models])
-        times = {artifact: _on_cores(taken) for artifact, taken in known.items()}
+        times = {artifact: _on_cores(taken, incumbent) for artifact, taken in known.items()}
         costs = plan_costs(
             view,
             begun.calibration.costs_key,
@@ -115,12 +115,17 @@ def ahead(store: ReadStore, seen: Observation) -> list[ExpectedRegime]:
 
 def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:
     """Those of a device, where the plan that runs uses them alone."""
-    on_cores = all(options.name in CHOSEN for options in incumbent.executors)
+    on_cores = all(options.name in _chosen(incumbent) for options in incumbent.executors)
     return machine.cores if machine is not None and on_cores else ()
 
 
-def _on_cores(known: WayTimes) -> WayTimes:
-    return {way: taken for way, taken in known.items() if way[0].name in CHOSEN}
+def _on_cores(known: WayTimes, incumbent: Plan) -> WayTimes:
+    return {way: taken for way, taken in known.items() if way[0].name in _chosen(incumbent)}
+
+
+def _chosen(incumbent: Plan) -> tuple[str, ...]:
+    """Executors that another plan may have."""
+    return (NULL,) if incumbent.executor.name == NULL else CHOSEN
 
 
 def _others(proven: Iterable[Plan], times: Mapping[Digest, WayTimes]) -> list[ExecutorOptions]:

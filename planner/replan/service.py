@@ -21,6 +21,7 @@ from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.backoff import not_again_yet
 from stageloom.planner.replan.decide import (
     ReplanDecision,
+    asked_alone,
     by_regime,
     by_return,
     decide,
@@ -31,7 +32,6 @@ from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import ahead, library, observe, recalibration, without_costs
 from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal, ReplanSettings
 from stageloom.planner.replan.regimes import expected_plan, known_winner, returning_plan
-from stageloom.planner.schema.replan import Proposer
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
@@ -183,23 +183,21 @@ class Replanner:
         seen = observe(self._store, device, replan, self._clock.wall_us())
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
+        at_once = self._policy.at_once(seen)
         decision = None
-        if not drifted:
+        if not drifted and asked_alone(seen, at_once):
+            decision = without_search(seen, at_once)
+        elif not drifted:
             known = library(self._store, seen)
             decision = by_regime(seen, known_winner(seen, known))
-            decision = decision or without_search(seen, self._policy.at_once(seen), self._expected(seen))
-            if decision is None and seen.settings.proposer is not Proposer.LEARNED:
-                decision = by_return(seen, returning_plan(seen, known))
+            decision = decision or without_search(
+                seen, at_once, expected_plan(seen, ahead(self._store, seen))
+            )
+            decision = decision or by_return(seen, returning_plan(seen, known))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
-
-    def _expected(self, seen: Observation) -> Proposal | None:
-        """What was found ahead for such a load; nothing where a trained policy alone is asked."""
-        if seen.settings.proposer is Proposer.LEARNED:
-            return None
-        return expected_plan(seen, ahead(self._store, seen))
 
     def _search(self, device: DeviceId, replan: int) -> None:
         if self._rearrange(device, replan) or self._ends_without_search(device, replan):
@@ -210,8 +208,9 @@ class Replanner:
         found = self._found(device, replan, self._policy.searches(seen))
         if self._is_over(device, replan):
             return
-        at_once = [*self._policy.at_once(seen), *self._policy.arranged(seen)]
-        proposals = [*at_once, *self._policy.after(seen, found)]
+        at_once = self._policy.at_once(seen)
+        arranged = () if asked_alone(seen, at_once) else self._policy.arranged(seen)
+        proposals = [*at_once, *arranged, *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
         remarks = (drifted, self._policy.remark(seen))
         self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
@@ -224,9 +223,10 @@ class Replanner:
     def _rearrange(self, device: DeviceId, replan: int) -> bool:
         """Push another way to share the cores, if one is likely to gain; after a drift times are others."""
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        if seen.cause == Cause.DRIFT.value or seen.settings.proposer is Proposer.LEARNED:
+        at_once = self._policy.at_once(seen)
+        if seen.cause == Cause.DRIFT.value or asked_alone(seen, at_once):
             return False
-        decision = rearranged(seen, [*self._policy.at_once(seen), *self._policy.arranged(seen)])
+        decision = rearranged(seen, [*at_once, *self._policy.arranged(seen)])
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         return decision is not None

@@ -23,8 +23,11 @@ from stageloom.shared.plan import MAX_CORES, ExecutorOptions
 TRIED: Final = ("onnx", "openvino")
 """Executors that an agent tries by itself: one that was not measured is worth it."""
 
-CHOSEN: Final = (*TRIED, "torch_cpu", "null")
+CHOSEN: Final = (*TRIED, "torch_cpu")
 """Executors that run on cores and hand tensors to each other, so that a plan may mix them."""
+
+NULL: Final = "null"
+"""Computes nothing, in no time: nobody may choose it but who runs it already."""
 
 MOST_TIMES: Final = 4096
 """That are kept of a device: more than it can have models and executors."""
@@ -107,9 +110,7 @@ def store_executor_time(session: Session, device: DeviceId, told: ExecutorTime) 
         machine = session.get(MachineRow, device)
         if machine is None or told.executor not in [name for name, _ in machine.executors]:
             return f"it timed an executor {told.executor!r} that it did not tell of"
-        kept = select(func.count()).select_from(ExecutorTimeRow).where(ExecutorTimeRow.device == device)
-        if (session.scalar(kept) or 0) >= MOST_TIMES:
-            return f"{MOST_TIMES} times are kept of it already"
+        _make_room(session, device)
     session.merge(
         ExecutorTimeRow(
             device=device,
@@ -125,6 +126,15 @@ def store_executor_time(session: Session, device: DeviceId, told: ExecutorTime) 
         )
     )
     return ""
+
+
+def _make_room(session: Session, device: DeviceId) -> None:
+    """The time that was measured longest ago gives way: versions of models come and go."""
+    of_it = ExecutorTimeRow.device == device
+    if (session.scalar(select(func.count()).select_from(ExecutorTimeRow).where(of_it)) or 0) >= MOST_TIMES:
+        oldest = select(ExecutorTimeRow).where(of_it).order_by(ExecutorTimeRow.measured_at_us).limit(1)
+        session.delete(session.scalars(oldest).one())
+        session.flush()
 
 
 def whole_times(

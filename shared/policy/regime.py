@@ -194,6 +194,8 @@ def _least_move(
         if found <= least or until == len(window):
             break
         burst = arrived(one, window[until])
+        if window[until].at_s - one.at_s >= end.at_s - window[0].at_s:
+            return 1.0  # nobody looked in between: nothing tells a burst from what comes on
         rest = {
             name: Arrived(all_.tasks - burst[name].tasks, all_.seconds - burst[name].seconds)
             for name, all_ in whole.items()

@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.worker.messages import (
@@ -144,6 +146,18 @@ def test_a_request_survives_every_end_of_the_engine_process_that_was_ordered() -
     assert len(it.asked) == 5 and it.told == []
 
 
+def test_only_the_request_that_was_worked_on_can_never_be_measured() -> None:
+    it = Desk()
+    it.desk.wanted(STAGES)
+    it.desk.wanted(structs.replace(STAGES, request=STAGES.request + 1))
+    ended: list[tuple[int, bool]] = []
+    it.desk.on_steps = lambda number, step_us, reason, cannot: ended.append((number, cannot))
+    for _ in range(2):
+        it.desk.engine_ready()
+        it.desk.engine_exited()
+    assert ended == [(STAGES.request, True), (STAGES.request + 1, False)]
+
+
 def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> None:
     it = Desk()
     it.desk.wanted(OPERATORS)
@@ -159,6 +173,6 @@ def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> No
     assert {type(row) for row in it.rows} == {ProfileResult, StageProfileResult}
     assert all("ended twice" in row.reason and row.last for row in it.rows)  # type: ignore[union-attr]
     assert it.told == [link.ProfileAnswered(1), link.ProfileAnswered(2)]
-    assert ended == [(2, True)], "it is not worth another attempt"
+    assert ended == [(2, False)], "it only waited behind the other one"
     it.desk.engine_ready()
     assert len(it.asked) == 4

@@ -109,6 +109,15 @@ def test_a_device_that_told_what_it_has_gets_a_lane_per_core_and_the_fastest_exe
     )
 
 
+def test_an_executor_that_computes_nothing_is_never_the_fastest(rig: Rig) -> None:
+    rig.tells(FACTS)
+    for model in ("long", "short"):
+        rig.took(model, "onnx", 8.0)
+        rig.took(model, "null", 0.01)
+    plan, _ = rig.made()
+    assert run_by(plan) == {"long": {"onnx"}, "short": {"onnx"}}
+
+
 def test_lanes_are_wider_where_the_device_measured_that_two_threads_carry_more(rig: Rig) -> None:
     rig.tells(FACTS)
     for threads, long_ms, short_ms in ((1, 42.0, 5.0), (2, 19.0, 2.4)):

@@ -34,6 +34,12 @@ class Device:
         self._arrivals, self._rng = arrivals, Random(seed)
         self._now_s, self._counts = 0.0, [0, 0, 0]
 
+    def halt(self, seconds: float, rates: Rates) -> None:
+        """Tasks come, and nobody looks: the process stands still, or a plan is exchanged."""
+        self._now_s += seconds
+        for at, rate in enumerate(rates):
+            self._counts[at] += poisson(self._rng, rate * seconds)
+
     def run(self, seconds: float, rates: Rates) -> list[float]:
         """When it fired, in seconds since these rates began."""
         began_s, fired = self._now_s, []
@@ -133,6 +139,16 @@ def test_a_pause_is_no_regime_however_long(pause_s: float) -> None:
         device = Device(seed)
         device.run(70.0, MIX)
         assert device.run(pause_s, (0.0,) * 3) + device.run(70.0, MIX) == []
+
+
+@pytest.mark.parametrize("halt_s", [4.0, 7.0, 8.0, 15.0, 40.0])
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_what_came_while_nobody_looked_tells_no_burst_from_a_change(halt_s: float, factor: float) -> None:
+    device = Device(5)
+    assert device.run(100.0, MIX) == []
+    device.halt(halt_s, times(MIX, factor))
+    assert device.run(0.5, times(MIX, factor)) == [], "one look says nothing of when they came"
+    assert bool(device.run(60.0, times(MIX, factor))) == (factor > 1.0)
 
 
 def test_after_an_answer_the_new_rates_are_what_is_compared_with() -> None:

@@ -410,3 +410,26 @@ def test_a_plan_is_named_in_a_users_words() -> None:
     cut = arranged_plan(CHOICES, Arrangement(2, 1, (2, 1), (ONE, ONE)), [0, 1])
     assert lanes_of(cut) == "2 lanes of 1 thread, l in 2 blocks"
     assert lanes_of(express_plan()) == "2 lanes of 1 thread and an express lane for r"
+
+
+def test_a_plan_that_combines_blocks_of_several_models_has_other_ways_to_share_the_cores_too() -> None:
+    together = compose(CHOICES, combination=Combination.ALIGNED)
+    assert len(together.combined) == 1 and len(together.combined[0].members) == 2
+    batches = {
+        artifact: {**ways, (ONE, 8): 4.0 * ways[ONE, 1]} for artifact, ways in TIMES.items()
+    }
+    choices = [replace(one, batch=1) for one in CHOICES]
+    demand = [ModelDemand(name=name, rate_per_s=1.0, work_s=0.02) for name in "lr"]
+    found = levers(together, choices, [batches[one.artifact] for one in choices], demand, (0, 1))
+    assert found, "each model is looked at, whichever block it is in"
+    assert PlainPolicy().arranged(seen(together, loads(0.5)))
+
+
+def test_arrivals_of_a_model_whose_work_is_not_known_are_judged_by_their_number() -> None:
+    demand = [
+        ModelDemand(name="known", rate_per_s=0.0, work_s=1.0),
+        ModelDemand(name="failing", rate_per_s=10.0, work_s=0.0),
+    ]
+    plan = replace(served(0.01), models=served(0.01).models * 2)
+    found = judge(plan, demand, arrivals_of(demand, tasks=1))
+    assert math.isfinite(found.p99_s) and all(math.isfinite(one.log_latency) for one in found.streams)

@@ -225,6 +225,9 @@ def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expect
         decision = without_search(one, LearnedPolicy().at_once(one))
         assert decision is not None and decision.proposal == made
     assert decision is not None and decision.predicted is not None and decision.predicted > 2.0
+    kept = replace(now, incumbent=made.plan)
+    answer = without_search(kept, LearnedPolicy().at_once(kept))
+    assert answer is not None and answer.proposal is None, "that nothing is to change is an answer, too"
     among_others = replace(now, costs=slow, settings=ReplanSettings())
     rows = decide(among_others, LearnedPolicy().at_once(among_others)).evaluations
     assert {one.verdict for one in rows if one.how == "learned"} == {EvaluationVerdict.WORSE}

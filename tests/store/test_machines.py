@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.store import machines
 from stageloom.planner.store.costs import operator_costs
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.events import newest_events
@@ -16,6 +17,7 @@ from stageloom.planner.store.machines import Machine, machine_of, whole_times
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import asked_executors, request_profile
 from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import (
@@ -94,6 +96,21 @@ def test_the_newest_time_of_a_model_on_an_executor_counts_while_the_machine_is_t
     for threads in (1, 2):
         send(ExecutorTime(digest, "onnx", threads, 1, "another power mode", 100.0, 9))
     assert store.read(whole_times, NANO, [digest]) == {digest: on_openvino}
+
+
+def test_where_a_device_has_told_a_lot_the_time_that_was_measured_longest_ago_gives_way(
+    store: Store, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "MOST_TIMES", 3)
+    enrol(store)
+    digest = add_model(store, tmp_path)
+    send = Sender(store)
+    send(FACTS)
+    for threads in (1, 2, 3, 1, 4):  # that of one thread was measured again
+        clock.advance(1.0)
+        send(ExecutorTime(digest, "onnx", threads, 1, CLASS, 900.0, 9))
+    assert {way.intra_op_threads for way, _ in store.read(whole_times, NANO, [digest])[digest]} == {1, 3, 4}
+    assert not refusals(store)
 
 
 @pytest.mark.parametrize(
