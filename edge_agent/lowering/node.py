@@ -374,7 +374,10 @@ def lower_node(node: Node, domain: str) -> Kernel | KnownValues:
     if node.kind not in _registered:
         raise Unsupported(node.kind)
     function, wide = _registered[node.kind]
-    lowered = function(node)
+    try:
+        lowered = function(node)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a form nobody met yet
+        raise Unsupported(f"{node.kind}: {type(error).__name__} {error}") from error
     if isinstance(lowered, tuple):
         return lowered
     kernel = lowered if isinstance(lowered, Kernel) else Kernel(lowered)

@@ -70,6 +70,7 @@ def tidy(model: onnx.ModelProto, limits: ImportLimits) -> None:
     Raises:
         ModelError: unsupported or too large.
     """
+    _name_standard_operators_alike(model)
     weights = {weight.name for weight in model.graph.initializer}
     kept = [value for value in model.graph.input if value.name not in weights]
     del model.graph.input[:]
@@ -84,6 +85,15 @@ def tidy(model: onnx.ModelProto, limits: ImportLimits) -> None:
             f"the model has more than {limits.nodes} nodes",
             remedy="raise the limit nodes if you trust the file",
         )
+
+
+def _name_standard_operators_alike(model: onnx.ModelProto) -> None:
+    """Their set is "" or "ai.onnx" in files, at times one in the nodes and the other in the imports."""
+    imports = [*model.opset_import, *(one for function in model.functions for one in function.opset_import)]
+    nodes = [*nodes_within(model.graph), *(node for function in model.functions for node in function.node)]
+    for named in (*imports, *nodes):
+        if named.domain == "ai.onnx":
+            named.domain = ""
 
 
 def _check(model: onnx.ModelProto) -> None:
@@ -279,8 +289,8 @@ def stable_order(graph: onnx.GraphProto, source_order: Mapping[str, int]) -> lis
 
 
 def _keep_used_domains(model: onnx.ModelProto) -> None:
-    used = {"" if node.domain == "ai.onnx" else node.domain for node in nodes_within(model.graph)} | {""}
-    kept = sorted((o.domain, o.version) for o in model.opset_import if o.domain in used)
+    used = {node.domain for node in nodes_within(model.graph)} | {""}
+    kept = sorted({o.domain: o.version for o in model.opset_import if o.domain in used}.items())
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in kept)
 

@@ -135,20 +135,33 @@ def infer_values(model: onnx.ModelProto, settled: Mapping[str, Value] | None = N
     types or shapes, only weights, inputs and settled values are known; onnxruntime decides on such a model.
     """
     settled = settled or {}
-    bare = skeleton(model, settled)
     values = {weight.name: weight_value(weight) for weight in model.graph.initializer}
     weights = set(values)
-    inferred = bare
+    for info in _inferred(model, settled):
+        if info.name not in weights:
+            values[info.name] = value_of(info.type)
+    return {**values, **settled}
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The element type (`TensorProto`) of every value, also of those whose shape is known only while running.
+
+    Weights are left out, and what cannot be inferred.
+    """
+    found = {info.name: info.type.tensor_type.elem_type for info in _inferred(model, {})}
+    return {name: kind for name, kind in found.items() if kind != TensorProto.UNDEFINED}
+
+
+def _inferred(model: onnx.ModelProto, settled: Mapping[str, Value]) -> list[onnx.ValueInfoProto]:
+    """Types and shapes of values as far as they can be inferred, those of the inputs among them."""
+    inferred = bare = skeleton(model, settled)
     for check_type in (True, False):
         try:
             inferred = onnx.shape_inference.infer_shapes(bare, check_type=check_type, data_prop=True)
             break
         except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
             _log.info("shape inference fails: %s", " ".join(str(error).split())[:300])
-    for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        if info.name not in weights:
-            values[info.name] = value_of(info.type)
-    return {**values, **settled}
+    return [*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output]
 
 
 def claimed_values(model: onnx.ModelProto) -> dict[str, Value]:

@@ -140,6 +140,22 @@ def test_convolutions_over_the_models_input_merge_in_half_precision_too(tail: st
         assert 1e-6 < difference(values[tensor], wanted[name]) < 2e-2
 
 
+def test_what_has_its_size_only_while_running_changes_its_type_like_anything_else(tmp_path: Path) -> None:
+    """Between nodes that compute in half precision and one that does not, values are cast."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Greater", ["r", "half"], ["above"]),
+        helper.make_node("NonZero", ["above"], ["found"]),
+        helper.make_node("Transpose", ["found"], ["places"], perm=[1, 0]),
+        helper.make_node("GatherND", ["r", "places"], ["chosen"]),
+        helper.make_node("Mul", ["chosen", "half"], ["scaled"]),
+        helper.make_node("ReduceSum", ["scaled"], ["y"], keepdims=0),
+    ]
+    artifact = _imported(tmp_path, nodes, {"half": np.array(0.5, np.float32)})
+    half = half_artifact(artifact, tmp_path / "half")
+    assert _worst(artifact, half) < 2e-2
+
+
 def test_a_model_with_control_flow_is_refused_by_name(tmp_path: Path) -> None:
     inner = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["z"])],

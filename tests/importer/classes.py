@@ -492,6 +492,14 @@ def constants_as_nodes() -> Sample:
     return Sample(model_of(nodes, [info("x", ["n", 4])], [info("y", ["?", 3])]), {"x": (2, 4)})
 
 
+def standard_operators_by_their_long_name() -> Sample:
+    """The imports say "ai.onnx" where the nodes say nothing."""
+    nodes = [node("Relu", ["x"], ["r"]), node("MatMul", ["r", "w"], ["y"])]
+    made = model_of(nodes, [info("x", [1, 4])], [info("y", [1, 3])], {"w": _weights(0, 4, 3)})
+    made.opset_import[0].domain = "ai.onnx"
+    return Sample(made)
+
+
 CLASSES: dict[str, Callable[[], Sample]] = {
     make.__name__: make
     for make in (
@@ -499,5 +507,6 @@ CLASSES: dict[str, Callable[[], Sample]] = {
         no_past_yet, branches, branch_that_never_runs, loop, scan, contrib, functions, trees, sequences,
         strings, ids_and_masks, optional_inputs_left_out, odd_outputs, odd_names, sized_by_content,
         short_time_fourier, old_file, new_file, unsorted_file, dead_nodes, constants_as_nodes,
+        standard_operators_by_their_long_name,
     )
 }  # fmt: skip

@@ -48,7 +48,7 @@ def test_no_node_test_fails_and_most_pass() -> None:
     found = figures(outcomes)
     assert [o for o in outcomes if o.verdict is Verdict.FAILED] == []
     assert found["passed"] >= 1600
-    assert found["undecided"] <= 3
+    assert found["undecided"] <= 5
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
@@ -110,9 +110,45 @@ OLDER: list[Older] = [  # operator, opset, inputs, constants behind them by name
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "opset", "inputs", "constants", "attributes"), OLDER,
-                         ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(OLDER)])  # fmt: skip
-def test_forms_of_older_operator_sets_agree_with_onnxruntime(
+def of_gates(gates: int, directions: int) -> list[np.ndarray]:
+    """X, W and R of a recurrent network of two states over three steps."""
+    return [
+        floats(3, 2, 4),
+        floats(directions, gates * 2, 4, seed=1),
+        floats(directions, gates * 2, 2, seed=2),
+    ]
+
+
+SELDOM: list[Older] = [
+    # onnxruntime rounds up where a nearest Resize of opset 10 shrinks, and down where it grows
+    ("Resize", 10, [floats(1, 1, 2, 4)], {"scales": np.array([1, 1, 0.6, 0.6], np.float32)}, {}),
+    ("Resize", 10, [floats(1, 1, 4, 4)], {"scales": np.array([1, 1, 0.75, 0.75], np.float32)}, {}),
+    ("Resize", 10, [floats(1, 2, 6, 4)], {"scales": np.array([1, 1, 0.4, 2.5], np.float32)}, {}),
+    ("Upsample", 9, [floats(1, 2, 3, 4)], {"scales": np.array([1, 1, 1.5, 2.5], np.float32)}, {}),
+    # sizes are the products of float32: 10 * 0.7 is 7 there, and 6.99 in float64
+    *(("Resize", 13, [floats(1, 2, 10, 10)],
+       {"roi": np.array([], np.float32), "scales": np.array([1, 1, scale, scale], np.float32)},
+       {"mode": mode, "coordinate_transformation_mode": place})
+      for scale in (0.7, 0.9, 0.35)
+      for mode, place in (("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners"))),
+    # alpha and beta are given to the activations that use one
+    ("LSTM", 14, of_gates(4, 1), {},
+     {"hidden_size": 2, "activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),
+    ("GRU", 14, of_gates(3, 2), {},
+     {"hidden_size": 2, "direction": "bidirectional", "activations": ["HardSigmoid", "Tanh"] * 2,
+      "activation_alpha": [1 / 6, 0.3], "activation_beta": [0.4, 0.6]}),
+    ("RNN", 14, of_gates(1, 1), {},
+     {"hidden_size": 2, "activations": ["ScaledTanh"], "activation_alpha": [0.7], "activation_beta": [1.3]}),
+    ("Pow", 13, [np.abs(floats(2, 3))], {"e": np.array([1, 0.5, 2.2], np.float32)}, {}),
+    ("Max", 13, [floats(1, 1, 4, 5), floats(1, 1, 4, 5, seed=1), floats(1, 3, 4, 5, seed=2)], {}, {}),
+    ("Sum", 13, [floats(1, 4, 1), floats(1, 1, 5, seed=1), floats(2, 4, 5, seed=2)], {}, {}),
+    ("DynamicQuantizeLinear", 11, [np.zeros((2, 3), np.float32)], {}, {"outputs": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "opset", "inputs", "constants", "attributes"), [*OLDER, *SELDOM],
+                         ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate([*OLDER, *SELDOM])])  # fmt: skip
+def test_older_and_seldom_forms_of_operators_agree_with_onnxruntime(
     kind: str,
     opset: int,
     inputs: Sequence[np.ndarray],
@@ -133,6 +169,18 @@ def test_forms_of_older_operator_sets_agree_with_onnxruntime(
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
         assert got.dtype == want.dtype
+
+
+@pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_place_of_an_extreme_lies_on_its_axis_whatever_is_compared(kind: str, last: int) -> None:
+    """What is read from there must exist: a GPU ends all that runs on it otherwise."""
+    x = np.array([[np.nan, 1.0, 2.0], [1.0, np.nan, 0.0], [np.nan] * 3, [3.0, 1.0, 3.0]], np.float32)
+    model = single(kind, 13, ["x"], [x], {}, ["y"], {"axis": 1, "select_last_index": last})
+    (found,) = lower_whole(model, [x]).run({"x": x})
+    assert 0 <= found.min() <= found.max() <= 2
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(found[3:], wanted[3:])
 
 
 SQUARED: list[tuple[str, int, float, Mapping[str, object]]] = [  # operator, opset, size of inputs, attributes

@@ -24,7 +24,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.values import infer_values
+from stageloom.shared.importer.values import element_types
 
 FP16: Final = "fp16"
 
@@ -101,8 +101,8 @@ class _Conversion:
     graph: Graph
 
     def __post_init__(self) -> None:
-        values = infer_values(self.model)
-        self._floats = {name for name, value in values.items() if value.dtype == "float32"}
+        types = element_types(self.model)
+        self._floats = {name for name, kind in types.items() if kind == TensorProto.FLOAT}
         self._floats |= {tensor.name for tensor in self.graph.tensors if tensor.dtype == "float32"}
         self._weights = {weight.name: weight for weight in self.model.graph.initializer}
         # The type that a float32 value has from now on; of values within an operator its maker's.

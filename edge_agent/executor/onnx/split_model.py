@@ -16,7 +16,7 @@ from stageloom.edge_agent.executor.onnx.split_half import SLICE_TAKES_INPUTS
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel
 from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
-from stageloom.shared.importer.nodes import opset_of
+from stageloom.shared.importer.nodes import captured_names, opset_of
 from stageloom.shared.partition import AxisRange
 from stageloom.shared.split_graph import SplitOrigin, SplitRole
 
@@ -61,7 +61,9 @@ class _SplitWriter:
                 for op in origin.ops
                 for i in self._model.source.operators[op].nodes
             ]
-            self._whole |= dict.fromkeys(name for node in own for name in node.input)
+            self._whole |= dict.fromkeys(
+                name for node in own for name in (*node.input, *captured_names(node))
+            )
             self._made.graph.node.extend(own)
         elif origin.role is SplitRole.JOIN:
             names = [[self._model.graph.tensors[t].name for t in row] for row in origin.halves]

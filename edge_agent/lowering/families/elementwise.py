@@ -84,7 +84,7 @@ def wide_function(node: Node) -> Lowered:
 def power(node: Node) -> Lowered:
     """The result has the base's type, whatever the exponent's."""
     dtype = node.dtype(0)
-    if node.is_constant(1) and node.constant(1).size == 1 and node.rank(1) <= node.rank(0):
+    if node.is_constant(1) and math.prod(node.shape(1)) == 1 and node.rank(1) <= node.rank(0):
         exponent = node.constant(1).item()
         if dtype.is_floating_point or (isinstance(exponent, int) and exponent >= 0):
             return lambda x, _=None: x.pow(exponent)
@@ -114,9 +114,7 @@ def variadic(node: Node) -> Lowered:
         if len(args) == 1:
             out.copy_(args[0])
             return
-        function(args[0], args[1], out=out)
-        for other in args[2:]:
-            function(out, other, out=out)
+        function(reduce(function, args[:-1]), args[-1], out=out)  # only the last has the result's shape surely
 
     return Kernel(lambda *args: reduce(function, args), into)
 

@@ -87,7 +87,7 @@ def dynamic_quantize(node: Node) -> Lowered:
 
     def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
-        scale = (high - low) / 255.0
+        scale = torch.where(high == low, 1.0, (high - low) / 255.0)
         zero = torch.round((0.0 - low) / scale).clamp(0, 255)
         places = torch.round(x / scale) + zero
         return saturated(places, torch.uint8), scale, zero.to(torch.uint8)

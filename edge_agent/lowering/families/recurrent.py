@@ -33,11 +33,16 @@ _ACTIVATIONS: dict[str, tuple[float, float, Callable[[Tensor, float, float], Ten
 """Per name the defaults of alpha and beta, and the function of both."""
 
 
+_WITH_ALPHA = {"affine", "leakyrelu", "elu", "hardsigmoid", "scaledtanh", "thresholdedrelu"}
+_WITH_BETA = {"affine", "hardsigmoid", "scaledtanh"}
+"""Values of `activation_alpha` and `activation_beta` are given to these alone, one after another."""
+
+
 def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
     if name not in _ACTIVATIONS:
         raise Unsupported(f"a recurrent network with {name}")
     default_alpha, default_beta, function = _ACTIVATIONS[name]
-    a, b = default_alpha if alpha is None else alpha, default_beta if beta is None else beta
+    a, b = default_alpha if alpha is None else float(alpha), default_beta if beta is None else float(beta)
     return lambda x: function(x, a, b)
 
 
@@ -55,10 +60,14 @@ class _Network:
         self.batch, self.steps = (shape[0], shape[1]) if self.batch_first else (shape[1], shape[0])
         given = node.attribute("activations") or list(defaults) * len(self.backwards)
         names = [(name.decode() if isinstance(name, bytes) else name).lower() for name in given]
-        alphas, betas = (node.attribute(f"activation_{name}") or [] for name in ("alpha", "beta"))
+        alphas, betas = (iter(node.attribute(f"activation_{name}") or []) for name in ("alpha", "beta"))
         made = [
-            _activation(name, *(float(v[i]) if i < len(v) else None for v in (alphas, betas)))
-            for i, name in enumerate(names)
+            _activation(
+                name,
+                next(alphas, None) if name in _WITH_ALPHA else None,
+                next(betas, None) if name in _WITH_BETA else None,
+            )
+            for name in names
         ]
         self.activations = [made[i : i + len(defaults)] for i in range(0, len(made), len(defaults))]
 

@@ -137,6 +137,8 @@ def arg_extreme(node: Node) -> Lowered:
 
     def run(x: Tensor) -> Tensor:
         hit = x == extreme(x, axis, True)
+        if x.dtype.is_floating_point:
+            hit = hit | x.isnan()  # which the extreme then is, and equal to nothing
         if last:
             return torch.where(hit, places, -1).amax(axis, keep)
         return torch.where(hit, places, extent).amin(axis, keep)

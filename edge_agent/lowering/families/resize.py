@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, prod
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -36,6 +37,10 @@ class _Rules:
     fill: float
 
 
+_OUTWARDS = "ceil where it shrinks"
+"""Nearest of a Resize of opset 10: up along dimensions that shrink, down along others."""
+
+
 @operator("Resize", "Upsample")
 def resize(node: Node) -> Lowered:
     """Dimensions are independent: each that changes is one selection or one product with a narrow matrix."""
@@ -60,10 +65,11 @@ def resize(node: Node) -> Lowered:
 
 def _rules(node: Node) -> _Rules:
     old = node.opset < 11
+    nearest = _OUTWARDS if node.kind == "Resize" else "floor"  # as onnxruntime has it, older texts are silent
     return _Rules(
         mode=node.text("mode", "nearest"),
         place="asymmetric" if old else node.text("coordinate_transformation_mode", "half_pixel"),
-        nearest="floor" if old else node.text("nearest_mode", "round_prefer_floor"),
+        nearest=nearest if old else node.text("nearest_mode", "round_prefer_floor"),
         cubic=node.number("cubic_coeff_a", -0.75),
         antialias=bool(node.integer("antialias", 0)),
         exclude_outside=bool(node.integer("exclude_outside", 0)),
@@ -88,7 +94,8 @@ def _axes(node: Node) -> list[_Axis]:
         scales, sizes = _by_policy(node, [shape[a] for a in axes], sizes)
     if not scales:
         raise Unsupported(f"{node.kind} without scales or sizes")
-    sizes = [floor(shape[a] * s) for a, s in zip(axes, scales, strict=True)] if not sizes else sizes
+    if not sizes:  # as onnxruntime multiplies: 10 * 0.7 is 7 in float32, and less in float64
+        sizes = [int(np.float32(shape[a]) * np.float32(s)) for a, s in zip(axes, scales, strict=True)]
     changing = []
     for i, axis in enumerate(axes):
         window = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
@@ -117,7 +124,8 @@ def _direct(node: Node, rules: _Rules, axes: list[_Axis]) -> Lowered | None:
     ):
         return None
     size = [a.size for a in axes]
-    if rules.mode == "nearest" and (rules.place, rules.nearest) == ("asymmetric", "floor"):
+    down = rules.nearest == "floor" or (rules.nearest == _OUTWARDS and all(a.scale >= 1.0 for a in axes))
+    if rules.mode == "nearest" and rules.place == "asymmetric" and down:
         return lambda x, *_: functional.interpolate(x, size, mode="nearest")
     if rules.mode == "linear" and rules.place in ("half_pixel", "align_corners"):
         corners = rules.place == "align_corners"
@@ -129,8 +137,8 @@ def _coordinates(rules: _Rules, axis: _Axis) -> Tensor:
     """Return the old coordinate of each new position. [size] float64"""
     x = torch.arange(axis.size, dtype=torch.float64)
     length = axis.scale * axis.extent
-    if rules.place == "align_corners":
-        return torch.zeros_like(x) if length == 1 else x * (axis.extent - 1) / (length - 1)
+    if rules.place == "align_corners":  # as onnxruntime and torch; the reference takes `length` for the size
+        return torch.zeros_like(x) if axis.size == 1 else x * (axis.extent - 1) / (axis.size - 1)
     if rules.place == "asymmetric":
         return x / axis.scale
     if rules.place == "tf_crop_and_resize":
@@ -156,7 +164,10 @@ def _step(node: Node, rules: _Rules, axis: _Axis) -> Callable[[Tensor], Tensor]:
     along[axis.axis] = axis.size
     blank = node.made(outside.view(along)) if fills else None
     if rules.mode == "nearest":
-        index = node.made(_NEAREST[rules.nearest](where).to(torch.int64).clamp(0, axis.extent - 1))
+        name = rules.nearest
+        if name == _OUTWARDS:
+            name = "ceil" if axis.scale < 1.0 else "floor"
+        index = node.made(_NEAREST[name](where).to(torch.int64).clamp(0, axis.extent - 1))
 
         def select(x: Tensor) -> Tensor:
             made = x.index_select(axis.axis, index)
