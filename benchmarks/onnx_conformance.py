@@ -44,7 +44,9 @@ UNDECIDED = {
 """Tests whose expected values hold rounding beyond their own tolerance. They neither pass nor fail if the
 difference is below a thousandth of the largest value, and fail if not."""
 
-_BY_SCALE = "onnxruntime and torch place corners by the size that comes out, the test by the scale that was asked"
+_BY_SCALE = (
+    "onnxruntime and torch place corners by the size that comes out, the test by the scale that was asked"
+)
 OTHERWISE = {
     "test_resize_downsample_scales_linear_align_corners": _BY_SCALE,
     "test_resize_downsample_scales_cubic_align_corners": _BY_SCALE,

@@ -415,9 +415,7 @@ def test_a_plan_is_named_in_a_users_words() -> None:
 def test_a_plan_that_combines_blocks_of_several_models_has_other_ways_to_share_the_cores_too() -> None:
     together = compose(CHOICES, combination=Combination.ALIGNED)
     assert len(together.combined) == 1 and len(together.combined[0].members) == 2
-    batches = {
-        artifact: {**ways, (ONE, 8): 4.0 * ways[ONE, 1]} for artifact, ways in TIMES.items()
-    }
+    batches = {artifact: {**ways, (ONE, 8): 4.0 * ways[ONE, 1]} for artifact, ways in TIMES.items()}
     choices = [replace(one, batch=1) for one in CHOICES]
     demand = [ModelDemand(name=name, rate_per_s=1.0, work_s=0.02) for name in "lr"]
     found = levers(together, choices, [batches[one.artifact] for one in choices], demand, (0, 1))

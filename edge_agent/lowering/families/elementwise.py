@@ -114,7 +114,9 @@ def variadic(node: Node) -> Lowered:
         if len(args) == 1:
             out.copy_(args[0])
             return
-        function(reduce(function, args[:-1]), args[-1], out=out)  # only the last has the result's shape surely
+        function(
+            reduce(function, args[:-1]), args[-1], out=out
+        )  # only the last has the result's shape surely
 
     return Kernel(lambda *args: reduce(function, args), into)
 
