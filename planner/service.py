@@ -52,7 +52,7 @@ from stageloom.planner.store.store import Store
 from stageloom.planner.store.used_database import keep_url, sqlite_file
 from stageloom.planner.webhooks.service import WebhookService
 from stageloom.shared.clock import Clock, SystemClock
-from stageloom.shared.errors import InputError, StageloomError, UnavailableError
+from stageloom.shared.errors import StageloomError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
 from stageloom.shared.messages.control import Desired
@@ -174,9 +174,9 @@ class Planner:
         """Lock, migrate, bind, serve.
 
         Raises:
-            InputError: another planner runs on the data directory, or on the database.
+            InputError: another planner runs on the data directory.
             StorageError: the data directory or the database cannot be used.
-            UnavailableError: an address is taken.
+            UnavailableError: an address is taken, or another planner runs on the database.
             SettingError: the system allows too few open files.
         """
         clock = SystemClock()
@@ -195,7 +195,7 @@ class Planner:
             self.store = Store(config.data_dir, config.database_url, clock)
             self._undo.append(self.store.close)
             if not claim.enter_context(self.store.database.claim()):
-                raise InputError(
+                raise UnavailableError(  # a service manager tries that again: the other's host may be gone
                     "another planner runs on this database",
                     remedy="stop that one, or name another --database-url",
                 )

@@ -101,27 +101,38 @@ def service_times_s(
 ) -> Mapping[str, float | str]:
     """Per model the seconds of one run by one worker, or why the runtime does not take it.
 
-    Some looks at each model, in turns, that last `seconds` together; the shortest counts, as whatever disturbs
-    a look adds to it. To be called in a process that runs nothing else.
+    Some looks at each model, in turns, that last `seconds` together. The shortest counts, as whatever
+    disturbs a look adds to it. To be called in a process that runs nothing else.
     """
-    found: dict[str, float | str] = {}
-    calls: dict[str, tuple[Call, Sequence[Feeds]]] = {}
-    for model in models:
-        try:
-            calls[model.name] = partial(load_runtime(options, [model]).run, 0, 0), model.feeds(_SAMPLES)
-        except Exception as error:  # runtimes' exceptions share no base class
-            found[model.name] = _reason(error)
+    timed = [_Timed(options, model) for model in models]
     for _ in range(_LOOKS):
-        for name, (call, feeds) in calls.items():
-            before = found.get(name, math.inf)
-            if isinstance(before, str):
-                continue
-            try:
-                found[name] = min(before, median_s(call, feeds, seconds / _LOOKS))
-            except Exception as error:
-                found[name] = _reason(error)
-    return found
+        for one in timed:
+            one.look(seconds / _LOOKS)
+    return {one.name: one.reason or one.shortest_s for one in timed}
 
 
-def _reason(error: Exception) -> str:
+class _Timed:
+    """One model in a runtime, and the shortest look at it."""
+
+    def __init__(self, options: RuntimeOptions, model: ModelUnderTest) -> None:
+        self.name = model.name
+        self.shortest_s = math.inf
+        self.reason = ""  # why the runtime does not take it
+        self._call: Call | None = None
+        try:
+            self._call = partial(load_runtime(options, [model]).run, 0, 0)
+            self._feeds = model.feeds(_SAMPLES)
+        except Exception as error:  # runtimes' exceptions share no base class
+            self.reason = _line(error)
+
+    def look(self, seconds: float) -> None:
+        if self._call is None or self.reason:
+            return
+        try:
+            self.shortest_s = min(self.shortest_s, median_s(self._call, self._feeds, seconds))
+        except Exception as error:  # as above
+            self.reason = _line(error)
+
+
+def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

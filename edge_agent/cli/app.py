@@ -382,7 +382,12 @@ def install(
         home=home,
         user=user,
         groups=("video", "render"),
-        settings={"Environment": (quoted(f"CUDA_CACHE_PATH={home}/cuda-cache"),)},
+        settings={
+            "Environment": (
+                quoted(f"CUDA_CACHE_PATH={home}/cuda-cache"),
+                quoted(f"XDG_CACHE_HOME={home}/.cache"),  # homes of people are out of a service's reach
+            )
+        },
     )
     if dry_run:
         typer.echo(systemd.unit_text(service), nl=False)

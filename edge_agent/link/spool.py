@@ -203,6 +203,7 @@ class Spool:
         self._file: int | None = None
         self._unsaved_drops = False
         self._complained = False
+        self._closed = (0, 0)  # rows produced and dropped of boots that were closed since the start
         folder.mkdir(parents=True, exist_ok=True)
         self._accounts, self._segments = self._recover()
         self._accounts.setdefault(boot, Account(boot))
@@ -215,9 +216,12 @@ class Spool:
             self._file = None
 
     def counts(self) -> SpoolCounts:
-        """Rows produced, acknowledged, dropped and still here, over all boots."""
-        produced = sum(one.produced for one in self._accounts.values())
-        dropped = sum(one.dropped() for one in self._accounts.values())
+        """Rows produced, acknowledged, dropped and still here: of all boots that were open since the start.
+
+        None of the first three ever falls: who watches them would take that for a restart.
+        """
+        produced = self._closed[0] + sum(one.produced for one in self._accounts.values())
+        dropped = self._closed[1] + sum(one.dropped() for one in self._accounts.values())
         spooled = sum(len(one.sizes) - one.acked for one in self._segments)
         size_bytes = sum(one.size_bytes for one in self._segments)
         return SpoolCounts(produced, produced - dropped - spooled, dropped, spooled, size_bytes)
@@ -465,6 +469,7 @@ class Spool:
         for boot, account in list(self._accounts.items()):
             told = account.told == (account.produced, account.dropped())
             if boot != self.boot and boot not in spooled and told:
+                self._closed = self._closed[0] + account.produced, self._closed[1] + account.dropped()
                 del self._accounts[boot]
 
     def _remove(self, segments: Sequence[_Segment]) -> None:

@@ -413,7 +413,9 @@ def _noted(entry: "Future[None]") -> None:
 def _target(route: Route[Any, Any], asked: Any) -> str:
     """What a request is about, for the audit log: what its path names, else what it is to be called."""
     values = [getattr(asked, name) for name in route.path_fields]
-    values = values or [getattr(asked, name, None) for name in ("name", "device", "plan", "rollout", "model")]
+    values = values or [
+        getattr(asked, name, None) for name in ("name", "device", "plan", "rollout", "model", "webhook")
+    ]
     return "/".join(str(value) for value in values if value is not None)
 
 

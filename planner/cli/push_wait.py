@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from msgspec import structs
+
 from stageloom.planner.schema.device import DeviceShowReply
 from stageloom.planner.schema.plan import HistoryEntry, Pushed
 from stageloom.shared.messages.control import DeviceState
@@ -11,6 +13,7 @@ OFFLINE_S: Final = 10.0
 """A device that is away for so long is no longer waited for: it gets the plan when it returns."""
 
 _LOOK_S: Final = 0.5
+_SUPERSEDED: Final = "superseded"
 _ON_THEIR_WAY: Final = frozenset(
     {
         "",  # not told yet
@@ -75,9 +78,17 @@ def outcomes(
 
 
 def _of(reply: DeviceShowReply, pushed: Pushed) -> HistoryEntry | None:
-    """The entry of a generation; None where so many are newer that it is not shown."""
+    """The entry of a generation; None where so many are newer that it is not shown.
+
+    One that the device was never told of, since a newer one came first, is superseded: nothing will come of
+    it.
+    """
     wanted = (pushed.epoch, pushed.generation)
-    return next((one for one in reply.history if (one.epoch, one.generation) == wanted), None)
+    found = next((one for one in reply.history if (one.epoch, one.generation) == wanted), None)
+    if found is None or found.state:
+        return found
+    passed_by = any((one.epoch, one.generation) > wanted and one.state for one in reply.history)
+    return structs.replace(found, state=_SUPERSEDED) if passed_by else found
 
 
 def _said(entry: HistoryEntry) -> str:

@@ -367,7 +367,7 @@ def install(
     """
     from stageloom.planner.config import load_config
     from stageloom.shared.systemd import install as systemd
-    from stageloom.shared.systemd.unit import command_line
+    from stageloom.shared.systemd.unit import command_line, quoted
 
     given = {"listen": listen, "advertise": advertise}
     load_config(environment={}, overrides={"data_dir": data_dir, **given})  # a wrong one is refused here
@@ -379,6 +379,8 @@ def install(
         arguments=("up", "--data-dir", str(data_dir), *options),
         home=data_dir,
         user=user,
+        # What is compiled is kept there; homes of people are out of a service's reach.
+        settings={"Environment": (quoted(f"XDG_CACHE_HOME={data_dir}/.cache"),)},
     )
     if dry_run:
         unit = systemd.unit_text(service)

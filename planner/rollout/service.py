@@ -6,12 +6,12 @@ turns to each rollout that has not ended, again and again; searches run elsewher
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Final, NamedTuple
 
 from stageloom.planner.api.context import FleetLink, desiring
-from stageloom.planner.cluster.interface import SearchPool, search
+from stageloom.planner.cluster.interface import SearchPool, WorkersGone, search
 from stageloom.planner.rollout.machine import AbsenceClock
 from stageloom.planner.rollout.version import search_with_version, with_version
 from stageloom.planner.store.desired import LOCAL
@@ -45,12 +45,19 @@ IDLE_S: Final = 5.0
 
 _CLOSE_S: Final = 5.0
 
+_MOST_FAILURES: Final = 3
+"""Of searches for one plan that end as no search should: for want of memory, or by a defect."""
+
 
 class _Wanted(NamedTuple):
     """A plan that a rollout needs: that of this name, with the rollout's version."""
 
     rollout: str
     plan: str
+
+
+class _SearchFailed(Exception):
+    """No plan will be found: the search itself fails."""
 
 
 class RolloutService:
@@ -67,6 +74,8 @@ class RolloutService:
         self._absence: dict[str, AbsenceClock] = {}
         self._made: dict[_Wanted, str] = {}  # names of plans
         self._searches: dict[_Wanted, Future[Plan]] = {}
+        self._schedulers: dict[_Wanted, str] = {}  # of searches
+        self._failures: dict[_Wanted, int] = {}  # of searches, in a row
         self._stopping = threading.Event()
         self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
@@ -121,6 +130,9 @@ class RolloutService:
             del self._made[wanted]
         for wanted in [one for one in self._searches if one.rollout not in live]:
             self._searches.pop(wanted).cancel()
+        for known in (self._schedulers, self._failures):
+            for wanted in [one for one in known if one.rollout not in live]:
+                del known[wanted]
 
     def _turn(self, name: str) -> None:
         wanted = self._store.read(undecided_devices, name)
@@ -133,7 +145,7 @@ class RolloutService:
             self._tell(found.changed)
             self._log(name)
         if found.ask:
-            self._ask(name, found, away_s)
+            self._ask(name, found)
 
     def _log(self, name: str) -> None:
         info = self._store.read(rollout_info, name)
@@ -143,11 +155,16 @@ class RolloutService:
             info.reason,
         )
 
-    def _ask(self, name: str, found: RolloutTurn, away_s: Mapping[DeviceId, float]) -> None:
-        """Push to the devices whose plans are made, and make one of those that are missing."""
+    def _ask(self, name: str, found: RolloutTurn) -> None:
+        """Push to the devices whose plans are made, and make one of those that are missing.
+
+        A device of a wave that has only begun may be offline: who is, the next turn knows.
+        """
         by_plan: dict[str, list[DueDevice]] = {}
+        online = self._fleet.online()
         for ask in found.ask:
-            by_plan.setdefault(ask.plan, []).append(ask)
+            if ask.device in online:
+                by_plan.setdefault(ask.plan, []).append(ask)
         for plan, asks in by_plan.items():
             if _Wanted(name, plan) not in self._made and self._make(name, found, plan, asks):
                 break  # one plan a turn: other rollouts wait no longer than for that
@@ -172,7 +189,7 @@ class RolloutService:
                 if not future.done():
                     return False
                 del self._searches[wanted]
-                self._keep(wanted, future.result())
+                self._keep(wanted, self._found(wanted, future), self._schedulers[wanted])
                 return True
             info = self._store.read(plan_info, plan)
             made = with_version(decode_plan(info.wire), found.model, found.artifact, self._store.graph)
@@ -182,18 +199,38 @@ class RolloutService:
             version = self._store.read(rollout_info, name).version
             job = search_with_version(self._store, info, found.model, version, found.artifact)
             log.info("rollout %s: plan %s does not fit the version, so another is searched", name, plan)
+            self._schedulers[wanted] = job.scheduler
             self._searches[wanted] = self._pool.submit(search, job)
         except CancelledError:
             return True  # the pool or the planner ends
         except (StorageError, UnavailableError):
             raise  # no fault of the version: the next turn tries again
-        except StageloomError as error:
+        except (StageloomError, _SearchFailed) as error:
             reason = f"no plan with the version in place of {plan}: {error}"
             log.warning("rollout %s: %s", name, reason)
             self._store.write(fail_devices, name, [ask.device for ask in asks], reason)
         return True
 
-    def _keep(self, wanted: _Wanted, plan: Plan, scheduler: str = DECIDED_BY) -> None:
+    def _found(self, wanted: _Wanted, future: Future[Plan]) -> Plan:
+        """What a search found.
+
+        Raises:
+            StageloomError: it found nothing. UnavailableError: it may be tried again. _SearchFailed: it ended
+                otherwise than a search does, again and again.
+        """
+        try:
+            return future.result()
+        except (CancelledError, WorkersGone):
+            raise
+        except Exception as error:
+            if isinstance(error, StageloomError) and not isinstance(error, UnavailableError):
+                raise
+            failures = self._failures[wanted] = self._failures.get(wanted, 0) + 1
+            if failures >= _MOST_FAILURES:
+                raise _SearchFailed(f"{failures} searches failed, the last: {error}") from error
+            raise UnavailableError(f"the search for {wanted.plan} failed: {error}") from error
+
+    def _keep(self, wanted: _Wanted, plan: Plan, scheduler: str) -> None:
         """Keep a plan, once whatever devices it is for."""
         kept = DECIDED_BY if scheduler == LOCAL else scheduler
         self._made[wanted] = self._store.write(keep_plan, plan, kept)

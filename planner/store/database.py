@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import make_url
@@ -190,6 +190,7 @@ class Database:
     def _on_claimed_connect(self, connection: Any, _record: object) -> None:
         try:
             with connection.cursor() as cursor:
+                cursor.execute(_FOUND_GONE)
                 # Who was superseded once stays so: what it knows is no longer what the database says.
                 ours = not self._superseded and (_locked(cursor) or _taken_back(cursor, self._session))
                 cursor.execute(_THIS_SESSION)
@@ -264,6 +265,13 @@ def _taken_back(cursor: Any, session: tuple[object, ...] | None) -> bool:
     cursor.execute("SET LOCAL lock_timeout = '10s'")
     cursor.execute("SELECT pg_advisory_lock(%s)", (CLAIM,))
     return True
+
+
+_FOUND_GONE: Final = (
+    "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
+)
+"""The server finds out within 35 s that a planner's host is gone, and not after hours: so long the lock is
+taken. Meant for TCP; over a local socket it has no effect."""
 
 
 def _connect_args(backend: str) -> dict[str, Any]:

@@ -75,10 +75,11 @@ class DeviceNumbers(NamedTuple):
 def device_numbers(session: Session) -> DeviceNumbers:
     """Counted by the database."""
 
-    def number(table: type[DeviceRow | QuarantineRow], *conditions: Any) -> int:
-        return session.scalar(select(func.count()).select_from(table).where(*conditions)) or 0
+    def number(*conditions: Any) -> int:
+        return session.scalar(select(func.count()).select_from(DeviceRow).where(*conditions)) or 0
 
-    return DeviceNumbers(number(DeviceRow), number(DeviceRow, DeviceRow.revoked), number(QuarantineRow))
+    refused = DeviceRow.name.in_(select(QuarantineRow.device))
+    return DeviceNumbers(number(), number(DeviceRow.revoked), number(refused, DeviceRow.revoked.is_(False)))
 
 
 def planner_epoch(session: Session) -> int:

@@ -556,6 +556,28 @@ def _give_back(
     )
 
 
+def _require_no_other_change(
+    session: Session, row: RolloutRow, devices: Sequence[DeviceId], members: _Members
+) -> None:
+    """Refuse to give back an old plan that would take back another model's version as well."""
+    now = {device: members.desired[device][1] for device in devices}
+    before = {device: members.rows[device].old_plan for device in devices}
+    wires = _wires(session, {plan for plan in (*now.values(), *before.values()) if plan is not None})
+
+    def others(plan: str | None) -> dict[str, Digest]:
+        models = decode_plan(wires[plan]).models if plan in wires else ()
+        return {one.name: one.artifact for one in models if one.name != row.model}
+
+    for device in devices:
+        old, present = others(before[device]), others(now[device])
+        changed = sorted(name for name in old.keys() & present.keys() if old[name] != present[name])
+        if changed:
+            raise InputError(
+                f"{device} has another version of {changed[0]!r} by now, which its old plan would undo",
+                remedy=f"bring the old version of {row.model!r} back with a rollout of its own",
+            )
+
+
 def _enter(session: Session, row: RolloutRow, state: RolloutState, reason: str) -> None:
     row.state, row.reason, row.changed_at_us = state.value, bounded(reason), now_us(session)
     row.ended_at_us = None if state in LIVE else row.changed_at_us
@@ -665,7 +687,7 @@ def abort_rollout(
 
     Raises:
         InputError: there is no such rollout, it was aborted or is complete, or a device to roll back is in
-            another rollout by now.
+            another rollout by now, or has other versions of other models.
     """
     row = known_rollout(session, name)
     if row.state not in REVERSIBLE:
@@ -675,8 +697,14 @@ def abort_rollout(
         )
     members = _members(session, row)
     asked = [device for device, one in members.rows.items() if one.state == AskState.ASKED.value]
-    done = [device for device, one in members.rows.items() if one.state == AskState.DONE.value] * rollback
+    # One that had the version before has nothing to go back to.
+    done = [
+        device
+        for device, one in members.rows.items()
+        if rollback and one.state == AskState.DONE.value and one.old_plan != one.new_plan
+    ]
     _require_free(session, done, beside=name)
+    _require_no_other_change(session, row, done, members)
     reason = "the rollout was aborted"
     changes = [_Change(device, AskState.WITHDRAWN, reason, give_back=True) for device in asked]
     changes += [_Change(device, AskState.RETURNED, reason, give_back=True) for device in done]

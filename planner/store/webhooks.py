@@ -170,8 +170,8 @@ def waiting_messages(session: Session, at_us: int) -> list[WaitingMessage]:
 
 def message_arrived(session: Session, sent: WaitingMessage) -> None:
     """The receiver has it."""
-    session.execute(delete(WebhookMessageRow).where(WebhookMessageRow.number == sent.number))
-    row = session.get(WebhookRow, sent.webhook)
+    row = _sender(session, sent)
+    session.execute(delete(WebhookMessageRow).where(WebhookMessageRow.message == sent.message))
     if row is not None:
         row.arrived += 1
         row.failures, row.next_at_us, row.problem = 0, 0, ""
@@ -179,7 +179,7 @@ def message_arrived(session: Session, sent: WaitingMessage) -> None:
 
 def message_failed(session: Session, sent: WaitingMessage, problem: str, *, gone: bool, at_us: int) -> None:
     """It did not arrive: the webhook is tried later, 5 s to an hour. `gone`: it hears of nothing more."""
-    row = session.get(WebhookRow, sent.webhook)
+    row = _sender(session, sent)
     if row is None:
         return
     row.failures += 1
@@ -192,6 +192,14 @@ def message_failed(session: Session, sent: WaitingMessage, problem: str, *, gone
         mine &= WebhookMessageRow.at_us < at_us - GIVE_UP_US
     row.dropped += session.scalar(select(func.count()).where(mine)) or 0
     session.execute(delete(WebhookMessageRow).where(mine))
+
+
+def _sender(session: Session, sent: WaitingMessage) -> WebhookRow | None:
+    """The webhook whose message it is; None where that was removed meanwhile, and perhaps added anew."""
+    waits = session.get(WebhookMessageRow, sent.number)
+    if waits is None or waits.message != sent.message:
+        return None
+    return session.get(WebhookRow, sent.webhook)
 
 
 def retry_us(failures: int) -> int:

@@ -150,6 +150,23 @@ def test_rejected_rows_are_dropped_once_even_over_a_crash(tmp_path: Path) -> Non
     revived.close()
 
 
+def test_counts_never_fall_while_boots_before_are_closed(tmp_path: Path) -> None:
+    """What watches them would take a fall for a restart, and count all of them again."""
+    for boot in (7, 8):
+        spool = Spool(tmp_path, boot=boot)
+        spool.append([b"row"] * 10)
+        spool.close()
+    spool = Spool(tmp_path, boot=9)
+    spool.append([b"row"] * 5)
+    before = spool.counts()
+    assert (before.produced, before.acknowledged) == (25, 0)
+    _drain(spool)
+    after = spool.counts()
+    assert (after.produced, after.acknowledged, after.dropped, after.spooled) == (25, 25, 0, 0)
+    assert len(spool.masks()) == 1, "the boots before are balanced and forgotten"
+    spool.close()
+
+
 def test_a_damaged_ledger_is_set_aside_and_the_rows_survive(tmp_path: Path) -> None:
     spool = Spool(tmp_path, boot=7)
     spool.append([b"a"])

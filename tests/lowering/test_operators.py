@@ -146,8 +146,11 @@ SELDOM: list[Older] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "opset", "inputs", "constants", "attributes"), [*OLDER, *SELDOM],
-                         ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate([*OLDER, *SELDOM])])  # fmt: skip
+FORMS = [*OLDER, *SELDOM]
+
+
+@pytest.mark.parametrize(("kind", "opset", "inputs", "constants", "attributes"), FORMS,
+                         ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(FORMS)])  # fmt: skip
 def test_older_and_seldom_forms_of_operators_agree_with_onnxruntime(
     kind: str,
     opset: int,

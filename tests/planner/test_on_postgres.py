@@ -125,7 +125,7 @@ def test_a_planner_whose_database_another_one_took_while_it_was_away_stops_with_
     url = created(server, "contended")
     first = PlannerProcess(tmp_path / "first", "--database-url", url)
     refused = stageloom(tmp_path / "second", "up", "--listen", "127.0.0.1:0", "--database-url", url)
-    assert refused.returncode == ExitCode.USAGE
+    assert refused.returncode == ExitCode.UNAVAILABLE
     assert "another planner runs on this database" in refused.stderr
     end_sessions(server, "contended")
     second = PlannerProcess(tmp_path / "second", "--database-url", url)

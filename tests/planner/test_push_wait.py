@@ -113,3 +113,11 @@ def test_a_generation_that_is_too_old_to_be_shown_is_not_waited_for() -> None:
     asked = [Pushed(device=DeviceId("a"), epoch=1, generation=3)]
     assert not all_kept(asked, []), "nothing is known of it"
     assert all_kept(asked, [entry("a", "committed")])
+
+
+def test_a_generation_that_the_device_was_never_told_of_is_superseded_once_it_speaks_of_a_newer_one() -> None:
+    newer = [entry("shop-7", state, generation=4) for state in ("", "received")]
+    played = Played({"shop-7": [reply(one, entry("shop-7", "")) for one in newer]})
+    (found,) = played.wait()
+    assert found.state == "superseded" and not kept(found)
+    assert played.told == ["shop-7: superseded"]

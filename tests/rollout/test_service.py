@@ -30,9 +30,10 @@ from stageloom.planner.store.rollouts import (
     rollout_infos,
 )
 from stageloom.planner.store.trusted_time import advance_clock
-from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.errors import InputError, PlanError, UnavailableError
 from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
 from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
 from tests.store.helpers import small_plan
@@ -171,6 +172,20 @@ def test_a_device_that_is_away_is_asked_when_it_comes(rig: Rig) -> None:
     assert rig.states() == "awwwww"
 
 
+def test_devices_of_the_next_wave_that_are_away_are_not_asked_with_the_others(rig: Rig) -> None:
+    """Nothing would be left to pause: a device takes what is desired of it as soon as it returns."""
+    rig.begin(waves="1,100%")
+    rig.turns()
+    away = rig.fleet.names[2:4]
+    rig.fleet.up -= set(away)
+    rig.decide(0)
+    assert (rig.states(), rig.versions()) == ("dawwaa", "221122")
+    rig.store.write(pause_rollout, "r")
+    rig.fleet.up |= set(away)
+    rig.turns()
+    assert rig.states() == "dawwaa"
+
+
 def test_devices_not_reached_pause_the_rollout_and_run_the_old_plan_when_they_return(rig: Rig) -> None:
     rig.begin(waves="2,100%", reach_s=60.0)
     rig.turns()
@@ -252,6 +267,49 @@ def test_a_rollback_does_not_reach_into_another_rollout(rig: Rig) -> None:
     assert rig.info.state is RolloutState.STOPPED
     info, _ = rig.store.write(abort_rollout, "r", rollback=False)
     assert info.state is RolloutState.ABORTED
+
+
+def test_a_rollback_leaves_devices_that_had_the_version_before_and_does_not_count_them(rig: Rig) -> None:
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.decide(0)
+    rig.decide(1, state=DeviceState.REJECTED)
+    rig.begin(rollout="rest", waves="2,100%", max_failed=1)
+    rig.turns()
+    rig.decide(1)
+    _, changed = rig.store.write(abort_rollout, "rest", rollback=True)
+    assert [device for device, _ in changed if device == rig.fleet.names[0]] == []
+    assert rig.versions()[:2] == "21"
+    states = {one.device: one.state for one in rig.store.read(rollout_devices, "rest", limit=1000)}
+    assert (states[rig.fleet.names[0]], states[rig.fleet.names[1]]) == (AskState.DONE, AskState.RETURNED)
+
+
+def test_a_rollback_does_not_take_back_the_version_of_another_model(rig: Rig) -> None:
+    """The plan from before has the other model's old version."""
+    home = rig.store.data_dir
+    for weights in ("one", "two"):
+        add_version(rig.store, home, "other", weights)
+
+    def push_both(name: str, *versions: str) -> None:
+        models = {one.partition("@")[0]: small_plan(rig.store, one).models[0].artifact for one in versions}
+        choices = [
+            ModelChoice(name=model, artifact=artifact, graph=rig.store.graph(artifact))
+            for model, artifact in models.items()
+        ]
+        rig.store.write(add_plan, name, compose(choices), "sequential")
+        rig.store.write(push, Push(device=rig.fleet.names[0], plan=name, decided_by="operator"))
+        rig.fleet.report([rig.fleet.names[0]], DeviceState.COMMITTED)
+
+    push_both("both", "relu@1", "other@1")
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.decide(0)
+    rig.decide(1, state=DeviceState.REJECTED)
+    assert rig.info.state is RolloutState.STOPPED
+    push_both("newer", "relu@2", "other@2")
+    with pytest.raises(InputError, match="d00 has another version of 'other'"):
+        rig.store.write(abort_rollout, "r", rollback=True)
+    rig.store.write(abort_rollout, "r", rollback=False)
 
 
 def test_versions_that_a_rollout_needs_are_not_removed(rig: Rig) -> None:
@@ -384,6 +442,35 @@ def test_a_version_that_does_not_fit_the_plan_is_searched_and_others_do_not_wait
     assert (rig.states(), rig.versions()) == ("aw", "21")
     rig.decide(0)
     assert (rig.states(), rig.pool.asked) == ("da", [])
+
+
+def test_a_plan_that_was_searched_is_kept_as_of_its_scheduler_so_that_the_next_version_can_be_searched_too(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, 1, operators=7)
+    rig.begin(waves="100%")
+    rig.turns()
+    rig.pool.run()
+    rig.turns()
+    made = rig.store.read(rollout_devices, "r")[0].new_plan
+    assert made is not None and rig.store.read(plan_info, made).scheduler == "sequential"
+
+
+@pytest.mark.parametrize("error", [UnavailableError("a search process ended with code -9"), KeyError("x")])
+def test_a_search_that_fails_again_and_again_is_given_up_with_the_reason(
+    tmp_path: Path, error: Exception
+) -> None:
+    rig = Rig(tmp_path, 2, operators=7)
+    rig.begin(waves="1,100%")
+    for _ in range(3):
+        rig.turns()
+        ((future, _),) = rig.pool.asked
+        future.fail(error)
+        rig.pool.asked.clear()
+    rig.turns()
+    assert rig.pool.asked == [] and rig.info.state is RolloutState.STOPPED
+    assert rig.states()[0] == "f"
+    assert "3 searches failed" in rig.store.read(rollout_devices, "r")[0].reason
 
 
 def test_selected_devices_that_should_not_run_the_model_are_left_out(rig: Rig) -> None:

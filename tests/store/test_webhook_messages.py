@@ -18,6 +18,7 @@ from stageloom.planner.store.webhooks import (
     GIVE_UP_US,
     MOST_WEBHOOKS,
     add_webhook,
+    message_arrived,
     message_failed,
     remove_webhook,
     retry_us,
@@ -72,6 +73,26 @@ def test_messages_wait_in_order_for_those_that_listen_and_what_failed_is_tried_l
     assert (info(store).failures, info(store).waiting, info(store).problem) == (11, 2, "refused")
     store.write(message_failed, first, "refused", gone=False, at_us=clock.wall_us())
     assert store.read(waiting_messages, clock.wall_us() - 365 * GIVE_UP_US) == [first], "a clock set back"
+
+
+@pytest.mark.parametrize("ends", ["arrived", "failed", "gone"])
+def test_what_becomes_of_a_message_says_nothing_of_a_webhook_that_was_added_anew_under_the_name(
+    store: Store, clock: ManualClock, ends: str
+) -> None:
+    """SQLite gives the number of a message that is gone to the next one."""
+    hook(store, "ops")
+    tell(store, number=1)
+    (sent,) = store.read(waiting_messages, clock.wall_us())
+    store.write(remove_webhook, "ops")
+    hook(store, "ops")
+    tell(store, number=2)
+    if ends == "arrived":
+        store.write(message_arrived, sent)
+    else:
+        store.write(message_failed, sent, "410", gone=ends == "gone", at_us=clock.wall_us())
+    (waits,) = store.read(waiting_messages, clock.wall_us())
+    assert json.loads(waits.body)["data"]["number"] == 2
+    assert (info(store).arrived, info(store).failures, info(store).events) == (0, 0, (ALARM,))
 
 
 @pytest.mark.promise("webhooks-signed-and-kept")

@@ -59,7 +59,7 @@ def status(api: ApiContext, request: service.StatusRequest, call: ApiCall) -> se
         telemetry_backlog=fleet.backlog_rows(),
         telemetry=_books(api, None),
         uptime_s=api.clock.monotonic_s() - api.live.started_s,
-        quarantined=sum(bool(member.quarantine) for member in members),
+        quarantined=sum(bool(one.quarantine) and not one.revoked for one in members),
         unreadable=api.store.read(unreadable_records),
         notices=tuple(notice[:_LINE] for notice in [*api.store.read(notices), *_certificate_notices(api)]),
     )
