@@ -29,7 +29,9 @@ from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.device_file import device_toml
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import StageloomError
+from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
+from stageloom.shared.search.compose import Rules
 from stageloom.shared.text import bounded
 
 LOCAL: Final = "local"
@@ -52,7 +54,7 @@ def train_stored(store: ReadStore, request: MaddpgTrainingRequest, tell: Tell) -
     tell(TrainingStep(text="reading what is known of the device"))
     found = stored_problem(store, request)
     settings = MaddpgSettings.of_length(request.transitions)
-    about = _about(request, found, settings)
+    about = about_training(request, found, settings)
     tell(TrainingStep(text=f"twin: {found.times}; arrivals: {found.arrivals}; {about['blocks']} blocks"))
     with held_run(store.data_dir, about) as folder:
         kept = load_run(folder, about)
@@ -112,13 +114,18 @@ def _pool(request: MaddpgTrainingRequest) -> SearchPool | None:
     return AnytimePool(workers, use_ray=bool(request.ray_address), ray_address=address, idle_s=None)
 
 
-def _about(request: MaddpgTrainingRequest, found: StoredProblem, settings: MaddpgSettings) -> dict[str, Any]:
+def about_training(
+    request: MaddpgTrainingRequest, found: StoredProblem, settings: MaddpgSettings
+) -> dict[str, Any]:
+    """All that makes a training this one: what was begun of another is not gone on with."""
     space = found.problem.space
     return {
         "policy": KIND,
         "device": request.device,
         "device_class": space.device_class,
         "models": [[model.artifact, *model.cuts, model.replicas, model.batch] for model in space.models],
+        "template": _fixed(found.problem.template),
+        "scheduler": request.scheduler,
         "blocks": space.bins,
         "members_max": space.members_max,
         "twin": request.twin,
@@ -127,6 +134,13 @@ def _about(request: MaddpgTrainingRequest, found: StoredProblem, settings: Maddp
         "settings": settings.plain(),
         "seed": request.seed,
     }
+
+
+def _fixed(template: Plan) -> str:
+    """All of a template that no training changes, in a digest: another one is another problem."""
+    queues = [model.queue for model in template.models]
+    fixed = (template.lanes, template.executors, template.resources, Rules.of(template), queues)
+    return digest_bytes([repr(fixed).encode()])
 
 
 def _result(

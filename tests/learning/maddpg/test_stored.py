@@ -5,8 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
+from stageloom.planner.learning.maddpg.stored_training import about_training
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
 from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.desired import Push, push
@@ -144,3 +147,26 @@ def test_arrivals_that_are_not_those_of_the_models_are_refused(
 
 def test_every_device_of_the_paper_has_a_file() -> None:
     assert set(TOP_MEMBERS) <= set(device_names())
+
+
+@pytest.mark.parametrize("what", ["executor", "lanes", "scheduler", "nothing"])
+def test_a_training_of_another_template_or_scheduler_is_another_training(home: Home, what: str) -> None:
+    """What one has found, and how well it scored, says nothing of the other."""
+    home.profile(0.001)
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
+    rates = (ArrivalRate(model="relu", per_s=10.0),)
+    request = MaddpgTrainingRequest(device=NANO, twin="nano", rates=rates)
+    settings = MaddpgSettings.of_length(request.transitions)
+    found = stored_problem(home.store, request)
+    before = about_training(request, found, settings)
+    if what == "scheduler":
+        request = structs.replace(request, scheduler="gpg")
+    template = found.problem.template
+    changes = {"executor": {"executor": ExecutorOptions(name="openvino")}, "lanes": {"lanes": 2}}
+    after = about_training(
+        request,
+        replace(found, problem=replace(found.problem, template=replace(template, **changes.get(what, {})))),
+        settings,
+    )
+    differs = {name for name in before if before[name] != after[name]}
+    assert differs == {"nothing": set(), "scheduler": {"scheduler"}}.get(what, {"template"})

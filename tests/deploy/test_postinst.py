@@ -1,0 +1,81 @@
+"""The Debian package's script, with programs that note what they are asked: no device is left without."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "deb" / "postinst"
+
+
+class Machine:
+    """A root directory of its own; `pip` ends as the test says, the service is what `systemctl` made it."""
+
+    def __init__(self, root: Path, *, pip: int) -> None:
+        self.root, self.venv = root, root / "opt"
+        self.active = root / "active"
+        programs = root / "bin"
+        programs.mkdir()
+        self._write("getent", "exit 0")
+        self._write("install", "exit 0")
+        self._write(
+            "systemctl",
+            f'case "$*" in *is-active*) [ -e {self.active} ];; stop*) rm {self.active};; '
+            f"start*) touch {self.active};; esac",
+        )
+        made = f'mkdir -p "$3/bin"; echo new > "$3/version"; cp {root}/pip "$3/bin/python"'
+        self._write("python3", made)
+        shutil.move(self._write("pip", f"exit {pip}"), root / "pip")
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def configure(self, before: str) -> int:
+        """As dpkg does; `before` is the version that was configured last."""
+        text = SCRIPT.read_text().replace("/opt/stageloom", str(self.venv))
+        for path in ("/run/systemd/system", "/var/lib/stageloom-agent", "/usr/share/stageloom-agent"):
+            text = text.replace(path, str(self.root / "bin"))
+        environment = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}"}
+        ran = subprocess.run(
+            ["sh", "-c", text, "postinst", "configure", before], env=environment, check=False
+        )
+        return ran.returncode
+
+    @property
+    def version(self) -> str:
+        return (self.venv / "version").read_text().strip()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(("pip", "version"), [(0, "new"), (1, "old")])
+def test_an_upgrade_that_fails_leaves_the_version_from_before_which_runs_if_it_ran(
+    tmp_path: Path, pip: int, version: str, runs: bool
+) -> None:
+    machine = Machine(tmp_path, pip=pip)
+    machine.venv.mkdir()
+    (machine.venv / "version").write_text("old")
+    if runs:
+        machine.active.touch()
+    assert bool(machine.configure("0.1")) == bool(pip)
+    assert (machine.version, machine.active.exists()) == (version, runs)
+    assert [one.name for one in tmp_path.glob("opt*")] == ["opt"]
+
+
+def test_what_a_killed_upgrade_left_is_put_back_first(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, pip=1)
+    for name, version in (("opt", "half"), ("opt.before", "old")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "version").write_text(version)
+    assert machine.configure("0.1") != 0
+    assert machine.version == "old"
+
+
+def test_a_first_installation_starts_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, pip=0)
+    assert machine.configure("") == 0
+    assert machine.version == "new" and not machine.active.exists()
