@@ -163,7 +163,10 @@ def test_a_training_of_another_template_or_scheduler_is_another_training(home: H
     if what == "scheduler":
         request = structs.replace(request, scheduler="gpg")
     template = found.problem.template
-    changes: dict[str, Any] = {"executor": {"executor": ExecutorOptions(name="openvino")}, "lanes": {"lanes": 2}}
+    changes: dict[str, Any] = {
+        "executor": {"executor": ExecutorOptions(name="openvino")},
+        "lanes": {"lanes": 2},
+    }
     after = about_training(
         request,
         replace(found, problem=replace(found.problem, template=replace(template, **changes.get(what, {})))),
