@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
@@ -33,6 +34,23 @@ def test_the_last_steps_of_a_plan_that_was_freed_since_are_told() -> None:
         watch.plan_active(PlanKey(key), PlanFacts(Digest(digest), {}, {}))
     watch.stats_arrived(Stats(1.0, 2, 1.0, (), (StepStats(1, 0, 1, 3), StepStats(2, 0, 1, 4))))
     assert [(row.plan[0], row.count) for row in rows if isinstance(row, StepTimings)] == [("a", 3), ("b", 4)]
+
+
+def test_another_power_mode_is_told_once_and_is_no_drift() -> None:
+    """Steps take another time in it: a drift that is told beside it would end the re-plan for the mode."""
+    answered, handled = list[float](), list[object]()
+    machine = SimpleNamespace(power_mode="", environment=lambda: "in another mode")
+    parts: Any = SimpleNamespace(
+        config=AgentConfig(),
+        machine=machine,
+        profiles=SimpleNamespace(drift=SimpleNamespace(answered=lambda: answered.append(1.0))),
+        lifecycle=SimpleNamespace(handle=handled.append),
+    )
+    watch = LoadWatch(parts)
+    for mode in ("", "fast", "fast"):
+        machine.power_mode = mode
+        watch.tell_mode()
+    assert handled == [EnvironmentChanged("in another mode")] and len(answered) == 1
 
 
 def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:

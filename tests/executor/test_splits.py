@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
@@ -23,6 +25,7 @@ from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx import program, session_executor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSession
 from stageloom.edge_agent.executor.onnx.program import JoinRun, SessionProgram
+from stageloom.edge_agent.executor.onnx.split_model import split_artifact
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.threads import assign
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
@@ -442,3 +445,41 @@ def test_a_planted_defect_is_found(
     assert not _found()
     defect(monkeypatch)
     assert _found()
+
+
+def test_a_weight_that_only_a_branch_reads_is_in_the_split_model(tmp_path: Path) -> None:
+    """As scripted models are exported: torch's executors lower what `split_artifact` writes."""
+
+    def branch(kind: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(kind, ["c", "captured"], ["z"])], kind, [], [out])
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("ReduceMean", ["c"], ["m"], keepdims=0),
+        helper.make_node("Greater", ["m", "zero"], ["above"]),
+        helper.make_node("If", ["above"], ["y"], then_branch=branch("Add"), else_branch=branch("Mul")),
+    ]
+    numbers = np.random.default_rng(0)
+    weights = {
+        "w": numbers.standard_normal((8, 3, 3, 3)),
+        "captured": numbers.standard_normal((1, 8, 1, 1)),
+        "zero": np.array(0.0),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "branching",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 8, 16, 16])],
+        [numpy_helper.from_array(one.astype(np.float32), name) for name, one in weights.items()],
+    )
+    file = tmp_path / "branching.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file)
+    import_here(file, {}, tmp_path, ImportLimits(), lambda line: None)
+    artifact = open_artifact(tmp_path / ARTIFACT_NAME)
+    bound = bound_split(artifact, split_plan(artifact, [Split(0, 0, Axis.H, 8)], ()))
+    made = split_artifact(bound.models[0], artifact, tmp_path / "split")
+    inputs = random_inputs(artifact.graph, 1)
+    session = onnxruntime.InferenceSession(made.onnx_bytes(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["y"], inputs)
+    np.testing.assert_allclose(found, reference(artifact, inputs, ["y"])["y"], atol=1e-5)

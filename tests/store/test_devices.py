@@ -8,11 +8,14 @@ from sqlalchemy import event
 from stageloom.planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import (
+    DeviceNumbers,
     add_token,
     device_info,
     device_infos,
+    device_numbers,
     enrol_device,
     note_heard,
+    quarantine_device,
     revoke_device,
 )
 from stageloom.planner.store.events import newest_events
@@ -98,6 +101,15 @@ def test_a_name_in_use_and_a_key_in_use_are_refused(waiting: Store) -> None:
     with pytest.raises(InputError, match="enrolled already; choose another name"):
         waiting.write(add_token, digest_bytes([b"x"]), NANO, 1.0)
     assert waiting.write(enrol_device, attempt(7, "free")) == "free"  # a refusal does not use the token up
+
+
+def test_a_quarantined_device_whose_key_was_taken_away_needs_nobody_any_more(store: Store) -> None:
+    """An alert counts these; its remedy is to release or to revoke the device."""
+    enrol(store, NANO, 1)
+    store.write(quarantine_device, NANO, "a ledger of another device")
+    assert store.read(device_numbers).quarantined == 1
+    store.write(revoke_device, NANO)
+    assert store.read(device_numbers) == DeviceNumbers(enrolled=1, revoked=1, quarantined=0)
 
 
 def test_a_revoked_device_stays_known_and_its_name_can_join_with_a_new_key(store: Store) -> None:
