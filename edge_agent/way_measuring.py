@@ -21,8 +21,7 @@ LIMIT_S: Final = 4.0  # of work per measurement, with opening the session
 GPU_LIMIT_S: Final = 60.0  # the same on a GPU: kernels are looked for
 ROUNDS: Final = 4
 """Of every model on every executor on the processor; a GPU is timed by its own clock. A core that a virtual
-machine shares is 1.5 times as slow for a second or two, every few seconds: the shortest of two rounds was
-such a one in a fifth of the cases."""
+machine shares with others is slower for a second or two, now and then: one of four rounds will miss that."""
 OWN_REQUESTS: Final = 1 << 40
 """From here on requests are the agent's own: the planner numbers its from 1."""
 

@@ -12,7 +12,7 @@ from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptio
 
 _QUIET: Final = 3  # errors only
 _SAMPLES: Final = 2
-_LOOKS: Final = 4  # a shared core is half as slow again for a second or two
+_LOOKS: Final = 4  # as first sight: a core that is shared is slower for a second or two, now and then
 
 Call = Callable[[Feeds], object]
 

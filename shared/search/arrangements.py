@@ -21,8 +21,8 @@ from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Plan, QueueRule, R
 from stageloom.shared.search.compose import ModelChoice, Rules, compose
 
 CLEARLY: Final = 0.93
-"""An executor takes the place of another if it takes at most this part of its time. Less may be noise: on a
-virtual machine with neighbours the times of one model differed by 5 % from one first sight to the next."""
+"""An executor takes the place of another if it takes at most this part of its time: less may be noise, above
+all on a virtual machine with neighbours. Chosen."""
 URGENCY: Final = 5.0
 """A task is taken to be wanted within this multiple of its own time,"""
 LEAST_PATIENCE_S: Final = 0.020
