@@ -22,6 +22,7 @@ import argparse
 import math
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +56,12 @@ def measure(report: Report, options: argparse.Namespace) -> int:
 def _measure(report: Report, options: argparse.Namespace) -> int:
     names = options.mix or list(MIXES)[: 1 if options.quick else None]
     options.cache.mkdir(parents=True, exist_ok=True)
-    effort = QUICK if options.quick else MixEffort(options.minutes * 60.0 / len(names))
-    effort = replace(effort, saturated_only=options.only == "saturated")
+    shares = Shares(options.minutes * 60.0, len(names))
     figures: dict[str, float] = {}
     for name in names:
         progress(name)
+        effort = QUICK if options.quick else MixEffort(shares.next_s(time.monotonic()))
+        effort = replace(effort, saturated_only=options.only == "saturated")
         with tempfile.TemporaryDirectory(prefix="stageloom-slo-") as folder:
             try:
                 models = load_mix(name, Path(folder), options.cache)
@@ -73,6 +75,27 @@ def _measure(report: Report, options: argparse.Namespace) -> int:
         report.add({}, result.rows)
     report.add({**figures, **geometric_means(figures)})
     return 0
+
+
+class Shares:
+    """Time for some things, one after the other; what they take beyond it is told by the ones before."""
+
+    def __init__(self, total_s: float, count: int) -> None:
+        self._left_s, self._left = total_s, count
+        self._given_s, self._beyond_s = 0.0, 0.0
+        self._began_s: float | None = None
+
+    def next_s(self, now_s: float) -> float:
+        """How long the next one is to last that begins now."""
+        if self._began_s is not None:
+            taken_s = now_s - self._began_s
+            self._left_s -= taken_s
+            self._beyond_s = max(self._beyond_s, taken_s - self._given_s)
+        self._began_s = now_s
+        share_s = self._left_s / self._left
+        self._left -= 1
+        self._given_s = max(share_s - self._beyond_s, share_s / 2)
+        return self._given_s
 
 
 def figure_of(figure: str, mix: str) -> str:

@@ -181,9 +181,16 @@ class MixMeasurement:
             contest.enter(self._ablations())
             self._started_s = time.monotonic()
             found = self._capacities(contest, families)
+            known_s = time.monotonic()
             self._tell(contest, found, families)
             self._latencies(contest, found, families)
             self._saturate(contest, families)
+        taken = {
+            "starting_s": self._started_s - self._began_s,
+            "capacities_s": known_s - self._started_s,
+            "rest_s": time.monotonic() - known_s,
+        }
+        self._row("taken", **taken)
         return self._result
 
     def _rivals(self) -> list[RivalSetting]:

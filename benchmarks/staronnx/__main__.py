@@ -9,7 +9,7 @@ batches and at most four batches wait; of plans that are compared closed loops t
 `lines` is something that is asked: with `measured`, and whether it is `met`. Under Poisson arrivals, and with
 OpenVINO unpaced on core 1, figures are rows only.
 
-`--quick` takes GoogLeNet at K = 3 and 150 batches, some five minutes; without it all models, K = 3 and 6.
+`--quick` takes GoogLeNet at K = 3 and 150 batches; without it all models, K = 3 and 6, for about an hour.
 """
 
 import argparse

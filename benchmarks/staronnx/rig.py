@@ -1,6 +1,7 @@
 """A fast resource on one core, a paced one on another, and batches that come at given times."""
 
 import gc
+import math
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.halves import PartTimes
-from tests.engine.placed import Played, keeps_up
+from tests.engine.placed import MOST_WAITING, Played, keeps_up
 from tests.executor.paced import PacedExecutor, PacedTransfer
 
 FAST, SLOW = 0, 1
@@ -70,6 +71,11 @@ class Run:
         tails = {step.batch: step.lane for step in sorted(self.steps, key=lambda step: step.block)}
         lanes = [lane for batch, lane in tails.items() if first <= batch < (last or len(self.arrivals_s))]
         return sum(lane == SLOW for lane in lanes) / len(lanes)
+
+    def since(self, first: int) -> "Run":
+        """The same of the batches from `first` on."""
+        steps = [step for step in self.steps if step.batch >= first]
+        return Run(self.arrivals_s[first:], self.latencies_s[first:], steps)
 
     def seconds(self, block: int, lane: int) -> list[float]:
         """What the steps of a block took on a lane."""
@@ -135,6 +141,7 @@ class Rig:
         self._steps: list[tuple[int, RanStep]] = []
         self._feeds = feeds
         self._name = plan.models[0].name
+        self.lanes = len(plan.lane_resources)
         self._made = kind(self._executor, store)
         self.engine = InProcessEngine(self._made, on_step=self._on_step, history=history, bus=bus)
         self.engine.activate(self.engine.load(plan, {artifact.digest: artifact}))
@@ -157,15 +164,20 @@ class Rig:
         tickets = threading.Semaphore(at_once)
         return self._serve([None] * batches, lambda _: tickets.acquire(), tickets.release, at)
 
-    def open_loop(self, arrivals_s: Sequence[float], at: Callable[[int], object] = int) -> Run:
-        """Batches at these times from now on; `at` is called before each with its number."""
+    def open_loop(
+        self, arrivals_s: Sequence[float], at: Callable[[int], object] = int, *, most: float = math.inf
+    ) -> Run:
+        """Batches at these times from now on; `at` is called before each with its number.
+
+        None comes any more once more than `most` are in the system.
+        """
         began_s = time.monotonic() + 0.05
 
         def wait(at_s: float | None) -> None:
             assert at_s is not None
             time.sleep(max(0.0, began_s + at_s - time.monotonic()))
 
-        return self._serve(list(arrivals_s), wait, lambda: None, at, began_s)
+        return self._serve(list(arrivals_s), wait, lambda: None, at, began_s, most)
 
     def _serve(
         self,
@@ -174,12 +186,13 @@ class Rig:
         ended: Callable[[], object],
         at: Callable[[int], object],
         began_s: float = 0.0,
+        most: float = math.inf,
     ) -> Run:
         self._steps = []
         gc.collect()
         gc.disable()  # a collection would fall on any batch at random
         try:
-            return self._served(times_s, wait, ended, at, began_s)
+            return self._served(times_s, wait, ended, at, began_s, most)
         finally:
             gc.enable()
 
@@ -190,9 +203,9 @@ class Rig:
         ended: Callable[[], object],
         at: Callable[[int], object],
         began_s: float,
+        most: float,
     ) -> Run:
-        count = len(times_s)
-        ends_s, arrivals_s = [0.0] * count, [0.0] * count
+        ends_s, arrivals_s = [0.0] * len(times_s), [0.0] * len(times_s)
         ids: dict[int, int] = {}
         left = threading.Semaphore(0)
 
@@ -207,9 +220,13 @@ class Rig:
             arrivals_s[batch] = time.monotonic() if at_s is None else began_s + at_s
             future = self.engine.submit(self._name, self._feeds, on_end=lambda _, batch=batch: done(batch))  # type: ignore[misc]
             ids[future.task] = batch
+            if len(ids) - sum(map(bool, ends_s)) > most:
+                break
+        count = len(ids)
         for _ in range(count):
             if not left.acquire(timeout=DRAIN_S):
                 raise RuntimeError("the engine does not answer")
+        ends_s, arrivals_s = ends_s[:count], arrivals_s[:count]
         latencies_s = [end_s - at_s for end_s, at_s in zip(ends_s, arrivals_s, strict=True)]
         steps = [
             RanStep(ids[task], ran.block, ran.lane, ran.began_s, ran.ended_s)
@@ -244,7 +261,7 @@ def saturated_per_s(rig: Rig, at_once: int, batches: int) -> float:
     return (batches - 1 - first) / (ends_s[-1] - ends_s[first])
 
 
-SHARES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.89, 0.85, 0.8)
+SHARES = (0.8, 0.85, 0.89, 0.92, 0.94, 0.96, 0.98, 1.0)
 """Rates that are tried, as shares of what a closed loop carries."""
 
 TRIES = 2
@@ -258,18 +275,32 @@ where they are about equally fast."""
 def highest_share(rig: Rig, batches: int) -> tuple[float, Run]:
     """The highest rate of evenly spaced batches that keeps up, over what a closed loop carries, and its run.
 
-    The closed loop comes right before each try, as machines change their clocks within minutes. The lowest
-    share counts even where it does not keep up.
+    Found by halving, from 0.94 on. The lowest share counts even where it does not keep up.
     """
-    run: Run | None = None
-    for share in SHARES:
-        for _ in range(TRIES):
-            carried = saturated_per_s(rig, AT_ONCE, max(batches // 5, 30))
-            run = rig.open_loop(evenly(share * carried, batches))
-            if run.keeps_up:
-                return share, run
-    assert run is not None
-    return SHARES[-1], run
+    low, high = 0, len(SHARES)
+    kept: Run | None = None
+    while high - low > 1:
+        middle = (low + high) // 2
+        run = _try(rig, SHARES[middle], batches)
+        if run.keeps_up:
+            low, kept = middle, run
+        else:
+            high = middle
+    return SHARES[low], kept or _try(rig, SHARES[low], batches)
+
+
+def _try(rig: Rig, share: float, batches: int) -> Run:
+    """A run at a share that keeps up, or the last of all tries.
+
+    The closed loop comes right before each try, as machines change their clocks within minutes. A run ends
+    as soon as more batches are in the system than may wait and lanes can run.
+    """
+    for _ in range(TRIES):
+        carried = saturated_per_s(rig, AT_ONCE, max(batches // 7, 30))
+        run = rig.open_loop(evenly(share * carried, batches), most=MOST_WAITING + rig.lanes)
+        if run.keeps_up:
+            break
+    return run
 
 
 def median_s(run: Run, block: int, lane: int) -> float:

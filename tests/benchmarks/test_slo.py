@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.slo.__main__ import figure_of, geometric_means
+from benchmarks.slo.__main__ import Shares, figure_of, geometric_means
 from benchmarks.slo.mixes import MIXES
 from benchmarks.slo.one_mix import QUICK, MixMeasurement, best_of, finalists
 from benchmarks.zoo import ZOO
@@ -54,6 +54,17 @@ def test_the_best_of_each_runtime_and_precision_is_measured_closely() -> None:
 def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
     assert best_of(FOUND, FAMILIES, set(Family) - {Family.BY_DEADLINE}) == "ov_bf16"
     assert best_of(FOUND, FAMILIES, [Family.OPENVINO_DEFAULT]) == ""
+
+
+def test_what_mixes_take_beyond_their_time_is_taken_from_those_that_follow() -> None:
+    """Each lasts 4 s longer than it is given: all but the first end when their share is over."""
+    shares, now_s = Shares(60.0, 4), 0.0
+    given = []
+    for _ in range(4):
+        given.append(shares.next_s(now_s))
+        now_s += given[-1] + 4.0
+    assert given == pytest.approx([15.0, 41.0 / 3 - 4.0, 41.0 / 3 - 4.0, 41.0 / 3 - 4.0])
+    assert now_s == pytest.approx(60.0)
 
 
 def test_figures_are_named_by_mix_and_by_model_and_ratios_have_a_mean() -> None:

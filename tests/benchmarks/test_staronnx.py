@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.staronnx import batches
-from benchmarks.staronnx.rig import FAST, SLOW, RanStep, Run
+from benchmarks.staronnx.rig import FAST, SHARES, SLOW, TRIES, RanStep, Run, highest_share
 
 
 def ran(*steps: tuple[int, int, int, float, float], arrivals_s: list[float], ends_s: list[float]) -> Run:
@@ -29,6 +29,35 @@ def test_batches_wait_between_their_steps_and_before_the_first() -> None:
 def test_a_batch_that_begins_when_it_comes_never_waits() -> None:
     run = ran((0, 0, FAST, 0.0, 1.0), arrivals_s=[0.0], ends_s=[1.0])
     assert run.most_waiting == 0
+
+
+class Carrying:
+    """A rig that carries a share of ten batches a second; it never waits below, and ever longer above."""
+
+    lanes = 2
+
+    def __init__(self, share: float) -> None:
+        self._per_s = 10 * share
+        self.tried: list[float] = []
+
+    def closed_loop(self, at_once: int, batches: int) -> Run:
+        ends_s = [batch / 10 for batch in range(batches)]
+        return Run([0.0] * batches, ends_s)
+
+    def open_loop(self, arrivals_s: list[float], *, most: float) -> Run:
+        per_s = 1 / arrivals_s[1]
+        self.tried.append(per_s / 10)
+        growth_s = 1 / self._per_s - 1 / per_s if per_s > self._per_s else 0.0
+        return Run(arrivals_s, [0.1 + growth_s * batch for batch in range(len(arrivals_s))])
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_the_highest_rate_that_keeps_up_is_found_by_halving(share: float) -> None:
+    rig = Carrying(share + 0.001)
+    found, run = highest_share(rig, 300)  # type: ignore[arg-type]
+    assert found == share and run.keeps_up
+    tries = [rig.tried.count(one) for one in set(rig.tried)]
+    assert len(tries) <= 4 and set(tries) <= {1, TRIES}
 
 
 def test_a_fit_that_is_exact_is_within_5_percent_at_every_rate() -> None:

@@ -268,8 +268,12 @@ def poisson(rate_per_s: float, batches: int, seed: int) -> list[float]:
     return times
 
 
+MOST_WAITING = 4
+"""Batches, where a rate is said to be carried."""
+
+
 def keeps_up(played: Played) -> bool:
-    """Latency does not grow (slope not above 0 at 95 %), and at most four batches wait."""
+    """Latency does not grow (slope not above 0 at 95 %), and at most `MOST_WAITING` batches wait."""
     latencies_s = played.latencies_s[len(played.latencies_s) // 10 :]
     count = len(latencies_s)
     centre, mean = (count - 1) / 2, fmean(latencies_s)
@@ -277,7 +281,7 @@ def keeps_up(played: Played) -> bool:
     slope = sum((i - centre) * (one - mean) for i, one in enumerate(latencies_s)) / spread
     residual = sum((one - mean - slope * (i - centre)) ** 2 for i, one in enumerate(latencies_s))
     error = math.sqrt(residual / (count - 2) / spread)
-    return slope <= 1.645 * error + 1e-12 and played.most_waiting <= 4
+    return slope <= 1.645 * error + 1e-12 and played.most_waiting <= MOST_WAITING
 
 
 def highest_rate(scene: Scene, known_per_s: float, *, batches: int = 300) -> float:
