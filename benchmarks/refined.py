@@ -12,8 +12,8 @@ a list can be given. Both answers are evaluated on arrivals that chose neither, 
 
 `refined_over_listed`: the ratio of throughput, or of p99 where that is level within its spread (above 1: the
 refinement is better), with a 95 % interval over seeds. An evaluation is three times 6 simulated seconds.
---state keeps what was done, and the same command goes on behind it. --quick: the Nano, one seed, 8
-neighbours, four listed policies.
+--state keeps what was done, and the same command of the same code goes on behind it. --quick: the Nano, one
+seed, 8 neighbours, four listed policies.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cmp_to_key
 from math import fsum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,6 +30,7 @@ from typing import Any, Final, TypeVar
 from benchmarks.learning.attribution_run import score_in
 from benchmarks.learning.margin import margin
 from benchmarks.learning.pair import JITTER, MIX, QUEUE, Workload, columns, whole_s, workloads
+from benchmarks.paper.code_digest import digest_of_code
 from benchmarks.runner import Report, progress, run
 from benchmarks.zoo import graph_of
 from stageloom.planner.cluster.interface import SearchFuture
@@ -38,7 +38,7 @@ from stageloom.planner.tournament.candidates import PlanCandidate, plan_candidat
 from stageloom.planner.tournament.evaluator import EvaluationSettings, Scenario, evaluate_candidate
 from stageloom.planner.tournament.refinement import Refinement
 from stageloom.planner.tournament.runner import TournamentResult, TournamentRun
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, best_first
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
@@ -172,11 +172,8 @@ def best_of_list(listed: Listed, found: Mapping[int, Score], seed: int, evaluati
 
 def _ranked(scores: Mapping[int, Score]) -> list[int]:
     """The best first."""
-
-    def worse_last(one: int, other: int) -> int:
-        return int(better(scores[other], scores[one])) - int(better(scores[one], scores[other]))
-
-    return sorted(scores, key=cmp_to_key(worse_last))
+    numbers = list(scores)
+    return [numbers[place] for place in best_first(list(scores.values()))]
 
 
 def _evaluated(listed: Listed, plan: Plan | None, settings: EvaluationSettings) -> Score:
@@ -234,16 +231,23 @@ def device_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _version(quick: bool) -> str:
+    """The folder of rows that may stand beside each other."""
+    code = digest_of_code("benchmarks.refined", ["planner/twin/devices"])
+    return f"{code}-quick" if quick else code
+
+
 def measure(report: Report, options: argparse.Namespace) -> None:
     """Device by device, then what they say together."""
     seeds = 1 if options.quick else options.seeds
     neighbours = 8 if options.quick else options.neighbours
+    state = None if options.state is None else options.state / _version(options.quick)
     report.about = {"twin": True, "overload": OVERLOAD, "neighbours": neighbours, "seeds": seeds}
     for name in options.device or (DEVICES[:1] if options.quick else DEVICES):
         rows: list[dict[str, Any]] = []
         listed: Listed | None = None
         for seed in range(1, seeds + 1):
-            file = None if options.state is None else options.state / f"{name}-{neighbours}-{seed}.json"
+            file = None if state is None else state / f"{name}-{neighbours}-{seed}.json"
             if options.kept and (file is None or not file.exists()):
                 continue
             if file is None or not file.exists():

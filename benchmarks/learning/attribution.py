@@ -17,7 +17,15 @@ import numpy as np
 import torch
 
 from benchmarks.learning.deciding import WAYS, Arms, Choose, Log, Way, arms_of, best_pair
-from benchmarks.learning.pair import Workload, best_of, columns, judged, problem_of, rivals, structures
+from benchmarks.learning.pair import (
+    Workload,
+    best_contestant,
+    columns,
+    judged,
+    problem_of,
+    rivals,
+    structures,
+)
 from benchmarks.learning.unlearned import SEARCHES, ActionRow, Best, Search, best_seed
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.course import VALIDATION_SEED, TrainingCourse
@@ -298,7 +306,7 @@ def cell_of(
 ) -> Cell:
     """The problem of the papers' blocks, on the instances and lanes of the best quick rival."""
     base = problem_of(device, workload, models)
-    rival = best_of(rivals(base, models, lambda line: None, QUICK_RIVALS))
+    rival = best_contestant(rivals(base, models, lambda line: None, QUICK_RIVALS))
     as_cut, *finer = structures(rival.plan, models)
     problem = problem_of(device, workload, models, (finer or [as_cut])[0])
     plan = problem.template

@@ -26,6 +26,7 @@ from benchmarks.learning.attribution import (
 from benchmarks.learning.deciding import WAYS
 from benchmarks.learning.margin import Margin, best_of_methods, margin
 from benchmarks.learning.pair import MIX, QUEUE, workloads
+from benchmarks.paper.code_digest import digest_of_code
 from benchmarks.runner import Report, progress
 from benchmarks.zoo import graphs_of
 from stageloom.planner.tournament.score import Score
@@ -93,7 +94,8 @@ def attribute(
 ) -> None:
     """Fill the report with the rows of all pieces, and with a row and figures per cell that is complete."""
     wanted = pieces(devices, loads, seeds, methods)
-    folder = None if state is None else state / f"{evaluations}"
+    code = digest_of_code("benchmarks.learning.attribution", ["planner/twin/devices"])
+    folder = None if state is None else state / f"{evaluations}-{code}"
     rows: dict[Piece, Row] = {}
     if folder is not None:
         rows = {piece: row for piece in wanted if (row := _kept(folder / piece.file)) is not None}

@@ -13,7 +13,7 @@ from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.stored import OTHER_MEMBERS, TOP_MEMBERS
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, best_of
 from stageloom.planner.twin.arrivals import Counted, Periodic, Process
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.reference import TwinDevices
@@ -131,16 +131,15 @@ def rivals(
     names: Sequence[str] = (),
 ) -> list[Contestant]:
     """Every rival, or those of these names, under its best partition, by the arrivals that choose."""
-    best: dict[str, Contestant] = {}
+    found: dict[str, list[Contestant]] = {}
     executor = problem.template.executor
     for candidate in plan_candidates(models, problem.costs, executor=executor, policy_names=names):
         plan = run_search(candidate.job, time.monotonic)
         score = judged(problem, plan, CHOICE)
         told(f"{candidate.name}: {score.throughput_per_s:.1f} tasks/s")
-        held = best.get(candidate.policy)
-        if held is None or better(score, held.chosen_by):
-            best[candidate.policy] = Contestant(candidate.policy, plan, score, candidate.partition)
-    return list(best.values())
+        own = Contestant(candidate.policy, plan, score, candidate.partition)
+        found.setdefault(candidate.policy, []).append(own)
+    return [best_contestant(own) for own in found.values()]
 
 
 def structures(rival: Plan, models: Sequence[ModelChoice]) -> list[Plan]:
@@ -160,12 +159,9 @@ def structures(rival: Plan, models: Sequence[ModelChoice]) -> list[Plan]:
     return [rival] if same else [rival, cut_finer]
 
 
-def best_of(contestants: Sequence[Contestant]) -> Contestant:
-    best = contestants[0]
-    for contestant in contestants[1:]:
-        if better(contestant.chosen_by, best.chosen_by):
-            best = contestant
-    return best
+def best_contestant(contestants: Sequence[Contestant]) -> Contestant:
+    """By the arrivals that choose."""
+    return contestants[best_of([one.chosen_by for one in contestants])]
 
 
 def columns(score: Score) -> dict[str, Any]:

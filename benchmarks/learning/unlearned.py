@@ -6,7 +6,6 @@ seeds of `stageloom.planner.learning.maddpg.candidates`, as a training does.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cmp_to_key
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -15,7 +14,7 @@ import numpy as np
 from stageloom.planner.learning.maddpg.candidates import seeds
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.work import clipped_row, noisy
-from stageloom.planner.tournament.score import Score, better, improves
+from stageloom.planner.tournament.score import Score, best_first, improves
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.actions import actions_of, combine_blocks
 from stageloom.shared.policy.maddpg.space import Space
@@ -87,8 +86,8 @@ def cross_entropy(space: Space, best: Best, evaluations: int, rng: np.random.Gen
     while left > 0:
         rows = [clipped_row(rng.normal(mean, spread)) for _ in range(min(POPULATION, left))]
         left -= len(rows)
-        ranked = sorted(((row, best.judged(row)) for row in rows), key=cmp_to_key(_worse_last))
-        elite = np.array([row for row, _ in ranked[:ELITE]])
+        scores = [best.judged(row) for row in rows]
+        elite = np.array([rows[place] for place in best_first(scores)[:ELITE]])
         mean, spread = elite.mean(axis=0), elite.std(axis=0)
 
 
@@ -131,7 +130,3 @@ SEARCHES: Final[Mapping[str, Search]] = MappingProxyType(
         "local search": local_search,
     }
 )
-
-
-def _worse_last(one: tuple[ActionRow, Score], other: tuple[ActionRow, Score]) -> int:
-    return int(better(other[1], one[1])) - int(better(one[1], other[1]))

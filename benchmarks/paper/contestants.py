@@ -16,7 +16,7 @@ from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.work import bound_plan
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, best_of
 from stageloom.planner.twin.arrivals import Periodic, Process
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.reference import TwinDevices
@@ -119,17 +119,20 @@ def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
 
 
 def combined(problem: Problem, course: EvaluationSettings, paces: Sequence[str] = ("fast",)) -> Contestant:
-    """The best way to combine blocks; the name says which. Under an overload launches are never held back."""
+    """The best way to combine up to H blocks; the name says which. Under an overload launches are never held
+    back."""
     table = problem.table()
-    best: Contestant | None = None
-    for name, actions in seeds(problem.space).items():
-        if name.endswith(tuple(paces)):
-            plan = bound_plan(problem, table, actions).plan
-            found = Contestant(name, plan, judged(problem, plan, course))
-            if best is None or better(found.score, best.score):
-                best = found
-    assert best is not None
-    return best
+    ways: dict[tuple[float, ...], str] = {}
+    most = problem.space.members_max
+    for size in range(most, 0, -1):
+        for name, actions in seeds(replace(problem.space, members_max=size)).items():
+            if name.endswith(tuple(paces)):
+                ways.setdefault(actions, name if size == most else f"{name}, {size} at most")
+    found = []
+    for actions, name in ways.items():
+        plan = bound_plan(problem, table, actions).plan
+        found.append(Contestant(name, plan, judged(problem, plan, course)))
+    return found[best_of([one.score for one in found])]
 
 
 def rivals(
@@ -140,7 +143,7 @@ def rivals(
     IOS schedules block by block and runs its schedules as one graph: its whole model is the blocks' schedules
     one after another, not a search over all operators. A policy without a plan for these models is left out.
     """
-    best: dict[str, Contestant] = {}
+    found: dict[str, list[Contestant]] = {}
     for candidate in plan_candidates(models, problem.costs, policy_names=policies):
         if candidate.policy == "ios" and candidate.partition == "whole":
             continue
@@ -149,11 +152,9 @@ def rivals(
         except StageloomError:
             continue
         for one in (plan, in_one_step(plan, problem.graphs)) if candidate.policy == "ios" else (plan,):
-            found = Contestant(candidate.policy, one, judged(problem, one, course))
-            held = best.get(candidate.policy)
-            if held is None or better(found.score, held.score):
-                best[candidate.policy] = found
-    return list(best.values())
+            own = Contestant(candidate.policy, one, judged(problem, one, course))
+            found.setdefault(candidate.policy, []).append(own)
+    return [own[best_of([one.score for one in own])] for own in found.values()]
 
 
 def in_one_step(plan: Plan, graphs: Mapping[Digest, Graph]) -> Plan:

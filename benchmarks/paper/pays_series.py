@@ -39,7 +39,7 @@ def agent_series(results: Path) -> AgentSeries:
     found = [
         scenario
         for file in sorted(results.glob(Path(PAYS).name))
-        for scenario in _scenarios(json.loads(file.read_text(encoding="utf-8")))
+        for scenario in _scenarios(file.stem, json.loads(file.read_text(encoding="utf-8")))
     ]
     panels = tuple(
         Panel(one.title, "s", "variance of queued work, s^2", tuple(line for line in one[1:] if line.points))
@@ -52,13 +52,13 @@ def agent_series(results: Path) -> AgentSeries:
     return AgentSeries(PaperClaim(_CLAIM, f"mean variance, {ours}", max(ratios.values()) < 1.0), panels)
 
 
-def _scenarios(result: Mapping[str, Any]) -> Iterator[_Scenario]:
+def _scenarios(name: str, result: Mapping[str, Any]) -> Iterator[_Scenario]:
     processor = result["machine"]["processor"]
     series = [row for row in result["rows"] if row.get("part") == "series" and row.get("at_s")]
     for mix, scenario in dict.fromkeys((row["mix"], row["scenario"]) for row in series):
         own = [row for row in series if (row["mix"], row["scenario"]) == (mix, scenario)]
         fixed, replanned = ([row for row in own if row["replanning"] is on] for on in (False, True))
-        title = f"agent on {processor}, {mix}, {scenario.replace('_', ' ')}"
+        title = f"agent on {processor}, {mix}, {scenario.replace('_', ' ')} ({name})"
         yield _Scenario(title, _line("fixed plan", fixed), _line("re-planning", replanned))
 
 

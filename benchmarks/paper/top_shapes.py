@@ -99,7 +99,7 @@ def figure_18(inputs: Inputs) -> Finding:
             case = saturated(inputs, device, choices(_graphs(inputs)), members_max)
             best = case.best
             took_s = time.process_time() - began_s
-            served = max(best.score.throughput_per_s, before or 0.0)
+            served = best.score.throughput_per_s
             gain = None if before is None else round(served / before - 1.0, 4)
             rows.append(
                 {

@@ -147,7 +147,7 @@ class Pair:
             yield from self._against_whole(balanced, rates["whole_both"], fast)
         yield from self._calm(balanced, fast)
         yield self._by_hand(balanced)
-        yield from self._prefetch(balanced)
+        yield from self._prefetch()
         yield from self._slower(balanced)
 
     def _of_formula(self, name: str, rate: Rate, fast: Rate) -> Line:
@@ -233,19 +233,31 @@ class Pair:
         ratio = median(ours) / median(theirs)
         return self._line("over a loop written by hand", ">= 0.95", ratio, ratio >= 0.95)
 
-    def _prefetch(self, balanced: Rate) -> Iterator[Line]:
-        """All tails away, each behind a copy that takes 0.9 of a slow tail's time; the three take turns."""
-        assert balanced.parts is not None
-        delay_s = 0.9 * balanced.parts.slow_tail_s
-        plan = all_away(balanced.plan)
+    def _cut_of_long_tails(self) -> int:
+        """The last cut whose tails take the slow resource as long as heads the fast one; else the first."""
+        cuts = self._model.artifact.graph.base_cuts
+        times = ((cut, self._parts(cut)) for cut in reversed(cuts))
+        return next((cut for cut, one in times if one.slow_tail_s >= one.head_s), cuts[0])
+
+    def _prefetch(self) -> Iterator[Line]:
+        """All tails away, each behind a copy that takes 0.9 of a slow tail's time; the three take turns.
+
+        Cut where tails keep the slow resource busy all the time: else a copy falls into its pauses.
+        """
         graph = self._model.artifact.graph
-        border = sum(graph.tensors[tensor].nbytes for tensor in graph.live_at(plan.models[0].cuts[0]))
+        cut = self._cut_of_long_tails()
+        parts = self._parts(cut)
+        delay_s = 0.9 * parts.slow_tail_s
+        plan = all_away(
+            self._machine.fast_and_slow.plan([replace(self._model.choice, partition=(cut,))], heads=True)
+        )
+        border = sum(graph.tensors[tensor].nbytes for tensor in graph.live_at(cut))
         slow_bus = Bus(bytes_per_s=border / delay_s)  # outputs, which come back over it, are small
         taken_s: dict[str, list[float]] = {"none": [], "prefetched": [], "at_begin": []}
         with (
-            self._rig(plan, known=balanced.parts, bus=Bus()) as none,
-            self._rig(plan, known=balanced.parts, bus=slow_bus) as prefetched,
-            self._rig(plan, known=balanced.parts, bus=slow_bus, prefetch=False) as at_begin,
+            self._rig(plan, known=parts, bus=Bus()) as none,
+            self._rig(plan, known=parts, bus=slow_bus) as prefetched,
+            self._rig(plan, known=parts, bus=slow_bus, prefetch=False) as at_begin,
         ):
             for _ in range(TURNS):
                 for name, rig in (("none", none), ("prefetched", prefetched), ("at_begin", at_begin)):
@@ -259,22 +271,20 @@ class Pair:
     def _slower(self, balanced: Rate) -> Iterator[Line]:
         """The slow resource becomes three times slower: with both resources always busy the share that goes
         away is f*, from what the parts take in that very run; a core beside a busy one is not as fast as
-        alone. At 0.9 of the new highest rate batches must not pile up."""
-        assert balanced.parts is not None
-        parts = balanced.parts
-        after = PartTimes(head_s=parts.head_s, tail_s=parts.tail_s, slow_tail_s=3 * parts.slow_tail_s)
+        alone. At 0.9 of the highest rate that follows batches must not pile up."""
         change = self._batches // 4
         count = change + SETTLE + self._batches // 2
-        with self._rig(balanced.plan, known=parts) as rig:
+        with self._rig(balanced.plan, known=balanced.parts) as rig:
 
             def slow_down(batch: int) -> None:
                 rig.paced.slow = (3 if batch >= change else 1) * self._slow
 
             busy = rig.closed_loop(REPLICAS, count, slow_down)
-            calm = rig.open_loop(evenly(0.9 * after.highest_rate_per_s(), count), slow_down)
-        share, wanted = busy.away(change + SETTLE), _parts_of(busy.since(change + SETTLE)).share_away()
+            parts = _parts_of(busy.since(change + SETTLE))
+            calm = rig.open_loop(evenly(0.9 * parts.highest_rate_per_s(), count), slow_down)
+        share, wanted = busy.away(change + SETTLE), parts.share_away()
         parted = {"before": busy.away(0, change), "first": busy.away(change, change + SETTLE)}
-        parted |= {"by_parts_alone": after.share_away()}
+        parted |= {f"{one}_ms": 1e3 * getattr(parts, f"{one}_s") for one in ("head", "tail", "slow_tail")}
         met = abs(share - wanted) <= 0.1 * wanted
         asked = f"within 10 % of {wanted:.3f}"
         yield self._line("tails away once the slow one is slower", asked, share, met, **parted)

@@ -1,11 +1,15 @@
 """Where a training keeps its state, so that it goes on after an interruption: a folder of the data directory.
 
-A folder is named by what is trained, so the same request finds its own, and any other begins anew.
+A folder is named by what is trained, so the same request finds its own, and any other begins anew. What the
+run was begun with lies there, too: arrivals are counted and costs measured anew all the time, and what was
+learned and how well it scored is worth nothing on others.
 """
 
 import fcntl
 import json
+import logging
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -16,8 +20,11 @@ from typing import Any, Final
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import RefusedError
 
+log = logging.getLogger(__name__)
+
 FOLDER: Final = "trainings"
 LOCK_FILE: Final = "lock"
+BEGUN_WITH_FILE: Final = "begun_with"
 KEPT_S: Final = 30 * 86_400.0
 """Age at which a run that nobody went on with is deleted."""
 
@@ -50,6 +57,28 @@ def held_run(data_dir: Path, about: Mapping[str, Any]) -> Iterator[Path]:
         yield folder
     finally:
         os.close(handle)
+
+
+def keep_begun_with(folder: Path, value: object) -> None:
+    """Keep what the run in a folder begins with; it pickles.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = folder / (BEGUN_WITH_FILE + ".part")
+    part.write_bytes(pickle.dumps(value))
+    part.replace(folder / BEGUN_WITH_FILE)
+
+
+def begun_with(folder: Path) -> Any:
+    """What the run in a folder began with; None where that is not known, or no longer to be read."""
+    try:
+        return pickle.loads((folder / BEGUN_WITH_FILE).read_bytes())  # of this planner's own folder
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # of another version, whose classes have moved: whatever they raise
+        log.warning("a training begins anew: what it had begun with cannot be read: %s", error)
+        return None
 
 
 def forget_run(folder: Path) -> None:

@@ -36,7 +36,7 @@ class Score:
 
 
 def better(one: Score, other: Score) -> bool:
-    """More throughput, or, where that is equal within spread, a shorter p99."""
+    """More throughput, or, where that is equal within spread, a shorter p99; not transitive."""
     return _better(one, other, 0.0)
 
 
@@ -47,6 +47,28 @@ def improves(one: Score, held: Score, top: Score) -> bool:
     shorter in p99, throughput would fall without end.
     """
     return better(one, held) and one.throughput_per_s >= top.throughput_per_s - spread_of(one, top)
+
+
+def best_of(scores: Sequence[Score]) -> int:
+    """The place of the shortest p99 among those that are level with the most throughput.
+
+    Whom a row of pairwise comparisons with `better` ends at depends on their order, see `improves`.
+    """
+    top = max(scores, key=lambda one: one.throughput_per_s)
+    level = [
+        place
+        for place, one in enumerate(scores)
+        if one.throughput_per_s >= top.throughput_per_s - spread_of(one, top)
+    ]
+    return min(level, key=lambda place: scores[place].p99_s)
+
+
+def best_first(scores: Sequence[Score]) -> list[int]:
+    """All places: the best one, then the best of the rest, and so on."""
+    left, order = list(range(len(scores))), []
+    while left:
+        order.append(left.pop(best_of([scores[place] for place in left])))
+    return order
 
 
 def surely_better(one: Score, other: Score) -> bool:

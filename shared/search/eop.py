@@ -43,6 +43,7 @@ from stageloom.shared.search.split_problem import (
     SplittableOperator,
     Whole,
     apart_s,
+    begun_anew_s,
     chain_s,
     each_alone,
     gathered_s,
@@ -97,11 +98,11 @@ def grid(axis: AxisTimes) -> tuple[int, ...]:
 
 
 def apart_cost_s(problem: SplitProblem, op: int, state: SplitState) -> float:
-    """T(op) with everything that a split of this operator alone pays for."""
+    """T(op) with everything that a split of this operator alone pays for, the next one being whole."""
     if isinstance(state, Whole):
         return problem.operators[op].seconds(state)
     seconds = into_s(problem, op, problem.home, state) + problem.operators[op].seconds(state)
-    return seconds + gathered_s(problem, op, state)
+    return seconds + gathered_s(problem, op, state) + begun_anew_s(problem, op)
 
 
 def best_split(
@@ -165,7 +166,7 @@ def pair_coupled_s(
         return pair_apart_s(problem, ops, states)
     seconds = into_s(problem, first, problem.home, states[0]) + problem.operators[first].seconds(states[0])
     seconds += into_s(problem, second, *states) + problem.operators[second].seconds(states[1])
-    return seconds + gathered_s(problem, second, states[1])
+    return seconds + gathered_s(problem, second, states[1]) + begun_anew_s(problem, second)
 
 
 class Tuned(NamedTuple):

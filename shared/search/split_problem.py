@@ -5,6 +5,7 @@ each the only reader of the one before and reading nothing else made at run time
 parts be handed on without being joined. At its borders all tensors are whole on one resource, the *home*.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -311,6 +312,19 @@ def gathered_s(problem: SplitProblem, op: int, state: SplitState) -> float:
     return problem.joins.barrier_s + problem.joins.leave_s(op, state, problem.home)
 
 
+def begun_anew_s(problem: SplitProblem, op: int) -> float:
+    """What the operator behind `op` pays that runs whole at home, where `op` was split and joined.
+
+    0 at the end of a chain: what comes next is not known there.
+    """
+    behind = op + 1
+    place = bisect_left(problem.chains, behind, key=lambda chain: chain.start)
+    starts = place < len(problem.chains) and problem.chains[place].start == behind
+    if starts or behind == len(problem.operators):
+        return 0.0
+    return problem.joins.enter_s(behind, problem.home, problem.home)
+
+
 def coupled_s(problem: SplitProblem, states: Sequence[SplitState]) -> float:
     """Seconds of all chains one after another, neighbours handing parts on where they are carried."""
     return sum(chain_s(problem, chain, [states[op] for op in chain]) for chain in problem.chains)
@@ -336,6 +350,8 @@ def apart_s(problem: SplitProblem, states: Sequence[SplitState]) -> float:
             seconds += into_s(problem, op, before, after) + problem.operators[op].seconds(after)
             if isinstance(after, Halves):
                 seconds += gathered_s(problem, op, after)
+                if op != chain[-1] and states[op + 1] == problem.home:
+                    seconds += begun_anew_s(problem, op)
                 after = problem.home
             before = after
         seconds += gathered_s(problem, chain[-1], before)

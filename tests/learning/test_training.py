@@ -188,6 +188,17 @@ def test_equation_8_raises_the_critics_value_of_the_action() -> None:
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
+def test_equation_8_moves_nothing_where_the_critic_does_not_look_at_the_action() -> None:
+    """dq/dm is 0: what the critic makes of the state does not count."""
+    torch.manual_seed(1)
+    model = GpgModel()
+    with torch.no_grad():
+        dict(model.named_parameters())["critic.0.weight"][:, -1] = 0.0
+    _, actor, _ = reinforced(model, model, [one_episode()], gamma=1.0, bounded=False)
+    actor.backward()  # type: ignore[no-untyped-call]
+    assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+
+
 def test_curves_hold_every_validation() -> None:
     found = run()
     assert to_json(found.history).count('"step"') == len(found.history) == 5

@@ -25,6 +25,7 @@ from stageloom.planner.learning.messages import (
 from stageloom.planner.schema.training import GpgTrainingRequest
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode, RefusedError
+from stageloom.shared.search.costs import CostTable
 from tests.store.helpers import add_model
 
 pytestmark = pytest.mark.more
@@ -132,6 +133,15 @@ def test_the_same_request_goes_on_where_it_was_interrupted_and_ends_as_if_it_had
     assert again.gpg is not None and (again.gpg.ended, again.gpg.resumed_steps) == ("done", 1)
     assert again.checkpoint == whole.checkpoint != other.checkpoint
     assert list(runs.iterdir()) == []
+
+
+def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path: Path) -> None:
+    """Until something is learned on them, newer ones are as good."""
+    first, newer, newest = (CostTable(fresh_since_us=at_us) for at_us in (1, 2, 3))
+    assert stored._as_begun(tmp_path, first) == first
+    assert stored._as_begun(tmp_path, newer) == newer
+    (tmp_path / stored.STATE_FILE).write_bytes(b"")
+    assert stored._as_begun(tmp_path, newest) == newer
 
 
 def test_a_run_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:

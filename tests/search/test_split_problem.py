@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from benchmarks import zoo
 from stageloom.shared.bitmask import bits
 from stageloom.shared.partition import Axis, Split
+from stageloom.shared.search.eop import apart_cost_s
 from stageloom.shared.search.patterns import Pattern
 from stageloom.shared.search.split_problem import (
     AxisTimes,
@@ -139,6 +140,27 @@ def test_joining_after_every_operator_never_costs_less(seed: int) -> None:
         for op, one in enumerate(of.operators)
     ]
     assert coupled_s(of, states) <= apart_s(of, states) + 1e-9
+
+
+class Sessions(ConstantJoins):
+    """Whoever runs whole and does not go on where the one before ran begins a session, for half a second."""
+
+    def enter_s(self, op: int, state: SplitState, home: Whole) -> float:
+        return self.join_s if isinstance(state, Halves) else 0.5
+
+
+@pytest.mark.parametrize(("chains", "begun_s"), [([range(2)], 0.5), ([range(1), range(1, 2)], 0.0)])
+def test_whoever_follows_a_split_in_its_chain_begins_anew_however_it_is_counted(
+    chains: list[range], begun_s: float
+) -> None:
+    """Two operators of 4 s, the first split into halves of 2 s with a join of 1 s."""
+    axis = AxisTimes(ROWS, 4, (Pattern(0.0, 1.0), Pattern(0.0, 1.0)))
+    operators = [SplittableOperator((4.0, 4.0), (axis,)), SplittableOperator((4.0, 4.0))]
+    of = SplitProblem(operators=operators, joins=Sessions(1.0), chains=chains)
+    state = Halves(ROWS, 2)
+    assert coupled_s(of, [state, HOME]) == apart_s(of, [state, HOME]) == 7.0 + begun_s
+    assert apart_cost_s(of, 0, state) == 3.0 + begun_s
+    assert apart_s(of, [HOME, HOME]) == 8.0
 
 
 def test_neighbours_whose_state_is_carried_are_one_split() -> None:

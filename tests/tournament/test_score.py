@@ -1,10 +1,20 @@
 """Figures of windows, and which of two plans is better."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
-from stageloom.planner.tournament.score import Score, better, figures_of, improves, score_of, surely_better
+from stageloom.planner.tournament.score import (
+    Score,
+    best_first,
+    best_of,
+    better,
+    figures_of,
+    improves,
+    score_of,
+    surely_better,
+)
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from tests.engine.plans import chains
@@ -72,6 +82,15 @@ def test_throughput_does_not_fall_along_plans_that_are_each_level_with_the_one_b
     assert better(held, SOME) and better(third, held)
     assert improves(held, SOME, SOME) and not improves(third, held, SOME)
     assert improves(replace(third, throughput_per_s=99.0), held, SOME)
+
+
+def test_the_best_of_some_is_the_same_in_any_order_and_level_with_the_most_throughput() -> None:
+    """Each is level with the one before and shorter in p99, and the third is not level with the first."""
+    second = replace(SOME, throughput_per_s=99.1, p99_s=0.09)
+    third = replace(SOME, throughput_per_s=98.2, p99_s=0.08)
+    for order in permutations([SOME, second, third]):
+        assert order[best_of(order)] == second
+        assert [order[place] for place in best_first(order)] == [second, SOME, third]
 
 
 def test_figures_of_a_saturated_model_are_those_of_its_queue() -> None:

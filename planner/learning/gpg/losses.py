@@ -111,8 +111,8 @@ def reinforced(
         goal = reward + gamma * torch.where(last, torch.zeros_like(follows), follows)
     found = model.judge(seen.detach(), joined([episode.action for episode in episodes]), bounded=bounded)
     critic = ((goal - found) ** 2).mean()
-    model.critic.requires_grad_(False)  # equation 8 moves theta*, not omega
-    actor = -model.judge(seen, model.act(seen), bounded=bounded).mean()
+    model.critic.requires_grad_(False)  # equation 8 moves theta*, not omega, and by dq/dm alone
+    actor = -model.judge(seen.detach(), model.act(seen), bounded=bounded).mean()
     model.critic.requires_grad_(True)
     known = [len(episode.worth) == len(episode.reward) for episode in episodes]
     if not all(known):

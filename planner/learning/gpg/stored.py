@@ -1,13 +1,14 @@
 """A training of gpg from what the planner's store knows: its models, and the costs of a device's class."""
 
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.learning.gpg.curves import rows
 from stageloom.planner.learning.gpg.lessons import CostsOf, Drawing, analytic_costs
 from stageloom.planner.learning.gpg.trainer import GpgResult, GpgSettings, Trainer, train
-from stageloom.planner.learning.kept_run import forget_run, held_run
+from stageloom.planner.learning.kept_run import begun_with, forget_run, held_run, keep_begun_with
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.schema.training import GpgTrainingReply, GpgTrainingRequest
 from stageloom.planner.store.devices import device_info
@@ -20,6 +21,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.policy.gpg.checkpoint import decode
+from stageloom.shared.search.costs import CostTable
 
 STATE_FILE: Final = "run.pt"
 _MOST: Final = 256  # models that are learned from unasked
@@ -35,7 +37,7 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
     """
     tell(TrainingStep(text="reading models and costs"))
     graphs, names = _models(store, request.models)
-    costs, device_class = _costs(store, request.device, list(graphs))
+    table, device_class = _costs(store, request.device, list(graphs))
     settings = GpgSettings(
         seed=request.seed, imitation_steps=request.imitation_steps, episodes=request.episodes
     )
@@ -50,8 +52,10 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
     }
     follower = _Follower(tell)
     with held_run(store.data_dir, about) as folder:
+        if table is not None:
+            table = _as_begun(folder, table)
         found = train(
-            Drawing(graphs, costs, request.members_max),
+            Drawing(graphs, _costs_of(table), request.members_max),
             settings,
             names=names,
             costs=device_class or "analytic",
@@ -101,15 +105,30 @@ def _models(store: ReadStore, wanted: tuple[str, ...]) -> tuple[dict[Digest, Gra
     }
 
 
-def _costs(store: ReadStore, device: DeviceId | None, artifacts: list[Digest]) -> tuple[CostsOf, str]:
-    """The cost model, and the device class that it is of; no class for estimates."""
+def _as_begun(folder: Path, table: CostTable) -> CostTable:
+    """The costs that the run in a folder began with; it begins with `table` where they are not known."""
+    earlier: CostTable | None = begun_with(folder) if (folder / STATE_FILE).exists() else None
+    if earlier is not None:
+        return earlier
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    keep_begun_with(folder, table)
+    return table
+
+
+def _costs_of(table: CostTable | None) -> CostsOf:
+    return analytic_costs if table is None else lambda members, random: table.for_members(members)
+
+
+def _costs(
+    store: ReadStore, device: DeviceId | None, artifacts: list[Digest]
+) -> tuple[CostTable | None, str]:
+    """What was measured, and the device class that it is of; neither for estimates."""
     if device is None:
-        return analytic_costs, ""
+        return None, ""
     device_class = store.read(device_info, device).device_class
     models = [(artifact, 1) for artifact in artifacts]
     executor = usual_executor(store.read(machine_of, device)) or ExecutorOptions()
-    table = device_costs(store, device_class, executor, models, graph_of=store.graph)
-    return lambda members, random: table.for_members(members), device_class
+    return device_costs(store, device_class, executor, models, graph_of=store.graph), device_class
 
 
 class _Follower:

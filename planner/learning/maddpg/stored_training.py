@@ -9,7 +9,7 @@ import msgspec
 
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.search_pool import AnytimePool
-from stageloom.planner.learning.kept_run import forget_run, held_run
+from stageloom.planner.learning.kept_run import begun_with, forget_run, held_run, keep_begun_with
 from stageloom.planner.learning.maddpg.course import TrainingCourse
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import StoredProblem, stored_problem
@@ -25,7 +25,7 @@ from stageloom.planner.schema.training import (
     TrainedScore,
 )
 from stageloom.planner.store.store import ReadStore
-from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.score import Score, best_of
 from stageloom.planner.twin.device_file import device_toml
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import StageloomError
@@ -55,12 +55,16 @@ def train_stored(store: ReadStore, request: MaddpgTrainingRequest, tell: Tell) -
     found = stored_problem(store, request)
     settings = MaddpgSettings.of_length(request.transitions)
     about = about_training(request, found, settings)
-    tell(TrainingStep(text=f"twin: {found.times}; arrivals: {found.arrivals}; {about['blocks']} blocks"))
     with held_run(store.data_dir, about) as folder:
         kept = load_run(folder, about)
-        state, spent_s = (kept[1], kept[0]) if kept else (None, 0.0)
-        if kept:
+        earlier: StoredProblem | None = begun_with(folder) if kept else None
+        if kept and earlier:
+            found, (spent_s, state) = earlier, kept
             tell(TrainingStep(text=f"going on after {spent_s:.0f} s of training"))
+        else:
+            spent_s, state = 0.0, None
+            keep_begun_with(folder, found)
+        tell(TrainingStep(text=f"twin: {found.times}; arrivals: {found.arrivals}; {about['blocks']} blocks"))
         began_s = time.monotonic()
         pool = _pool(request)
         try:
@@ -182,9 +186,8 @@ def _result(
 
 def rivals_scores(seeds_worth: Mapping[str, Score]) -> dict[str, Score]:
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
-    best: Score | None = None
-    for score in seeds_worth.values():
-        best = score if best is None or better(score, best) else best
+    scores = list(seeds_worth.values())
+    best = scores[best_of(scores)] if scores else None
     named = {"sequential": seeds_worth.get(ALONE), "best rival": best}
     return {name: score for name, score in named.items() if score is not None}
 

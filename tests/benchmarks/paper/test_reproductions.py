@@ -185,7 +185,7 @@ def test_an_agents_series_are_drawn_phase_after_phase_and_compared(tmp_path: Pat
     (tmp_path / "2026-12-01-pays.json").write_text(_result(rows))
     found = agent_series(tmp_path)
     assert found.claim.holds is True
-    assert found.claim.ours == "mean variance, agent on Tiny, ocr, turning mix: 0.62 times"
+    assert found.claim.ours == "mean variance, agent on Tiny, ocr, turning mix (2026-12-01-pays): 0.62 times"
     fixed, again = found.panels[0].lines
     assert again.points == ((0.0, 1.0), (2.0, 3.0), (2.0, 0.5), (4.0, 0.5))
     assert fixed.label == "fixed plan"
@@ -196,6 +196,15 @@ def test_an_agent_whose_queues_diverge_with_replanning_refutes_the_claim(tmp_pat
     (tmp_path / "2026-12-01-pays-ocr.json").write_text(_result(rows))
     (tmp_path / "2026-12-02-pays-zoo.json").write_text(_result([{"part": "phase"}]))
     assert agent_series(tmp_path).claim.holds is False
+
+
+def test_two_runs_of_one_mix_stand_beside_each_other(tmp_path: Path) -> None:
+    for name, ends in (("pays-ocr", 3.0), ("pays-ocr-again", 1.5)):
+        rows = [_series(False, [2.0, 2.0]), _series(True, [ends, ends])]
+        (tmp_path / f"2026-12-01-{name}.json").write_text(_result(rows))
+    found = agent_series(tmp_path)
+    assert "1.50 times" in found.claim.ours and "0.75 times" in found.claim.ours
+    assert len({panel.title for panel in found.panels}) == 2
 
 
 def test_without_series_of_an_agent_the_claim_says_that_there_are_none(tmp_path: Path) -> None:

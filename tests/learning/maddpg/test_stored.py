@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from stageloom.planner.learning.kept_run import BEGUN_WITH_FILE, FOLDER
+from stageloom.planner.learning.maddpg import stored_training
+from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
 from stageloom.planner.learning.maddpg.stored_training import about_training
@@ -144,6 +147,35 @@ def test_arrivals_that_are_not_those_of_the_models_are_refused(
     given = tuple(ArrivalRate(model=model, per_s=per_s) for model, per_s in (rates or {}).items())
     with pytest.raises(InputError, match=why):
         stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano", rates=given))
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_training_goes_on_with_the_arrivals_that_it_began_with(
+    home: Home, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """30 tasks a second came when it was killed, and 60 since: what it scored says nothing of these. Where
+    what it began with cannot be read any more, it begins anew."""
+    home.profile(0.001)
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
+    begun: list[tuple[float, bytes | None]] = []
+
+    def killed(found: Problem, *_: object, state: bytes | None, save: Any, **__: object) -> None:
+        begun.append((found.arrivals_per_s[0], state))
+        save(b"learned")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stored_training, "train", killed)
+    request = MaddpgTrainingRequest(device=NANO, twin="nano", workers=1, last_s=2.0)
+    for second in range(1, 7):
+        arrived = 30 if second < 4 else 60
+        home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
+        if second in (3, 6):
+            with pytest.raises(KeyboardInterrupt):
+                stored_training.train_stored(home.store, request, lambda _: None)
+            if not readable:
+                (kept,) = (home.store.data_dir / FOLDER).glob(f"*/{BEGUN_WITH_FILE}")
+                kept.write_bytes(b"of another version")
+    assert begun == [(30.0, None), (30.0, b"learned") if readable else (60.0, None)]
 
 
 def test_every_device_of_the_paper_has_a_file() -> None:
