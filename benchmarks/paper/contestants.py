@@ -121,6 +121,15 @@ def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
 def combined(problem: Problem, course: EvaluationSettings, paces: Sequence[str] = ("fast",)) -> Contestant:
     """The best way to combine up to H blocks; the name says which. Under an overload launches are never held
     back."""
+    found = [
+        Contestant(name, plan, judged(problem, plan, course))
+        for name, plan in combinations(problem, paces).items()
+    ]
+    return found[best_of([one.score for one in found])]
+
+
+def combinations(problem: Problem, paces: Sequence[str] = ("fast", "paced")) -> dict[str, Plan]:
+    """Ways to combine up to H blocks, by name."""
     table = problem.table()
     ways: dict[tuple[float, ...], str] = {}
     most = problem.space.members_max
@@ -128,22 +137,30 @@ def combined(problem: Problem, course: EvaluationSettings, paces: Sequence[str] 
         for name, actions in seeds(replace(problem.space, members_max=size)).items():
             if name.endswith(tuple(paces)):
                 ways.setdefault(actions, name if size == most else f"{name}, {size} at most")
-    found = []
-    for actions, name in ways.items():
-        plan = bound_plan(problem, table, actions).plan
-        found.append(Contestant(name, plan, judged(problem, plan, course)))
-    return found[best_of([one.score for one in found])]
+    return {name: bound_plan(problem, table, actions).plan for actions, name in ways.items()}
 
 
 def rivals(
     problem: Problem, models: Sequence[ModelChoice], policies: Sequence[str], course: EvaluationSettings
 ) -> list[Contestant]:
-    """Each policy's plan, under the better of whole models and the models' own partition.
+    """Each policy's best plan."""
+    chosen = []
+    for policy, plans in rival_plans(problem, models, policies).items():
+        scores = [judged(problem, plan, course) for plan in plans]
+        best = best_of(scores)
+        chosen.append(Contestant(policy, plans[best], scores[best]))
+    return chosen
+
+
+def rival_plans(
+    problem: Problem, models: Sequence[ModelChoice], policies: Sequence[str]
+) -> dict[str, list[Plan]]:
+    """Each policy's plans, under whole models and the models' own partition.
 
     IOS schedules block by block and runs its schedules as one graph: its whole model is the blocks' schedules
     one after another, not a search over all operators. A policy without a plan for these models is left out.
     """
-    found: dict[str, list[Contestant]] = {}
+    found: dict[str, list[Plan]] = {}
     for candidate in plan_candidates(models, problem.costs, policy_names=policies):
         if candidate.policy == "ios" and candidate.partition == "whole":
             continue
@@ -151,10 +168,9 @@ def rivals(
             plan = run_search(candidate.job, time.monotonic)
         except StageloomError:
             continue
-        for one in (plan, in_one_step(plan, problem.graphs)) if candidate.policy == "ios" else (plan,):
-            own = Contestant(candidate.policy, one, judged(problem, one, course))
-            found.setdefault(candidate.policy, []).append(own)
-    return [own[best_of([one.score for one in own])] for own in found.values()]
+        own = (plan, in_one_step(plan, problem.graphs)) if candidate.policy == "ios" else (plan,)
+        found.setdefault(candidate.policy, []).extend(own)
+    return found
 
 
 def in_one_step(plan: Plan, graphs: Mapping[Digest, Graph]) -> Plan:
