@@ -47,6 +47,15 @@ def states(graph: CombinedGraph, count: int = 12) -> list[int]:
     return found
 
 
+def test_an_actor_that_is_very_sure_answers_with_one_end_and_no_warning(model: GpgModel) -> None:
+    graph, costs = block(2, 0)
+    for sure, wanted in ((-1000.0, 0.0), (1000.0, 1.0)):
+        with torch.no_grad():
+            list(model.actor.parameters())[-1].fill_(sure)
+        found = EncodedBlock(network(model), graph, costs).actions([(1 << graph.size) - 1])
+        assert found.tolist() == pytest.approx([wanted], abs=1e-5)
+
+
 @pytest.mark.promise("learned-policy-features-paper")
 def test_the_plain_forward_pass_equals_torchs(model: GpgModel) -> None:
     graphs = [block(2, seed) for seed in range(3)]

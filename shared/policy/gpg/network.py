@@ -265,7 +265,8 @@ class EncodedBlock:
         import numpy as np
 
         seen, _ = self.states(masks)
-        found = 1.0 / (1.0 + np.exp(-self._network.part("actor", seen)[:, 0]))
+        head = self._network.part("actor", seen)[:, 0]
+        found = 1.0 / (1.0 + np.exp(np.minimum(-head, np.float32(80.0))))  # exp of 89 overflows
         return np.minimum(found, np.float32(1.0 - 1e-6))
 
     def values(self, masks: Sequence[int]) -> Floats:
