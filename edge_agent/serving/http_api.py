@@ -216,14 +216,14 @@ class HttpApi:
         accepted = request.headers.get("accept-encoding")
         encoding = encoding_for(accepted) if accepted else ""
         if _is_long(answer, encoding):
-            body, json_length = await asyncio.to_thread(_render, answer, encoding)
+            whole, json_length = await asyncio.to_thread(_render, answer, encoding)
         else:
-            body, json_length = _render(answer, encoding)
+            whole, json_length = _render(answer, encoding)
         headers = {"content-encoding": encoding} if encoding else {}
         if json_length is None:
-            return Response(body, headers=headers, media_type="application/json")
+            return Response(whole, headers=headers, media_type="application/json")
         headers[_LENGTH_HEADER] = str(json_length)
-        return Response(body, headers=headers, media_type="application/octet-stream")
+        return Response(whole, headers=headers, media_type="application/octet-stream")
 
 
 def _is_long(answer: InferenceAnswer, encoding: str) -> bool:

@@ -712,12 +712,19 @@ def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnec
 def _standing_still(hosted: Hosted) -> Iterator[None]:
     """The agent takes nothing and answers nothing."""
     still, goes_on = threading.Event(), threading.Event()
-    agent = threading.Thread(target=hosted.call, args=(lambda: (still.set(), goes_on.wait(20))[0],))
+
+    def stand_still() -> None:
+        still.set()
+        goes_on.wait(20)
+
+    agent = threading.Thread(target=hosted.call, args=(stand_still,))
     agent.start()
     assert still.wait(20)
-    yield
-    goes_on.set()
-    agent.join(20)
+    try:
+        yield
+    finally:
+        goes_on.set()
+        agent.join(20)
 
 
 def test_an_agent_that_takes_nothing_is_an_error_within_the_timeout(hosted: Hosted) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
-from stageloom.edge_agent.serving import http_api, http_server, inference
+from stageloom.edge_agent.serving import http_api, http_server, inference, json_form
 from stageloom.edge_agent.serving.body import WaitingBytes, compressed, encoding_for
 from stageloom.edge_agent.serving.http_api import HttpApi
 from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
@@ -146,8 +146,8 @@ def test_large_answers_are_written_in_json_and_compressed_by_a_thread(
 
         return call
 
-    monkeypatch.setattr(http_api, "render_answer", watched(http_api.render_answer))
-    monkeypatch.setattr(http_api, "compressed", watched(http_api.compressed))
+    monkeypatch.setattr(http_api, "render_answer", watched(json_form.render_answer))
+    monkeypatch.setattr(http_api, "compressed", watched(compressed))
 
     async def talk(served: _Served) -> None:
         head, body = await _ask(served, _request(model, binary, headers))
