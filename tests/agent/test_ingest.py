@@ -708,6 +708,35 @@ def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnec
     second.close()
 
 
+def test_tasks_of_callbacks_for_an_agent_that_takes_nothing_end_within_the_timeout(hosted: Hosted) -> None:
+    """1. Tasks end, and the agent stands still. 2. Their callbacks submit more than the socket takes."""
+    count, more = 50, 20
+    again: queue.SimpleQueue[TaskFuture] = queue.SimpleQueue()
+
+    def submit_more(_: Future[Any]) -> None:
+        for _number in range(more):
+            again.put(client.submit("echo", {"input": ROW}))
+
+    def end() -> None:
+        hosted.endpoint.end_all(Outcome.FAILED, "executor", "over")
+        goes_on.wait(20)
+
+    goes_on = threading.Event()
+    with Client(hosted.path, timeout_s=0.2) as client:
+        for _ in range(count):
+            client.submit("echo", {"input": ROW}).add_done_callback(submit_more)
+        eventually(lambda: len(hosted.backend.accepted) == count, "all tasks arrive")
+        agent = threading.Thread(target=hosted.call, args=(end,))
+        agent.start()
+        try:
+            for _ in range(count * more):
+                with pytest.raises(AgentRestarted, match=r"taken nothing for 0\.2 s"):
+                    again.get(timeout=20).result(20)
+        finally:
+            goes_on.set()
+            agent.join(20)
+
+
 @contextlib.contextmanager
 def _standing_still(hosted: Hosted) -> Iterator[None]:
     """The agent takes nothing and answers nothing."""
