@@ -76,9 +76,10 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     return sock
 
 
-def send_with_descriptor(sock: socket.socket, packet: bytes, descriptor: int) -> None:
+def send_with_descriptor(sock: socket.socket, packet: bytes, descriptor: int, flags: int = 0) -> None:
     """Send one packet and a copy of `descriptor`."""
-    socket.send_fds(sock, [packet], [descriptor])
+    ancillary = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+    sock.sendmsg([packet], [ancillary], flags)  # `socket.send_fds` does without the flags
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -40,6 +40,7 @@ from stageloom.edge_agent.ingest.client_memory import (
     TaskLayout,
     kind_of,
 )
+from stageloom.edge_agent.ingest.client_outbox import Outbox
 from stageloom.edge_agent.ingest.messages import (
     LONGEST_S,
     MAX_PACKET_BYTES,
@@ -71,7 +72,6 @@ from stageloom.shared.errors import (
     UnavailableError,
 )
 
-_NO_SIGNAL = int(socket.MSG_NOSIGNAL)  # enums are slow to pass
 Deliver: TypeAlias = Callable[[Outputs], Any]
 """Makes a result of outputs in shared memory, which are another task's once it returns."""
 
@@ -114,7 +114,8 @@ class Client:
 
     Args:
         path: the agent's socket; default `$STAGELOOM_AGENT_SOCKET`, else `run/agent.sock` in its home.
-        timeout_s: how long connecting, asking and handing over may take before `UnavailableError`.
+        timeout_s: how long connecting, asking and handing over may take before `UnavailableError`. An agent
+            that takes nothing for so long counts as gone: its open tasks raise `AgentRestarted`.
 
     Raises:
         UnavailableError: no agent answers.
@@ -167,7 +168,8 @@ class Client:
         Raises:
             InputError: no task could have that deadline.
             TaskRefused: it does not fit into shared memory, or no such model is known to the agent.
-            UnavailableError: the agent is gone and does not come back within the timeout.
+            UnavailableError: the agent is gone and does not come back within the timeout, or it takes
+                nothing within it.
         """
         sent_at_s = time.monotonic()
         if deadline_s is not None and not 0.0 <= deadline_s <= LONGEST_S:  # false for NaN, too
@@ -205,7 +207,6 @@ class _Session:
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._sock = channel.connect(path, timeout_s)
-        self._send_lock = threading.Lock()
         self._lock = threading.Lock()
         self._tasks = itertools.count()
         self._requests = itertools.count()
@@ -215,7 +216,9 @@ class _Session:
         self._put_off: deque[ToApplication | None] = deque()  # read, and not taken yet; None: the end
         self.gone = False
         self._goodbye = ""
-        self._layouts = LayoutPool(self._greet(path), self._send)
+        arenas = self._greet(path)
+        self._outbox = Outbox(self._sock, timeout_s)
+        self._layouts = LayoutPool(arenas, self._put)
         self._reader = threading.Thread(target=self._read, name="stageloom-client", daemon=True)
         self._reader.start()
 
@@ -250,6 +253,8 @@ class _Session:
         if found != self._infos:
             self._infos = found
             self._layouts.invalidate()
+            with contextlib.suppress(UnavailableError):  # an agent that is gone has forgotten the layouts
+                self._push()
         return found
 
     def _part(self, answer: Future[Models]) -> Models:
@@ -291,17 +296,14 @@ class _Session:
         except BaseException:
             self._layouts.give_back(layout)
             raise
-        try:
-            with self._send_lock:  # task numbers must reach the agent in rising order
-                task = next(self._tasks)
-                future = TaskFuture(self, task, deliver)
-                with self._lock:
-                    self._check_alive()
-                    self._pending[task] = future, layout
-                request = SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)
-                self._sock.send(encode(request), _NO_SIGNAL)
-        except OSError as error:
-            raise self._lost(error) from error
+        with self._lock:  # task numbers must reach the agent in rising order
+            self._check_alive()
+            task = next(self._tasks)
+            future = TaskFuture(self, task, deliver)
+            request = SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)
+            self._outbox.put(encode(request))
+            self._pending[task] = future, layout
+        self._push()
         return future
 
     def _known(self, names: tuple[str, ...], given: Mapping[str, TaskInput]) -> tuple[ModelSignature, ...]:
@@ -337,21 +339,30 @@ class _Session:
         with contextlib.suppress(UnavailableError):  # then the future has been answered already
             self._send(CancelRequest(task))
 
-    def _send(self, message: ToAgent, descriptor: int | None = None) -> None:
-        packet = encode(message)
-        try:
-            with self._send_lock:
-                if descriptor is None:
-                    self._sock.send(packet, _NO_SIGNAL)
-                else:
-                    channel.send_with_descriptor(self._sock, packet, descriptor)
-        except OSError as error:
-            raise self._lost(error) from error
+    def _send(self, message: ToAgent) -> None:
+        self._put(message, None)
+        self._push()
 
-    def _lost(self, error: OSError) -> UnavailableError:
-        """What to raise after a send that failed; without the lock, as callbacks of tasks may send."""
-        self._end(str(error))
-        return UnavailableError(f"the agent is gone: {error}", remedy="submit again")
+    def _put(self, message: ToAgent, descriptor: int | None) -> None:
+        """To be sent before whatever is sent next."""
+        self._outbox.put(encode(message), descriptor)
+
+    def _push(self) -> None:
+        """Send what was put into the outbox. A callback, in the reader's thread, does not wait for room.
+
+        Without the lock, as callbacks of tasks that end here may send.
+
+        Raises:
+            UnavailableError: the agent is gone, or takes nothing within the timeout.
+        """
+        try:
+            if threading.get_ident() == self._reader.ident:
+                self._outbox.flush()  # `_receive` sends the rest
+            else:
+                self._outbox.send()
+        except UnavailableError:
+            self._end(self._outbox.failure)
+            raise
 
     def _check_alive(self) -> None:
         if self.gone:
@@ -361,24 +372,41 @@ class _Session:
         return UnavailableError(f"the agent is gone: {self._goodbye or 'the connection ended'}")
 
     def _read(self) -> None:
-        self._sock.settimeout(None)
         while True:
             message = self._put_off.popleft() if self._put_off else self._receive()
             if message is None:
                 break
             self._take(message)
-        self._end(self._goodbye)
-        with self._send_lock:  # nobody is sending through the descriptor while it is closed
-            self._sock.close()
+        self._end(self._goodbye or self._outbox.failure)
+        self._outbox.close()
 
     def _receive(self) -> ToApplication | None:
         """The next message from the socket; None: the connection is over."""
         try:
+            if self._is_full() and not self._is_readable(self._timeout_s) and self._is_full():
+                self._outbox.give_up()
             packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # one byte more than decoding takes
             return decode_to_application(packet) if packet else None
         except (OSError, DecodeError) as error:
             self._goodbye = self._goodbye or str(error)
             return None
+
+    def _is_full(self) -> bool:
+        """Whether packets are left that the socket does not take now; it is given the others."""
+        try:
+            return self._outbox.flush()
+        except UnavailableError:
+            return False  # what the agent has sent before is read yet
+
+    def _is_readable(self, within_s: float) -> bool:
+        """In the reader's thread: wait for something to read, and send meanwhile what the socket takes."""
+        deadline_s = time.monotonic() + within_s
+        ready = select.poll()
+        while True:
+            ready.register(self._sock, select.POLLIN | (select.POLLOUT if self._is_full() else 0))
+            events = ready.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3)
+            if not events or events[0][1] != select.POLLOUT:
+                return bool(events)
 
     def _read_until(self, answer: Future[Models]) -> None:
         """In the reader's thread: read until the answer or the timeout has come.
@@ -390,9 +418,7 @@ class _Session:
             UnavailableError: the connection is over.
         """
         deadline_s = time.monotonic() + self._timeout_s
-        readable = select.poll()
-        readable.register(self._sock, select.POLLIN)
-        while not answer.done() and readable.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3):
+        while not answer.done() and self._is_readable(deadline_s - time.monotonic()):
             message = self._receive()
             if isinstance(message, Models | Goodbye):
                 self._take(message)

@@ -121,10 +121,7 @@ class ArenaPool:
         return None
 
     def _grow(self, nbytes: int, announce: Callable[[ClientArena], None]) -> tuple[ClientArena, int]:
-        """A place in a new arena, or in one that another thread has made meanwhile.
-
-        `announce` is not called under the lock of all places: an announcement that fails closes the pool.
-        """
+        """A place in a new arena, or in one that another thread has made meanwhile."""
         with self._growing:
             if (found := self._take(nbytes)) is not None:
                 return found
@@ -248,7 +245,7 @@ class LayoutPool:
     """All layouts of one connection, and the arenas that they lie in."""
 
     def __init__(self, arenas: ArenaPool, send: Callable[[ToAgent, int | None], None]) -> None:
-        """`send`: to the agent, with a descriptor or None; messages arrive in the order of the calls."""
+        """`send`: to the agent, with a descriptor or None, before whatever is sent next; it never waits."""
         self._arenas = arenas
         self._send = send
         self._lock = threading.Lock()
@@ -269,10 +266,11 @@ class LayoutPool:
             return layout
 
     def make(self, kind: Kind, infos: Sequence[ModelSignature]) -> TaskLayout:
-        """A new layout, which the agent knows when this returns.
+        """A new layout, which the agent knows before whatever is sent next.
 
         Raises:
             TaskRefused: an input of a type that no model takes, or no room (code `arena_full`).
+            UnavailableError: the agent is gone.
         """
         valid = self._valid
         inputs = [(name, _native(name, dtype), shape) for name, dtype, shape in kind[1:]]

@@ -32,7 +32,7 @@ REQUESTS: Final = MetricSpec(
 REQUEST_SECONDS: Final = MetricSpec(
     "stageloom_serving_request_duration_seconds",
     _histogram,
-    "From a request's head to its answer, the body's arrival among it.",
+    "To a request's answer; over HTTP from its head, over gRPC from when its whole message was received.",
     ("protocol", "method"),
 )
 ENGINE_UP: Final = MetricSpec("stageloom_engine_up", _gauge, "1 where the engine process answers, else 0.")

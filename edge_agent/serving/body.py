@@ -122,11 +122,35 @@ def _inflate(body: "bytes | bytearray", window_bits: int, most: int, count: Call
     return found
 
 
-def compressed(body: bytes, accepted: str) -> tuple[bytes, str]:
-    """The body in an encoding that the client accepts, and its name; as it is where there is none."""
-    encodings = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
-    if "gzip" in encodings:
-        return gzip.compress(body, _LEVEL), "gzip"
-    if "deflate" in encodings:
-        return zlib.compress(body, _LEVEL), "deflate"
-    return body, ""
+def encoding_for(accepted: str) -> str:
+    """The encoding of an answer to `Accept-Encoding` (RFC 9110, 12.5.3); empty: as it is.
+
+    It is one that the client names and wants at least as much as no encoding. What the client refuses (`q=0`)
+    is not used; where it takes nothing that there is, the answer goes as it is.
+    """
+    wanted = dict(map(_weighed, accepted.lower().split(",")))
+    named = [name for name in _WINDOW_BITS if wanted.get(name, 0.0) > 0.0]
+    best = max(named, key=wanted.__getitem__, default="")
+    if best and wanted[best] >= wanted.get("identity", 0.0):
+        return best
+    as_it_is = wanted.get("identity", wanted.get("*", 1.0)) > 0.0
+    if as_it_is or wanted.get("*", 0.0) <= 0.0:
+        return ""
+    return next((name for name in _WINDOW_BITS if name not in wanted), "")
+
+
+def _weighed(part: str) -> tuple[str, float]:
+    """An encoding and how much it is wanted: `gzip;q=0.5`."""
+    name, _, parameter = part.partition(";")
+    key, _, text = parameter.partition("=")
+    if key.strip() != "q":
+        return name.strip(), 1.0
+    try:
+        return name.strip(), float(text)
+    except ValueError:
+        return name.strip(), 0.0  # unreadable: the answer as it is can be read by all
+
+
+def compressed(body: bytes, encoding: str) -> bytes:
+    """The body in an encoding that `encoding_for` named."""
+    return gzip.compress(body, _LEVEL) if encoding == "gzip" else zlib.compress(body, _LEVEL)

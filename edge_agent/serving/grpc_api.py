@@ -289,20 +289,21 @@ class GrpcServer:
 
     def _begin_streamed(self, asked: Any, context: Any, tasks: "_OpenTasks") -> "Future[Any]":
         """A request's answer to come; it counts as waiting until then, or until it is dropped."""
+        began_s = time.monotonic()
         nbytes = asked.ByteSize()
         try:
             self._waiting.take(nbytes)
         except InferenceFailure as failure:
-            self._count("ModelStreamInfer", failure.kind.code, time.monotonic())
+            self._count("ModelStreamInfer", failure.kind.code, began_s)
             refused: Future[Any] = Future()
             refused.set_result(_failed_answer(asked, failure))
             return refused
-        answer = self._streamed.submit(self._stream_answer, asked, context, tasks)
+        answer = self._streamed.submit(self._stream_answer, asked, context, tasks, began_s)
         answer.add_done_callback(lambda _: self._waiting.give_back(nbytes))
         return answer
 
-    def _stream_answer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
-        began_s = time.monotonic()
+    def _stream_answer(self, asked: Any, context: Any, tasks: "_OpenTasks", began_s: float) -> Any:
+        """`began_s`: when the request was received; it may have waited for a thread since."""
         status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:

@@ -14,6 +14,7 @@ from stageloom.edge_agent.serving.request import (
     InferenceAnswer,
     InferenceCall,
     as_shape,
+    check_integers,
     count_of,
     deadline_and_priority,
     from_bytes,
@@ -93,10 +94,8 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> TaskInput:
             f"input {one.name[:64]!r} has {len(numbers)} elements, {count_of(shape)} expected for "
             f"{list(shape)}"
         )
-    try:
-        return np.array(numbers, dtype).reshape(shape)
-    except OverflowError as error:
-        raise InputError(f"contents of input {one.name[:64]!r} go beyond {one.datatype}") from error
+    check_integers(one.name, one.datatype, numbers)
+    return np.array(numbers, dtype).reshape(shape)
 
 
 def answer_message(answer: InferenceAnswer) -> Any:

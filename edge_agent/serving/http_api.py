@@ -14,11 +14,12 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from stageloom.edge_agent.serving.access import check_account, check_token
-from stageloom.edge_agent.serving.body import ReceivedBody, WaitingBytes, compressed
+from stageloom.edge_agent.serving.body import ReceivedBody, WaitingBytes, compressed, encoding_for
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, failure_of
 from stageloom.edge_agent.serving.json_form import parse_request, render_answer
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.regions import MemoryRegion
+from stageloom.edge_agent.serving.request import InferenceAnswer
 from stageloom.edge_agent.serving.request_counts import RequestCounters
 from stageloom.edge_agent.serving.verbs import Verbs, no_cuda, no_log_settings, no_trace
 from stageloom.shared.errors import InputError
@@ -27,6 +28,7 @@ Answer = Callable[[Request], Awaitable["Response"]]
 
 _SMALL_BYTES: Final = 64 << 10  # of a body that is no inference request
 _LONG_JSON: Final = 256 << 10  # bytes of JSON from which on a thread decodes it
+_LONG_ELEMENTS: Final = 64 << 10  # bytes of an answer's elements that a thread writes in JSON, or compresses
 _LENGTH_HEADER: Final = "inference-header-content-length"
 
 
@@ -209,18 +211,36 @@ class HttpApi:
                 call = await asyncio.to_thread(parse_request, name, version, body, header_length, find)
             else:
                 call = parse_request(name, version, body, header_length, find)
-            answer = await self._verbs.service.infer(call, began_s)
-        parts, json_length = render_answer(answer)
-        whole = parts[0] if len(parts) == 1 else b"".join(parts)
-        headers = {}
-        if accepted := request.headers.get("accept-encoding"):
-            whole, encoding = compressed(whole, accepted)
-            if encoding:
-                headers["content-encoding"] = encoding
+            with request.state.connection.work_for_client():
+                answer = await self._verbs.service.infer(call, began_s)
+        accepted = request.headers.get("accept-encoding")
+        encoding = encoding_for(accepted) if accepted else ""
+        if _is_long(answer, encoding):
+            whole, json_length = await asyncio.to_thread(_render, answer, encoding)
+        else:
+            whole, json_length = _render(answer, encoding)
+        headers = {"content-encoding": encoding} if encoding else {}
         if json_length is None:
             return Response(whole, headers=headers, media_type="application/json")
         headers[_LENGTH_HEADER] = str(json_length)
         return Response(whole, headers=headers, media_type="application/octet-stream")
+
+
+def _is_long(answer: InferenceAnswer, encoding: str) -> bool:
+    """Whether to make its body takes so long that the event loop must not wait for it."""
+    laboured = (one.elements or () for one in answer.outputs if encoding or not one.wanted.binary)
+    return sum(len(part) for elements in laboured for part in elements) > _LONG_ELEMENTS
+
+
+def _render(answer: InferenceAnswer, encoding: str) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON before it was compressed where elements follow.
+
+    Raises:
+        InferenceFailure: an output that JSON cannot hold.
+    """
+    parts, json_length = render_answer(answer)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    return compressed(body, encoding) if encoding else body, json_length
 
 
 def _model_of(request: Request) -> tuple[str, str]:

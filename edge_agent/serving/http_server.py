@@ -5,10 +5,11 @@ a request may have the rest of its body read to where it is wanted instead, and 
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,13 +25,16 @@ Headers = Sequence[tuple[bytes, bytes]]
 _BACKLOG: Final = 256
 _HEAD_S: Final = 10.0
 _BODY_S: Final = 60.0
+_ANSWER_S: Final = 60.0  # until a client has taken what has been written
 _IDLE_S: Final = 60  # between two requests of a connection
 _FINISH_S: Final = 5.0
 _PIECE_BYTES: Final = 64 << 10  # read at once of heads, and of bodies that uvicorn takes
 
 
 class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """A connection on which a head or a body does not come in time, or which is one too many, is closed.
+    """A connection is closed that is one too many, or on which a part takes too long.
+
+    Parts are a request's head, its body, and its answer until the client has taken it.
 
     Requests find it as `connection` in their scope's state.
     """
@@ -45,6 +49,9 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.of_this_account = False  # as far as it has been looked at
         self._most = most
         self._timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None  # while written bytes wait for the client
+        self._lost = False
+        self._working: asyncio.Task[Any] | None = None  # is cancelled when the client goes
         self._rest: memoryview | None = None  # of a body that is read past the parser
         self._read: asyncio.Future[None] | None = None  # done when nothing of it is missing
 
@@ -77,6 +84,25 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.abort()  # nobody can tell where the next request begins
             raise
         return len(body)
+
+    @contextlib.contextmanager
+    def work_for_client(self) -> Iterator[None]:
+        """Work that is worth nothing without the client: the running task is cancelled when it goes.
+
+        Raises:
+            ClientDisconnect: it has gone, before or meanwhile.
+        """
+        if self._lost:
+            raise ClientDisconnect
+        self._working = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._lost:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            self._working = None
 
     def answer(self, scope: Scope, status: int, headers: Headers, body: bytes) -> bool:
         """Send a request's whole answer in one piece: of uvicorn's two, each wakes the client.
@@ -122,6 +148,7 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         if len(self.connections) > self._most:
             transport.abort()
             return
+        transport.set_write_buffer_limits(high=1)  # `pause_writing` tells of every byte that waits
         self._allow(_HEAD_S)
 
     def on_message_begin(self) -> None:
@@ -136,8 +163,20 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._stop_timer()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._answer_timer = self.loop.call_later(_ANSWER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_answer_timer()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_answer_timer()
+        self._lost = True
+        if self._working is not None:
+            self._working.cancel()
         self._rest = None
         if self._read is not None and not self._read.done():
             self._read.set_exception(ClientDisconnect())
@@ -152,6 +191,11 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
 
 
 class HttpServer:
@@ -197,6 +241,8 @@ class HttpServer:
             connection.shutdown()
         if tasks := list(self._state.tasks):
             await asyncio.wait(tasks, timeout=_FINISH_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()  # else a client that does not read holds up the end of the loop
 
 
 def listen_on(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ It is the agent's application: everything goes through one `Client`.
 import copy
 import math
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -142,6 +143,7 @@ class InferenceService:
 
         Raises:
             StageloomError: it cannot run, or one of its tasks did not complete; the others are cancelled.
+            CancelledError: nobody wants the answer any more; its tasks are cancelled.
         """
         models = await self.models(call.model, call.version)
         try:
@@ -155,7 +157,7 @@ class InferenceService:
                 if newer == models:
                     raise
                 return await self._run(self._chosen(newer, call), call, began_s, submitted)
-        except StageloomError:
+        except (StageloomError, CancelledError):
             self.statistics.failed(call.model, versions_of(models)[-1], time.monotonic() - began_s)
             raise
 

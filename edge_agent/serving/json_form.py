@@ -20,6 +20,7 @@ from stageloom.edge_agent.serving.request import (
     InferenceCall,
     MadeOutput,
     as_shape,
+    check_integers,
     count_of,
     deadline_and_priority,
     from_bytes,
@@ -144,10 +145,8 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], raw: bytes | msg
         if len(numbers) and np.abs(wide).max() > np.finfo(dtype).max:
             raise InputError(f"data of input {name[:64]!r} goes beyond {datatype}")
         return wide.astype(dtype).reshape(shape)
-    try:
-        return np.array(numbers, dtype).reshape(shape)
-    except OverflowError as error:
-        raise InputError(f"data of input {name[:64]!r} goes beyond {datatype}") from error
+    check_integers(name, datatype, numbers)
+    return np.array(numbers, dtype).reshape(shape)
 
 
 def _flat_list(raw: bytes | msgspec.Raw, kind: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """An inference request, whatever form it came in, and its answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,6 +94,22 @@ def count_of(shape: tuple[int, ...]) -> int:
     for dim in shape:
         count *= dim
     return count
+
+
+def check_integers(name: str, datatype: str, numbers: Sequence[int]) -> None:
+    """Refuse whole numbers that the type does not hold: numpy before version 2 would wrap them.
+
+    Raises:
+        InputError: there is one, of the input of this name.
+    """
+    dtype = numpy_type(datatype)
+    if dtype.kind not in "iu" or not len(numbers):
+        return
+    holds = np.iinfo(dtype)
+    if min(numbers) < holds.min or max(numbers) > holds.max:
+        raise InputError(
+            f"input {name[:64]!r} goes beyond {datatype}, which holds {holds.min} to {holds.max}"
+        )
 
 
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], body: "memoryview | bytes") -> Array:

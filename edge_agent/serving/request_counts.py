@@ -15,7 +15,10 @@ COUNTS_EVERY_S: Final = 1.0
 
 
 class RequestSeconds(Struct):
-    """Requests of one method of the protocol: how many by status, and the time from head to answer of all."""
+    """Requests of one method of the protocol: how many by status, and how long all took.
+
+    Over HTTP a request begins with its head, over gRPC when its whole message was received.
+    """
 
     protocol: str  # "http" or "grpc"
     method: str

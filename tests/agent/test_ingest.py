@@ -9,6 +9,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -707,6 +708,93 @@ def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnec
     second.close()
 
 
+def test_tasks_of_callbacks_for_an_agent_that_takes_nothing_end_within_the_timeout(hosted: Hosted) -> None:
+    """1. Tasks end, and the agent stands still. 2. Their callbacks submit more than the socket takes."""
+    count, more = 50, 20
+    again: queue.SimpleQueue[TaskFuture] = queue.SimpleQueue()
+
+    def submit_more(_: Future[Any]) -> None:
+        for _number in range(more):
+            again.put(client.submit("echo", {"input": ROW}))
+
+    def end() -> None:
+        hosted.endpoint.end_all(Outcome.FAILED, "executor", "over")
+        goes_on.wait(20)
+
+    goes_on = threading.Event()
+    with Client(hosted.path, timeout_s=0.2) as client:
+        for _ in range(count):
+            client.submit("echo", {"input": ROW}).add_done_callback(submit_more)
+        eventually(lambda: len(hosted.backend.accepted) == count, "all tasks arrive")
+        agent = threading.Thread(target=hosted.call, args=(end,))
+        agent.start()
+        try:
+            for _ in range(count * more):
+                with pytest.raises(AgentRestarted, match=r"taken nothing for 0\.2 s"):
+                    again.get(timeout=20).result(20)
+        finally:
+            goes_on.set()
+            agent.join(20)
+
+
+@contextlib.contextmanager
+def _standing_still(hosted: Hosted) -> Iterator[None]:
+    """The agent takes nothing and answers nothing."""
+    still, goes_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        still.set()
+        goes_on.wait(20)
+
+    agent = threading.Thread(target=hosted.call, args=(stand_still,))
+    agent.start()
+    assert still.wait(20)
+    try:
+        yield
+    finally:
+        goes_on.set()
+        agent.join(20)
+
+
+def test_an_agent_that_takes_nothing_is_an_error_within_the_timeout(hosted: Hosted) -> None:
+    with Client(hosted.path, timeout_s=0.2) as client:
+        first = client.submit("echo", {"input": ROW})
+        eventually(lambda: hosted.backend.accepted, "the task arrives")
+        with _standing_still(hosted):
+            told = _error_of_submitting(client, count=1000)
+            assert isinstance(told, UnavailableError)
+            assert told.cause == "the agent is gone: it has taken nothing for 0.2 s"
+            assert "look at its log" in told.remedy
+            with pytest.raises(AgentRestarted, match=r"taken nothing for 0\.2 s"):
+                first.result(20)
+
+
+def test_callbacks_that_submit_into_a_full_socket_do_not_keep_replies_from_being_read(hosted: Hosted) -> None:
+    """1. More tasks end at once than the socket takes replies. 2. The agent reads no more until they left.
+
+    3. Each one's callback submits the next task, and the socket does not take all of those.
+    """
+    count = 1000
+    again: queue.SimpleQueue[TaskFuture | Exception] = queue.SimpleQueue()
+
+    def submit_again(_: Future[Any]) -> None:
+        try:
+            again.put(client.submit("echo", {"input": ROW}))
+        except Exception as error:
+            again.put(error)
+
+    with Client(hosted.path) as client:
+        for _ in range(count):
+            client.submit("echo", {"input": ROW}).add_done_callback(submit_again)
+        eventually(lambda: len(hosted.backend.accepted) == count, "all tasks arrive")
+        hosted.backend.echo = True
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        for _ in range(count):
+            one = again.get(timeout=20)
+            assert isinstance(one, TaskFuture), one
+            assert np.array_equal(one.result(20)["output"], ROW)
+
+
 class _Broken:
     """A session's socket through which nothing can be sent any more."""
 
@@ -729,18 +817,19 @@ class _Broken:
 
 def _break(client: Client) -> _Broken:
     session: Any = client._session
-    session._sock = _Broken(session._sock)
-    broken: _Broken = session._sock
+    broken = session._outbox._sock = _Broken(session._sock)
     return broken
 
 
-def _error_of_submitting(client: Client) -> BaseException | None:
-    """In a thread, so that one that stands still fails the test."""
+def _error_of_submitting(client: Client, count: int = 1) -> BaseException | None:
+    """In a thread, so that one that stands still fails the test; the first that one of `count` tasks has."""
     told: Future[Any] = Future()
 
     def submit() -> None:
         try:
-            told.set_result(client.submit("echo", {"input": ROW}))
+            for _ in range(count):
+                client.submit("echo", {"input": ROW})
+            told.set_result(None)
         except Exception as error:
             told.set_exception(error)
 

@@ -14,12 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
+from stageloom.edge_agent.serving import grpc_api
 from stageloom.edge_agent.serving.body import WaitingBytes
 from stageloom.edge_agent.serving.failures import InferenceFailure
 from stageloom.edge_agent.serving.grpc_api import GrpcServer, server_ends
 from stageloom.edge_agent.serving.http_server import address_text, listen_on
 from stageloom.edge_agent.serving.protocol import SERVICE, message
 from stageloom.edge_agent.serving.request import InferenceAnswer, InferenceCall
+from stageloom.edge_agent.serving.request_counts import RequestCounters
 from stageloom.shared.errors import TaskCancelled
 from tests.agent.conftest import eventually
 
@@ -212,6 +214,38 @@ def test_requests_in_work_share_what_may_wait_and_give_it_back(channel: Any, ser
         return False
 
     eventually(all_is_free, "what ended has given back what it had")
+
+
+class _HeldThreads:
+    """Runs what was submitted when a test says so."""
+
+    def __init__(self) -> None:
+        self.run: list[Any] = []
+
+    def submit(self, function: Any, *given: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self.run.append(lambda: answer.set_result(function(*given)))
+        return answer
+
+
+def test_a_request_of_a_stream_is_timed_from_when_it_was_received(
+    service: _HeldService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. It is received at 10 s. 2. A thread is free at 13 s, and answers at once."""
+    now = SimpleNamespace(s=10.0)
+    monkeypatch.setattr(grpc_api, "time", SimpleNamespace(monotonic=lambda: now.s))
+    verbs: Any = SimpleNamespace(service=service)
+    counters, threads = RequestCounters(), _HeldThreads()
+    server = GrpcServer(verbs, frozenset(), "127.0.0.1:0", 1 << 20, service.waiting, None, counters)
+    server._streamed = threads  # type: ignore[assignment]
+    context = SimpleNamespace(add_callback=lambda callback: True, is_active=lambda: True)
+    answer = server._begin_streamed(_asked("free", 7), context, grpc_api._OpenTasks(context))
+    now.s = 13.0
+    threads.run.pop()()
+    assert answer.result(WAIT_S).infer_response.id == "7"
+    (counted,) = counters._methods.values()
+    assert (counted.method, counted.statuses) == ("ModelStreamInfer", {"OK": 1})
+    assert counted.seconds.sum_s == 3.0
 
 
 def _ask_for_regions(address: str) -> None:

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageloom.edge_agent.serving.datatypes import NUMPY_NAMES
+from stageloom.edge_agent.serving.grpc_form import parse_call
 from stageloom.edge_agent.serving.json_form import from_json, parse_request
+from stageloom.edge_agent.serving.protocol import message
 from stageloom.edge_agent.serving.regions import MemoryRegion, RegionTable
-from stageloom.edge_agent.serving.request import InferenceCall
-from stageloom.shared.errors import StageloomError
+from stageloom.edge_agent.serving.request import InferenceCall, check_integers
+from stageloom.shared.errors import InputError, StageloomError
 
 BODY = np.arange(4, dtype=np.float32).tobytes()
 
@@ -154,6 +156,48 @@ def test_json_numbers_are_taken_exactly(datatype: str, text: str, expected: list
 def test_json_numbers_that_the_type_does_not_hold_are_refused(datatype: str, text: str) -> None:
     with pytest.raises(StageloomError):
         from_json("x", datatype, (4,), text.encode())
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers", "holds"),
+    [
+        ("INT8", [0, 128], "-128 to 127"),
+        ("INT8", [-129, 0], "-128 to 127"),
+        ("UINT16", [65536], "0 to 65535"),
+        ("UINT32", [-1], "0 to 4294967295"),
+        ("INT64", [2**63], "-9223372036854775808 to 9223372036854775807"),
+        ("UINT64", [10**5000], "0 to 18446744073709551615"),
+    ],
+)
+def test_whole_numbers_are_compared_with_their_type_whatever_numpy_would_make_of_them(
+    datatype: str, numbers: list[int], holds: str
+) -> None:
+    expected = f"input 'x' goes beyond {datatype}, which holds {holds}"
+    with pytest.raises(InputError, match=expected):
+        check_integers("x", datatype, numbers)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers"), [("INT8", [-128, 127]), ("UINT64", [0, 2**64 - 1]), ("INT32", []), ("BOOL", [2])]
+)
+def test_numbers_that_a_type_holds_pass_the_comparison(datatype: str, numbers: list[int]) -> None:
+    check_integers("x", datatype, numbers)
+
+
+def test_json_numbers_beyond_their_type_are_refused_with_the_range() -> None:
+    with pytest.raises(InputError, match="input 'x' goes beyond UINT8, which holds 0 to 255"):
+        from_json("x", "UINT8", (2,), b"[[256], [0]]")
+
+
+@pytest.mark.parametrize(("datatype", "field", "number"), [("INT8", "int", -129), ("UINT16", "uint", 65536)])
+def test_typed_contents_beyond_their_type_are_refused_with_the_range(
+    datatype: str, field: str, number: int
+) -> None:
+    asked = message("ModelInferRequest")(model_name="m")
+    tensor = asked.inputs.add(name="x", datatype=datatype, shape=[2])
+    getattr(tensor.contents, f"{field}_contents").extend([0, number])
+    with pytest.raises(InputError, match=f"input 'x' goes beyond {datatype}, which holds"):
+        parse_call(asked, _no_region)
 
 
 JSON = st.recursive(

@@ -1,0 +1,297 @@
+"""The HTTP server by itself, over a client of the agent that answers when a test says so."""
+
+import asyncio
+import json
+import threading
+import zlib
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
+from stageloom.edge_agent.serving import http_api, http_server, inference, json_form
+from stageloom.edge_agent.serving.body import WaitingBytes, compressed, encoding_for
+from stageloom.edge_agent.serving.http_api import HttpApi
+from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
+from stageloom.edge_agent.serving.inference import InferenceService
+from stageloom.edge_agent.serving.request_counts import RequestCounters, decode_requests
+from stageloom.shared.errors import TaskCancelled
+
+WAIT_S = 20.0
+_COLUMNS = 1 << 16
+
+
+def _model(name: str, columns: int) -> ModelSignature:
+    return ModelSignature(
+        name, (TensorInfo("x", "float32", (1, 1)),), (TensorInfo("y", "float32", (1, columns)),)
+    )
+
+
+class _PlayedTask(Future[Any]):
+    """A task that its owner may cancel, as the client's."""
+
+    queued_at_s = started_at_s = ended_at_s = 0.0
+
+    def cancel(self) -> bool:
+        if not self.done():
+            self.set_exception(TaskCancelled("the task was cancelled"))
+        return True
+
+
+class _PlayedClient:
+    """Tasks of the models `small` and `large` complete at once, those of `held` when they are cancelled."""
+
+    def __init__(self) -> None:
+        self.held: asyncio.Queue[_PlayedTask] = asyncio.Queue()
+
+    def models(self) -> dict[str, ModelSignature]:
+        columns = {"small": 4, "large": _COLUMNS, "held": 4}
+        return {name: _model(name, count) for name, count in columns.items()}
+
+    def submit(self, model: str, inputs: Any, *, deliver: Callable[[Any], Any], **_: Any) -> _PlayedTask:
+        task = _PlayedTask()
+        if model == "held":
+            self.held.put_nowait(task)
+        else:
+            shape = self.models()[model].outputs[0].shape
+            task.set_result(deliver({"y": np.ones(shape, np.float32)}))
+        return task
+
+
+class _Served:
+    """What a test talks with."""
+
+    def __init__(self, client: _PlayedClient, service: InferenceService) -> None:
+        self.client = client
+        self.service = service
+        self.counters = RequestCounters()
+        self.address = ("", 0)
+
+    def statuses(self) -> dict[str, int]:
+        """Of the requests for inference that were counted."""
+        told = decode_requests(msgspec.json.encode(list(self.counters._methods.values())))
+        return {status: count for one in told for status, count in one.statuses.items()}
+
+
+Talk = Callable[[_Served], Coroutine[Any, Any, None]]
+
+
+def _serve(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        client = _PlayedClient()
+        monkeypatch.setattr(inference, "Client", lambda path: client)
+        served = _Served(client, InferenceService(Path("none"), 4))
+        verbs: Any = SimpleNamespace(service=served.service)
+        api = HttpApi(verbs, frozenset(), 1 << 20, WaitingBytes(1 << 20), served.counters)
+        listening = listen_on("127.0.0.1", 0)
+        server = HttpServer(api.application, listening, None, 8)
+        served.address = listening.getsockname()
+        await server.start()
+        try:
+            await asyncio.wait_for(talk(served), WAIT_S)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def _request(model: str, binary: bool, headers: str = "") -> bytes:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
+    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
+    head = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _ask(served: _Served, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(request)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+    body = await reader.readexactly(int(length.split(b":")[1]))
+    writer.close()
+    return head, body
+
+
+@pytest.mark.parametrize(
+    ("model", "binary", "headers", "on_loop"),
+    [
+        ("small", False, "", True),
+        ("small", False, "Accept-Encoding: gzip\r\n", True),
+        ("large", True, "", True),
+        ("large", False, "", False),
+        ("large", True, "Accept-Encoding: gzip\r\n", False),
+        ("large", True, "Accept-Encoding: gzip;q=0\r\n", True),
+    ],
+)
+def test_large_answers_are_written_in_json_and_compressed_by_a_thread(
+    model: str, binary: bool, headers: str, on_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def watched(function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(http_api, "render_answer", watched(json_form.render_answer))
+    monkeypatch.setattr(http_api, "compressed", watched(compressed))
+
+    async def talk(served: _Served) -> None:
+        head, body = await _ask(served, _request(model, binary, headers))
+        if b"content-encoding: gzip" in head:
+            body = zlib.decompress(body, 31)
+        outputs = msgspec.json.decode(body[: body.index(b"}]}") + 3] if binary else body)["outputs"]
+        columns = 4 if model == "small" else _COLUMNS
+        assert outputs[0].get("data", [1.0] * columns) == [1.0] * columns
+        assert served.statuses() == {"200": 1}
+        assert served.service.statistics.of(model, 1)["inference_count"] == 1
+
+    _serve(talk, monkeypatch)
+    assert [thread is threading.main_thread() for thread in threads] == [on_loop] * len(threads)
+    assert len(threads) == 1 + ("gzip\r" in headers)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("gzip, deflate, br", "gzip"),
+        ("deflate;q=1.0, gzip;q=0.5", "deflate"),
+        ("GZIP ; Q=0.5", "gzip"),
+        ("gzip;q=0", ""),
+        ("gzip;q=0, deflate", "deflate"),
+        ("gzip;q=0.000", ""),
+        ("gzip;q=0.1, identity;q=0.9", ""),
+        ("identity", ""),
+        ("*", ""),
+        ("*;q=0", ""),
+        ("identity;q=0", ""),
+        ("identity;q=0, *", "gzip"),
+        ("identity;q=0, gzip;q=0, *;q=0.1", "deflate"),
+        ("gzip;q=0, deflate;q=0, *", ""),
+        ("*;q=0, deflate;q=0.2", "deflate"),
+        ("gzip;q=much", ""),
+        ("br", ""),
+        (",;=,", ""),
+    ],
+)
+def test_an_answer_is_in_no_encoding_that_its_client_refuses(accepted: str, encoding: str) -> None:
+    assert encoding_for(accepted) == encoding
+
+
+@pytest.mark.parametrize(("encoding", "window_bits"), [("gzip", 31), ("deflate", 15)])
+def test_what_is_compressed_can_be_read_again(encoding: str, window_bits: int) -> None:
+    assert zlib.decompress(compressed(b"abc" * 100, encoding), window_bits) == b"abc" * 100
+
+
+@pytest.mark.promise("serving-calls-end")
+def test_a_request_whose_client_goes_cancels_its_tasks_and_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk(served: _Served) -> None:
+        _, writer = await asyncio.open_connection(*served.address)
+        writer.write(_request("held", False))
+        task = await served.client.held.get()
+        writer.close()
+        assert isinstance(await asyncio.to_thread(task.exception, WAIT_S), TaskCancelled)
+        await _ask(served, _request("small", False))
+        assert served.statuses() == {"200": 1, "400": 1}
+        phases = served.service.statistics.of("held", 1)["inference_stats"]
+        assert (phases["success"]["count"], phases["fail"]["count"]) == (0, 1)
+
+    _serve(talk, monkeypatch)
+    assert not caplog.records
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_ANSWER_S", 0.05)
+
+    async def talk(served: _Served) -> None:
+        _, writer = await asyncio.open_connection(*served.address, limit=1 << 10)
+        request = _request("large", False)
+        with pytest.raises(ConnectionError):
+            while True:  # answers that nobody reads pile up
+                writer.write(request)
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    _serve(talk, monkeypatch)
+
+
+class _PlayedLoop:
+    """Timers that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.timers: list[Any] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        timer = SimpleNamespace(seconds=seconds, callback=callback)
+        timer.cancel = lambda: self.timers.remove(timer)
+        self.timers.append(timer)
+        return timer
+
+
+class _PlayedTransport:
+    """Keeps what is asked of it."""
+
+    def __init__(self) -> None:
+        self.aborted = 0
+        self.high: int | None = None
+
+    def get_extra_info(self, name: str) -> None: ...
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+@pytest.fixture
+def connection() -> tuple[Any, _PlayedLoop, _PlayedTransport]:
+    """A connection that has begun and waits for a head."""
+    loop, transport = _PlayedLoop(), _PlayedTransport()
+    config = uvicorn.Config(lambda: None, http="httptools", ws="none", lifespan="off", log_config=None)
+    config.load()
+    made = http_server._BoundedHttp(8, config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    made.connection_made(transport)
+    made._stop_timer()
+    return made, loop, transport
+
+
+def test_an_answer_has_a_minute_to_be_taken(connection: tuple[Any, _PlayedLoop, _PlayedTransport]) -> None:
+    made, loop, transport = connection
+    assert transport.high == 1, "every byte that waits is told"
+    made.pause_writing()
+    (timer,) = loop.timers
+    assert timer.seconds == 60.0
+    made.on_message_begin()  # the next request has its own limits
+    made._stop_timer()
+    assert loop.timers == [timer]
+    timer.callback()
+    assert transport.aborted == 1
+
+
+def test_an_answer_that_is_taken_in_time_leaves_no_limit(
+    connection: tuple[Any, _PlayedLoop, _PlayedTransport],
+) -> None:
+    made, loop, transport = connection
+    made.pause_writing()
+    made.resume_writing()
+    assert (loop.timers, transport.aborted, made.flow.write_paused) == ([], 0, False)
+    made.pause_writing()
+    made.connection_lost(ConnectionResetError())
+    assert not loop.timers
