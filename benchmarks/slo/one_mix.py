@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.ablations import ablations
-from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, lowest_index, ratio_of
 from stageloom.edge_agent.bench.contest import (
     CapacityFound,
     Contest,
@@ -72,7 +72,8 @@ class MixEffort:
 
     def search(self, many: int) -> CapacitySearch:
         """For a capacity within its bounds."""
-        return CapacitySearch(few=1, many=many, highest=rate_index(self.highest_per_s))
+        lowest = lowest_index(self.window_s)
+        return CapacitySearch(few=1, many=many, lowest=lowest, highest=rate_index(self.highest_per_s))
 
     @property
     def rough_search(self) -> CapacitySearch:
