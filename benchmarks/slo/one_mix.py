@@ -166,7 +166,7 @@ class MixMeasurement:
             deadlines_s=[self._deadlines[model.name] for model in self._models],
             window_s=self._effort.window_s,
         )
-        with Contest(self._models, load, progress) as contest:
+        with Contest(self._models, load, progress, needed=(STAGELOOM,)) as contest:
             settings = self._rivals()
             families = {setting.name: setting.family for setting in settings}
             own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 
@@ -42,6 +42,22 @@ class Contestant(Protocol):
 
     def stop(self) -> None:
         """End all threads and processes."""
+
+
+@dataclass(frozen=True)
+class ContestantReport:
+    """What a contestant tells of itself."""
+
+    problem: str = ""  # the first error of a task; empty where none failed
+    plan: str = ""  # the digest of the plan that it serves, if it is of that kind
+
+
+@runtime_checkable
+class ReportingContestant(Protocol):
+    """A contestant that knows more than how its tasks ended."""
+
+    def report(self) -> ContestantReport:
+        """As it is now; asked after the start and after each window."""
 
 
 class ContestantSetting(Protocol):

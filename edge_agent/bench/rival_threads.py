@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from stageloom.edge_agent.bench.contestant import Ended, TimedTask
+from stageloom.edge_agent.bench.contestant import ContestantReport, Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds
 
 
@@ -68,6 +68,21 @@ class RivalQueue:
             self._changed.notify_all()
 
 
+class TaskErrors:
+    """The first exception that a runtime raised while it served; from any thread."""
+
+    def __init__(self) -> None:
+        self._first = ""
+
+    def add(self, error: Exception) -> None:
+        """Keep it if it is the first."""
+        self._first = self._first or f"{type(error).__name__}: {str(error)[:200]}"
+
+    def report(self) -> ContestantReport:
+        """With that exception in words."""
+        return ContestantReport(problem=self._first)
+
+
 class ThreadedRival:
     """A runtime's models served by threads: `workers` for all models together, or one for each model."""
 
@@ -80,6 +95,7 @@ class ThreadedRival:
         self._order = order
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
+        self._errors = TaskErrors()
 
     def start(self, ended: Ended) -> None:
         """Load the models and start the threads."""
@@ -88,13 +104,18 @@ class ThreadedRival:
         self._queues = [RivalQueue(self._order, ended) for _ in range(1 if shared else self._models)]
         for worker in range(self._workers or self._models):
             queue = self._queues[0 if shared else worker]
-            thread = threading.Thread(target=_serve, args=(queue, runtime, worker, ended), daemon=True)
+            arguments = (queue, runtime, worker, ended, self._errors)
+            thread = threading.Thread(target=_serve, args=arguments, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
         """Put a task into its queue."""
         self._queues[task.model % len(self._queues)].put(task, feeds)
+
+    def report(self) -> ContestantReport:
+        """Whether a run failed."""
+        return self._errors.report()
 
     def stop(self) -> None:
         """End the threads."""
@@ -103,11 +124,16 @@ class ThreadedRival:
         _join(self._threads)
 
 
-def _serve(queue: RivalQueue, runtime: Runtime, worker: int, ended: Ended) -> None:
+def _serve(queue: RivalQueue, runtime: Runtime, worker: int, ended: Ended, errors: TaskErrors) -> None:
     while (taken := queue.take()) is not None:
         task, feeds = taken
-        runtime.run(worker, task.model, feeds)
-        ended(task, True)
+        try:
+            runtime.run(worker, task.model, feeds)
+        except Exception as error:  # runtimes' exceptions share no base class
+            errors.add(error)
+            ended(task, False)
+        else:
+            ended(task, True)
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
@@ -132,12 +158,14 @@ class AsynchronousRival:
         self._load = load
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
+        self._errors = TaskErrors()
 
     def start(self, ended: Ended) -> None:
         """Load the models and start the threads."""
         for model in self._load():
             queue = RivalQueue(TaskOrder.ARRIVAL, ended)
-            thread = threading.Thread(target=_feed, args=(queue, model, ended), daemon=True)
+            arguments = (queue, model, OpenTasks(ended), self._errors)
+            thread = threading.Thread(target=_feed, args=arguments, daemon=True)
             self._queues.append(queue)
             self._threads.append(thread)
             thread.start()
@@ -146,6 +174,10 @@ class AsynchronousRival:
         """Put a task into its model's queue."""
         self._queues[task.model].put(task, feeds)
 
+    def report(self) -> ContestantReport:
+        """Whether a request failed."""
+        return self._errors.report()
+
     def stop(self) -> None:
         """End the threads."""
         for queue in self._queues:
@@ -153,7 +185,46 @@ class AsynchronousRival:
         _join(self._threads)
 
 
-def _feed(queue: RivalQueue, model: AsynchronousModel, ended: Ended) -> None:
-    while (taken := queue.take(model.wait_for_room)) is not None:
-        task, feeds = taken
-        model.begin(feeds, lambda task=task: ended(task, True))  # type: ignore[misc]
+class OpenTasks:
+    """Tasks whose requests were begun; each ends once, from any thread."""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+        self._open: set[TimedTask] = set()
+        self._lock = threading.Lock()
+
+    def add(self, task: TimedTask) -> None:
+        """Its request is about to begin."""
+        with self._lock:
+            self._open.add(task)
+
+    def end(self, task: TimedTask, completed: bool) -> None:
+        """Tell of its end, unless that was told."""
+        with self._lock:
+            if task not in self._open:
+                return
+            self._open.remove(task)
+        self._ended(task, completed)
+
+    def give_up(self) -> None:
+        """End all of them without a result."""
+        with self._lock:
+            left = tuple(self._open)
+        for task in left:
+            self.end(task, False)
+
+
+def _feed(queue: RivalQueue, model: AsynchronousModel, tasks: OpenTasks, errors: TaskErrors) -> None:
+    """Keep a model's requests busy. A queue of requests that raised once does so for ever, and which of its
+    requests failed nobody knows: what is open and all that follows is given up."""
+    try:
+        while (taken := queue.take(model.wait_for_room)) is not None:
+            task, feeds = taken
+            tasks.add(task)
+            model.begin(feeds, lambda task=task: tasks.end(task, True))  # type: ignore[misc]
+    except Exception as error:  # runtimes' exceptions share no base class
+        errors.add(error)
+        tasks.give_up()
+        while (taken := queue.take()) is not None:
+            tasks.add(taken[0])
+            tasks.give_up()
