@@ -1,6 +1,7 @@
 """One mix of models: every contestant's capacity, latencies below it, and throughput when saturated."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,7 @@ QUICK = MixEffort(
     beside_s=0.2,
     beside_rounds=2,
 )
-_QUICK_RIVALS = frozenset({"naive", "ort_2x1", "ov_2x1", "by_deadline_2x1"})
+_QUICK_RIVALS = ("naive", "ort_{cores}x1", "ov_{cores}x1", "by_deadline_{cores}x1")
 
 
 @dataclass
@@ -197,8 +198,11 @@ class MixMeasurement:
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
         chosen = {model: runtime for model, (_, runtime) in self.best.items()}
-        settings = [*rival_settings(openvino=openvino, bfloat16=self._bfloat16), by_deadline(chosen)]
-        return [one for one in settings if self._effort.every_setting or one.name in _QUICK_RIVALS]
+        cores = len(os.sched_getaffinity(0))
+        settings = rival_settings(cores, openvino=openvino, bfloat16=self._bfloat16)
+        quick = {name.format(cores=cores) for name in _QUICK_RIVALS}
+        every = self._effort.every_setting
+        return [one for one in (*settings, by_deadline(chosen, cores)) if every or one.name in quick]
 
     def _first_per_s(self) -> float:
         """Half of what two cores carry if nothing is ever idle."""

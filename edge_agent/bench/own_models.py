@@ -16,11 +16,12 @@ from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
     CUDA,
     NAIVE,
-    ONNXRUNTIME,
-    OPENVINO,
     OPENVINO_LATENCY,
     RivalSetting,
+    openvino_by_core,
+    openvino_throughput,
     reduced,
+    tuned_onnxruntime,
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
@@ -154,12 +155,16 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
         return _Bench(models, load, progress).run()
 
 
-def settings_for(precision: str, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
+def settings_for(precision: str, cores: int, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
     """What is compared with, the naive one first; where fewer bits are allowed, runtimes in what they make of
-    that as well. CUDA's provider has nothing below TF32 for a model in float32."""
-    tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
+    that as well. CUDA's provider has nothing below TF32 for a model in float32.
+
+    OpenVINO's throughput hint is among it beyond two cores; on two `benchmarks.slo` alone has it.
+    """
+    tuned = list(tuned_onnxruntime(cores))
     if openvino:
-        by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+        by_hand = [OPENVINO_LATENCY, openvino_by_core(cores)]
+        by_hand += [openvino_throughput()] if cores > 2 else []
         tuned += [*by_hand, *(map(reduced, by_hand) if precision == "bf16" else ())]
     if cuda:
         return [*CUDA, *(map(reduced, CUDA) if precision in GPU_PRECISIONS else ()), NAIVE, *tuned]
@@ -182,6 +187,7 @@ class _Bench:
         self._deadlines = deadlines_s(self._alone_s, given_s=given)
         self._rivals = settings_for(
             load.precision,
+            len(os.sched_getaffinity(0)),
             openvino=RuntimeName.OPENVINO in self._services.runtimes,
             cuda=RuntimeName.CUDA in self._services.runtimes,
         )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -195,6 +196,7 @@ def staged_bench(
     alone = TimesAlone({(RuntimeName.ONNXRUNTIME, 1, "fp32"): {"net": 0.01}})
     monkeypatch.setattr(TimesAlone, "measure", lambda *args, **options: alone)
     monkeypatch.setattr(own_models, "usable_on_gpu", lambda: ())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(own_models, "Contest", lambda *args: StagedContest(carried, clock, last, *args))
     for module in (contest, own_models):
         monkeypatch.setattr(module, "time", clock)
@@ -229,13 +231,12 @@ def test_no_other_setting_passes_for_a_default_session_per_model_that_is_absent(
 
 
 def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
-    assert [one.name for one in settings_for("fp32", openvino=True)] == [
-        *("naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1")
-    ]
-    allowed = settings_for("bf16", openvino=True)
+    plain = [one.name for one in settings_for("fp32", 2, openvino=True)]
+    assert plain == ["naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1"]
+    allowed = settings_for("bf16", 2, openvino=True)
     assert [one.name for one in allowed if one.family is Family.REDUCED] == ["ov_latency_bf16", "ov_2x1_bf16"]
-    assert {one.name for one in settings_for("fp32", openvino=True)} < {one.name for one in allowed}
-    assert len(settings_for("bf16", openvino=False)) == 3
+    assert set(plain) < {one.name for one in allowed}
+    assert len(settings_for("bf16", 2, openvino=False)) == 3
 
 
 def test_a_precision_that_nothing_is_compared_in_is_refused() -> None:
@@ -250,12 +251,12 @@ def test_a_precision_of_gpus_is_refused_where_there_is_none(tmp_path: Path) -> N
 
 
 def test_with_a_gpu_sessions_on_it_are_what_is_compared_with_first() -> None:
-    plain = settings_for("fp32", openvino=False, cuda=True)
+    plain = settings_for("fp32", 2, openvino=False, cuda=True)
     assert [one.name for one in plain] == [
         *("cuda_per_model", "cuda_1", "cuda_2", "cuda_4", "naive", "ort_1x2", "ort_2x1")
     ]
     assert all(one.options.float32 for one in plain), "TF32, its default, is not what the models say"
     for precision in ("tf32", "fp16"):
-        allowed = settings_for(precision, openvino=False, cuda=True)
+        allowed = settings_for(precision, 2, openvino=False, cuda=True)
         fewer = [one for one in allowed if not one.options.float32]
         assert [one.name for one in fewer] == [f"{one.name}_tf32" for one in plain[:4]]
