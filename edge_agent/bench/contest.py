@@ -57,7 +57,8 @@ class Contest:
     """Started contestants.
 
     Those that cannot serve the models, or died while they were measured, are in `absent`, with the reason;
-    `problems` has the first error of those that failed at a task.
+    `problems` has the first error of those that failed at a task, `plans` the digests of those that serve a
+    plan.
 
     Args:
         needed: those without which nothing is worth knowing: their death is raised.
@@ -75,6 +76,7 @@ class Contest:
         self.load = load
         self.absent: dict[str, str] = {}
         self.problems: dict[str, str] = {}
+        self.plans: dict[str, str] = {}
         self._needed = needed
         self._progress = progress
         self._processes: dict[str, ContestantProcess] = {}
@@ -239,7 +241,9 @@ class Contest:
         return result
 
     def _note(self, process: ContestantProcess) -> None:
-        problem = process.report.problem
+        problem, plan = process.report.problem, process.report.plan
+        if plan:
+            self.plans[process.name] = plan
         if problem and process.name not in self.problems:
             self.problems[process.name] = problem
             self._progress(f"  {process.name} failed at a task: {problem}")

@@ -69,7 +69,8 @@ class ContestantSetting(Protocol):
 
     @property
     def measures(self) -> bool:
-        """It times something while it starts: nothing else may start beside it."""
+        """It times something while it starts: nothing else may start beside it, and it gives up by itself
+        where it gets no further."""
 
     def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
         """The contestant, not started. Imports the runtime that it uses."""

@@ -26,7 +26,7 @@ from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
 from stageloom.shared.errors import StageloomError
 
-_START_S: Final = 300.0
+_START_S: Final = 300.0  # for one that measures nothing; others end themselves when they get nowhere
 _ANSWER_S: Final = 180.0  # beyond what was asked for
 _STOP_S: Final = 20.0
 _INPUTS: Final = 4  # different ones for each model
@@ -74,6 +74,7 @@ class ContestantProcess:
 
     def __init__(self, setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
         self.name = setting.name
+        self._start_s = start_limit_s(setting)
         self.report = ContestantReport()  # the newest
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -88,7 +89,7 @@ class ContestantProcess:
             ContestantError: it cannot serve the models, or was killed; it has ended.
         """
         try:
-            self._receive(_START_S)
+            self._receive(self._start_s)
         except BaseException:
             self.stop()
             raise
@@ -144,7 +145,7 @@ class ContestantProcess:
         finally:
             self._signal(signal.SIGSTOP)
 
-    def _receive(self, within_s: float) -> Any:
+    def _receive(self, within_s: float | None) -> Any:
         if not self._pipe.poll(within_s):
             raise ContestantError(f"{self.name} does not answer within {within_s:g} s")
         try:
@@ -159,6 +160,12 @@ class ContestantProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, number)
+
+
+def start_limit_s(setting: ContestantSetting) -> float | None:
+    """How long a contestant may take to start. One that measures takes as long as its models and executors
+    need: it has limits of its own, for each step."""
+    return None if setting.measures else _START_S
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ class RivalQueue:
 
 
 class TaskErrors:
-    """The first exception that a runtime raised while it served; from any thread."""
+    """The first exception that ended a task; from any thread."""
 
     def __init__(self) -> None:
         self._first = ""
 
-    def add(self, error: Exception) -> None:
+    def add(self, error: BaseException) -> None:
         """Keep it if it is the first."""
         self._first = self._first or f"{type(error).__name__}: {str(error)[:200]}"
 

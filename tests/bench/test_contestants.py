@@ -32,9 +32,9 @@ from stageloom.edge_agent.bench.rival_settings import (
 from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
-from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.executor_choice import TIMES_NAME
-from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.plan import ExecutorOptions, decode_plan
 from tests.agent.models import write_tiny
 from tests.planner.processes import ROOT, environment, until
 
@@ -131,12 +131,32 @@ def test_an_agent_serves_its_own_plan_or_one_that_is_given(given: bool, models: 
 def test_an_agent_measures_no_ways_for_a_plan_that_is_given(
     models: list[ModelUnderTest], tmp_path: Path
 ) -> None:
-    contestant = AgentSetting("stageloom", onnx_plan(models), times_folder=str(tmp_path)).make(models)
+    wire = onnx_plan(models)
+    assert served_plan(AgentSetting("stageloom", wire, times_folder=str(tmp_path)), models) == digest_of(wire)
+    assert not (tmp_path / TIMES_NAME).exists()
+
+
+def test_an_agent_tells_the_plan_that_it_serves(models: list[ModelUnderTest], tmp_path: Path) -> None:
+    """The one of what it measured, or the first one, where that is no better or was rolled back."""
+    served = served_plan(AgentSetting("stageloom", times_folder=str(tmp_path)), models)
+    times = kept_times(models, str(tmp_path))
+    assert all(times.values())
+    known, unknown = own_plan(models, times), own_plan(models, {name: {} for name in times})
+    assert served in (known.digest, unknown.digest)
+
+
+def served_plan(setting: AgentSetting, models: Sequence[ModelUnderTest]) -> str:
+    """The digest of it, as an agent tells it once it is started."""
+    contestant = setting.make(models)
     try:
         contestant.start(lambda task, completed: None)
+        return contestant.report().plan
     finally:
         contestant.stop()
-    assert not (tmp_path / TIMES_NAME).exists()
+
+
+def digest_of(wire: bytes) -> str:
+    return decode_plan(wire).digest
 
 
 class Unable:
