@@ -241,12 +241,11 @@ class Contest:
         return result
 
     def _note(self, process: ContestantProcess) -> None:
-        problem, plan = process.report.problem, process.report.plan
-        if plan:
-            self.plans[process.name] = plan
-        if problem and process.name not in self.problems:
-            self.problems[process.name] = problem
-            self._progress(f"  {process.name} failed at a task: {problem}")
+        if process.plan:
+            self.plans[process.name] = process.plan
+        if process.problem and process.name not in self.problems:
+            self.problems[process.name] = process.problem
+            self._progress(f"  {process.name} failed at a task: {process.problem}")
 
     def windows_at(
         self, names: Sequence[str], rate_per_s: float, windows: int

@@ -44,20 +44,17 @@ class Contestant(Protocol):
         """End all threads and processes."""
 
 
-@dataclass(frozen=True)
-class ContestantReport:
-    """What a contestant tells of itself."""
-
-    problem: str = ""  # the first error of a task; empty where none failed
-    plan: str = ""  # the digest of the plan that it serves, if it is of that kind
-
-
 @runtime_checkable
 class ReportingContestant(Protocol):
-    """A contestant that knows more than how its tasks ended."""
+    """A contestant that knows more than how its tasks ended; asked after its start and each window."""
 
-    def report(self) -> ContestantReport:
-        """As it is now; asked after the start and after each window."""
+    @property
+    def problem(self) -> str:
+        """The first error that ended a task; empty where none did."""
+
+    @property
+    def plan(self) -> str:
+        """The digest of the plan that it serves; empty where it has none."""
 
 
 class ContestantSetting(Protocol):

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.contestant import (
-    Contestant,
-    ContestantReport,
-    ContestantSetting,
-    ReportingContestant,
-)
+from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting, ReportingContestant
 from stageloom.edge_agent.bench.load import Array, ArrivalWindow, WindowResult, judge
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
@@ -75,7 +70,7 @@ class ContestantProcess:
     def __init__(self, setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
         self.name = setting.name
         self._start_s = start_limit_s(setting)
-        self.report = ContestantReport()  # the newest
+        self.problem = self.plan = ""  # as in `ReportingContestant`
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_live, args=(theirs, setting, tuple(models)))
@@ -154,8 +149,8 @@ class ContestantProcess:
             raise ContestantError(f"{self.name} has died") from error
         if isinstance(answer, _Failure):
             raise ContestantError(f"{self.name}: {answer.text}")
-        self.report = answer.report
-        return answer.value
+        value, self.problem, self.plan = answer
+        return value
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -173,12 +168,6 @@ class _Failure:
     text: str
 
 
-@dataclass(frozen=True)
-class _Answer:
-    value: object
-    report: ContestantReport
-
-
 def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Sequence[int]) -> str:
     """Start a contestant and warm it up: why that failed, or that none of these models' tasks had a result;
     empty where one had."""
@@ -189,12 +178,13 @@ def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Se
     runner.closed_loop(contestant, models, 1, _WARM_UP_S)
     if runner.completed:
         return ""
-    return report_of(contestant).problem or "none of its first tasks had a result"
+    return problem_and_plan(contestant)[0] or "none of its first tasks had a result"
 
 
-def report_of(contestant: Contestant) -> ContestantReport:
-    """What a contestant tells of itself; of many there is nothing to tell."""
-    return contestant.report() if isinstance(contestant, ReportingContestant) else ContestantReport()
+def problem_and_plan(contestant: Contestant) -> tuple[str, str]:
+    """As in `ReportingContestant`; of many contestants there is nothing to tell."""
+    told = isinstance(contestant, ReportingContestant)
+    return (contestant.problem, contestant.plan) if told else ("", "")
 
 
 def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnderTest, ...]) -> None:
@@ -212,7 +202,7 @@ def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnder
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would fall on any window
-    pipe.send(_Answer(None, report_of(contestant)))
+    pipe.send((None, *problem_and_plan(contestant)))
     try:
         while (request := pipe.recv()) is not None:
             runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
@@ -221,7 +211,7 @@ def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnder
                 value = runner.closed_loop(contestant, request.models, request.outstanding, request.seconds)
             else:
                 value = runner.open_loop(contestant, request)
-            pipe.send(_Answer(value, report_of(contestant)))
+            pipe.send((value, *problem_and_plan(contestant)))
             gc.collect(0)
     except (EOFError, BrokenPipeError):
         pass  # whoever compares is gone

@@ -265,7 +265,10 @@ class _Bench:
             self._require_rivals(contest.names, contest.absent)
             found = self._capacities(contest)
             self._require_rivals(found, contest.absent)
-            return self._result(found, contest, self._served(contest, folder))
+            self._warnings += [f"{name} failed at a task: {one}" for name, one in contest.problems.items()]
+            expected = self._plan(folder)
+            digest = contest.plans.get(OURS, expected.digest)
+            return self._result(found, contest.absent, digest, self._served(digest, expected))
 
     def _require_rivals(self, names: Iterable[str], absent: Mapping[str, str]) -> None:
         if not _rivals(names):
@@ -282,18 +285,17 @@ class _Bench:
     def _plan(self, folder: str) -> Plan:
         return own_plan(self._models, kept_times(self._models, folder) if self._on_gpu else self._times())
 
-    def _served(self, contest: Contest, folder: str) -> "_ServedPlan":
-        """The plan that the agent serves: the one that its times give, or the one before it had any."""
-        expected = self._plan(folder)
-        digest = contest.plans.get(OURS, expected.digest)
+    def _served(self, digest: str, expected: Plan) -> Plan | None:
+        """The plan of that digest, which the agent serves: the one that its times give, or the one before it
+        had any; None where it is neither."""
         if digest == expected.digest:
-            return _ServedPlan(digest, expected)
-        first = own_plan(self._models, {model.name: {} for model in self._models})
-        warning = (
+            return expected
+        self._warnings.append(
             f"the agent served plan {digest[:12]}, not {expected.digest[:12]}, which its measurements give: "
             "it took that one back, or never tried it"
         )
-        return _ServedPlan(digest, first if digest == first.digest else None, warning)
+        first = own_plan(self._models, {model.name: {} for model in self._models})
+        return first if digest == first.digest else None
 
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
         busy_s = sum(
@@ -332,7 +334,7 @@ class _Bench:
         contest.settle(found, chosen, list(map(self._search, _WINDOWS)), first_per_s, until_s)
 
     def _result(
-        self, found: Mapping[str, CapacityFound], contest: Contest, served: "_ServedPlan"
+        self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], digest: str, plan: Plan | None
     ) -> OwnResult:
         ours = found[OURS]
         best = max(
@@ -340,7 +342,7 @@ class _Bench:
         )  # without an interval there is no verdict
         naive = self._rivals[0].name
         return OwnResult(
-            models=tuple(self._model_row(model, served.plan) for model in self._models),
+            models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(
                 {
                     "contestant": name,
@@ -351,21 +353,17 @@ class _Bench:
                 }
                 for name, one in found.items()
             ),
-            absent=contest.absent,
+            absent=absent,
             over_naive=ratio_of(ours.samples, found[naive].samples) if naive in found else None,
             no_naive=why_no_naive(found.get(naive), lowest_index(self._window_s)),
             over_best=ratio_of(ours.samples, found[best].samples),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
             carried_per_s=ours.per_s,
-            digest=served.digest,
-            plan=served.plan,
+            digest=digest,
+            plan=plan,
             window_s=self._window_s,
-            warnings=[
-                *self._warnings,
-                *(f"{name} failed at a task: {problem}" for name, problem in contest.problems.items()),
-                *([served.warning] if served.warning else ()),
-            ],
+            warnings=self._warnings,
             precision=self._load.precision,
         )
 
@@ -376,13 +374,6 @@ class _Bench:
         for runtime, taken in self._services.alone(model.name).items():
             row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
         return row
-
-
-@dataclass(frozen=True)
-class _ServedPlan:
-    digest: str
-    plan: Plan | None  # None where only its digest is known
-    warning: str = ""  # where it is not the expected one
 
 
 def window_s(deadlines_s: Iterable[float], seconds: float, contestants: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from stageloom.edge_agent.bench.contestant import ContestantReport, Ended, TimedTask
+from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds
 
 
@@ -69,21 +69,18 @@ class RivalQueue:
 
 
 class TaskErrors:
-    """The first exception that ended a task; from any thread."""
+    """What contestants of threads inherit: the first exception that ended a task, from any thread."""
 
     def __init__(self) -> None:
-        self._first = ""
+        self.problem = ""
+        self.plan = ""
 
-    def add(self, error: BaseException) -> None:
+    def note_error(self, error: BaseException) -> None:
         """Keep it if it is the first."""
-        self._first = self._first or f"{type(error).__name__}: {str(error)[:200]}"
-
-    def report(self) -> ContestantReport:
-        """With that exception in words."""
-        return ContestantReport(problem=self._first)
+        self.problem = self.problem or f"{type(error).__name__}: {str(error)[:200]}"
 
 
-class ThreadedRival:
+class ThreadedRival(TaskErrors):
     """A runtime's models served by threads: `workers` for all models together, or one for each model."""
 
     def __init__(
@@ -92,10 +89,10 @@ class ThreadedRival:
         self._load = load
         self._models = models
         self._workers = workers  # 0: one for each model
+        super().__init__()
         self._order = order
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
-        self._errors = TaskErrors()
 
     def start(self, ended: Ended) -> None:
         """Load the models and start the threads."""
@@ -104,18 +101,13 @@ class ThreadedRival:
         self._queues = [RivalQueue(self._order, ended) for _ in range(1 if shared else self._models)]
         for worker in range(self._workers or self._models):
             queue = self._queues[0 if shared else worker]
-            arguments = (queue, runtime, worker, ended, self._errors)
-            thread = threading.Thread(target=_serve, args=arguments, daemon=True)
+            thread = threading.Thread(target=_serve, args=(queue, runtime, worker, ended, self), daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
         """Put a task into its queue."""
         self._queues[task.model % len(self._queues)].put(task, feeds)
-
-    def report(self) -> ContestantReport:
-        """Whether a run failed."""
-        return self._errors.report()
 
     def stop(self) -> None:
         """End the threads."""
@@ -130,7 +122,7 @@ def _serve(queue: RivalQueue, runtime: Runtime, worker: int, ended: Ended, error
         try:
             runtime.run(worker, task.model, feeds)
         except Exception as error:  # runtimes' exceptions share no base class
-            errors.add(error)
+            errors.note_error(error)
             ended(task, False)
         else:
             ended(task, True)
@@ -151,21 +143,21 @@ class AsynchronousModel(Protocol):
         """Start an idle request; `done` is called from any thread when its outputs are there."""
 
 
-class AsynchronousRival:
+class AsynchronousRival(TaskErrors):
     """Models whose runtime has a queue of requests each; a thread per model keeps them busy."""
 
     def __init__(self, load: Callable[[], Sequence[AsynchronousModel]]) -> None:
+        super().__init__()
         self._load = load
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
-        self._errors = TaskErrors()
 
     def start(self, ended: Ended) -> None:
         """Load the models and start the threads."""
         for model in self._load():
             queue = RivalQueue(TaskOrder.ARRIVAL, ended)
-            arguments = (queue, model, OpenTasks(ended), self._errors)
-            thread = threading.Thread(target=_feed, args=arguments, daemon=True)
+            tasks = OpenTasks(ended)
+            thread = threading.Thread(target=_feed, args=(queue, model, tasks, self), daemon=True)
             self._queues.append(queue)
             self._threads.append(thread)
             thread.start()
@@ -173,10 +165,6 @@ class AsynchronousRival:
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
         """Put a task into its model's queue."""
         self._queues[task.model].put(task, feeds)
-
-    def report(self) -> ContestantReport:
-        """Whether a request failed."""
-        return self._errors.report()
 
     def stop(self) -> None:
         """End the threads."""
@@ -223,7 +211,7 @@ def _feed(queue: RivalQueue, model: AsynchronousModel, tasks: OpenTasks, errors:
             tasks.add(task)
             model.begin(feeds, lambda task=task: tasks.end(task, True))  # type: ignore[misc]
     except Exception as error:  # runtimes' exceptions share no base class
-        errors.add(error)
+        errors.note_error(error)
         tasks.give_up()
         while (taken := queue.take()) is not None:
             tasks.add(taken[0])

@@ -10,11 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.contestant import ContestantReport, Ended, TimedTask
+from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 from stageloom.edge_agent.bench.rival_threads import TaskErrors
 from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encode_config
@@ -57,41 +57,33 @@ class AgentSetting:
         return StageloomContestant(models, self)
 
 
-@dataclass(frozen=True)
-class StartLeft:
-    """What is left of an agent's start before it counts."""
-
-    text: str  # empty: nothing, it serves all models and believes in its plan
-    missing: int = 0  # models that it does not serve
-    measuring: int = 0  # runs of models that it still times
-
-
 class StartPatience:
     """How long to wait for an agent: until for `step_s` it serves no further model and ends no measurement.
 
-    A fixed time is none for a GPU, where each model may take a minute on each executor.
+    No fixed time fits a GPU, where each model may take a minute on each executor.
     """
 
     def __init__(self, now_s: float, step_s: float = _STEP_S) -> None:
         self._step_s = step_s
         self._until_s = now_s + step_s
-        self._before = StartLeft("")
+        self._missing = self._measuring = 0
 
-    def note(self, left: StartLeft, now_s: float) -> None:
-        """So much is left now."""
-        if left.missing < self._before.missing or left.measuring < self._before.measuring:
+    def note(self, missing: int, measuring: int, now_s: float) -> None:
+        """So many models it does not serve now, and so many runs of models it still times."""
+        if missing < self._missing or measuring < self._measuring:
             self._until_s = now_s + self._step_s
-        self._before = left
+        self._missing, self._measuring = missing, measuring
 
     def is_over(self, now_s: float) -> bool:
         """Whether it got no further for so long."""
         return now_s >= self._until_s
 
 
-class StageloomContestant:
+class StageloomContestant(TaskErrors):
     """An agent process in a home of its own, and a client in this one."""
 
     def __init__(self, models: Sequence[ModelUnderTest], setting: AgentSetting) -> None:
+        super().__init__()
         self._models = models
         self._precision = setting.precision
         self._served = [model for model in models if not setting.serves or model.name in setting.serves]
@@ -101,8 +93,6 @@ class StageloomContestant:
         self._agent: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
         self._ended: Ended = _nobody
-        self._errors = TaskErrors()
-        self._serves = ""  # the digest of its plan
 
     def start(self, ended: Ended) -> None:
         """Start the agent and connect once it serves all models.
@@ -135,10 +125,6 @@ class StageloomContestant:
             return
         future.add_done_callback(self._done(task))
 
-    def report(self) -> ContestantReport:
-        """The plan that it serves, and whether a task failed that had all time."""
-        return replace(self._errors.report(), plan=self._serves)
-
     def stop(self) -> None:
         """Disconnect, and end the agent."""
         if self._client is not None:
@@ -162,7 +148,7 @@ class StageloomContestant:
 
     def _failed(self, task: TimedTask, error: BaseException) -> None:
         if task.due_s == math.inf:  # else it may have come too late
-            self._errors.add(error)
+            self.note_error(error)
         self._ended(task, False)
 
     def _command(self) -> list[str]:
@@ -194,13 +180,12 @@ class StageloomContestant:
                 client = Client(socket_of(self._home))
                 missing = {model.name for model in self._served} - client.models().keys()
                 status = ask_status(socket_of(self._home))
-                left = start_left(missing, status)
-                if not left.text:
-                    self._serves = status.plan.digest if status.plan is not None else ""
+                awaited = what_is_left(missing, status)
+                if not awaited:
+                    self.plan = status.plan.digest if status.plan is not None else ""
                     return client
                 client.close()
-                awaited = left.text
-                patience.note(left, time.monotonic())
+                patience.note(len(missing), status.measuring, time.monotonic())
             time.sleep(_POLL_S)
         lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
         if agent.poll() is not None or not awaited:
@@ -211,17 +196,14 @@ class StageloomContestant:
         )
 
 
-def start_left(missing: Collection[str], status: AgentStatus) -> StartLeft:
-    """What an agent still has to do that does not serve some models."""
-    measuring = status.measuring
-    text = ""
+def what_is_left(missing: Collection[str], status: AgentStatus) -> str:
+    """What an agent that does not serve the models `missing` has to do before it counts; empty once it serves
+    all, and believes in its plan."""
     if missing:
-        text = f"it does not serve {', '.join(sorted(missing))}"
-    elif measuring:
-        text = f"it still measures {counted(measuring, 'run')} of models on executors"
-    elif status.trial is not None:
-        text = f"its plan is still in {status.trial.phase}"
-    return StartLeft(text, len(missing), measuring)
+        return f"it does not serve {', '.join(sorted(missing))}"
+    if status.measuring:
+        return f"it still measures {counted(status.measuring, 'run')} of models on executors"
+    return "" if status.trial is None else f"its plan is still in {status.trial.phase}"
 
 
 def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stageloom.edge_agent.bench.contestant_process import ended_politely, report_of, why_it_cannot_serve
+from stageloom.edge_agent.bench.contestant_process import ended_politely, why_it_cannot_serve
 from stageloom.edge_agent.bench.model_files import Feeds
 from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.window_run import WindowRunner
@@ -30,7 +30,7 @@ def warmed_up(runtime: Runtime) -> tuple[str, str]:
     """Why it cannot serve, and the problem that it tells."""
     rival, runner = ThreadedRival(lambda: runtime, 2, workers=1), WindowRunner(FEEDS)
     try:
-        return why_it_cannot_serve(rival, runner, [0, 1]), report_of(rival).problem
+        return why_it_cannot_serve(rival, runner, [0, 1]), rival.problem
     finally:
         rival.stop()
 

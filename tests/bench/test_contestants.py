@@ -150,7 +150,7 @@ def served_plan(setting: AgentSetting, models: Sequence[ModelUnderTest]) -> str:
     contestant = setting.make(models)
     try:
         contestant.start(lambda task, completed: None)
-        return contestant.report().plan
+        return contestant.plan
     finally:
         contestant.stop()
 

@@ -121,7 +121,7 @@ def test_a_run_that_fails_ends_its_task_alone_and_its_error_is_told() -> None:
     for number in range(4):
         rival.submit(task(number, model=number % 2), FEEDS)
     assert ends.wait(4) == [(0, False), (1, True), (2, False), (3, True)]
-    assert rival.report().problem == "ValueError: no such operator"
+    assert rival.problem == "ValueError: no such operator"
     rival.stop()
 
 
@@ -192,5 +192,5 @@ def test_once_a_request_fails_its_queue_gives_every_task_up_and_its_error_is_tol
     for number in range(4):
         rival.submit(task(number), FEEDS)
     assert ends.wait(4) == [(0, True), (1, False), (2, False), (3, False)]
-    assert rival.report().problem == "RuntimeError: out of memory"
+    assert rival.problem == "RuntimeError: out of memory"
     rival.stop()
