@@ -183,8 +183,9 @@ def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Se
 
 def problem_and_plan(contestant: Contestant) -> tuple[str, str]:
     """As in `ReportingContestant`; of many contestants there is nothing to tell."""
-    told = isinstance(contestant, ReportingContestant)
-    return (contestant.problem, contestant.plan) if told else ("", "")
+    if isinstance(contestant, ReportingContestant):
+        return contestant.problem, contestant.plan
+    return "", ""
 
 
 def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnderTest, ...]) -> None:
