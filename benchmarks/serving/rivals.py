@@ -25,7 +25,7 @@ class ServersMeasurement(MixMeasurement):
             deadlines_s=[self._deadlines[model.name] for model in self._models],
             window_s=self._effort.window_s,
         )
-        with Contest(self._models, load, progress) as contest:
+        with Contest(self._models, load, progress, needed=(STAGELOOM,)) as contest:
             contest.enter(self._settings())
             self._began_s = self._started_s = time.monotonic()  # starting nine servers is none of their time
             found = {name: CapacityFound() for name in contest.names}

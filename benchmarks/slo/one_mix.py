@@ -1,6 +1,7 @@
 """One mix of models: every contestant's capacity, latencies below it, and throughput when saturated."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from benchmarks.runner import progress
 from stageloom.edge_agent.bench.ablations import ablations
-from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, lowest_index, ratio_of
 from stageloom.edge_agent.bench.contest import (
     CapacityFound,
     Contest,
@@ -72,7 +73,8 @@ class MixEffort:
 
     def search(self, many: int) -> CapacitySearch:
         """For a capacity within its bounds."""
-        return CapacitySearch(few=1, many=many, highest=rate_index(self.highest_per_s))
+        lowest = lowest_index(self.window_s)
+        return CapacitySearch(few=1, many=many, lowest=lowest, highest=rate_index(self.highest_per_s))
 
     @property
     def rough_search(self) -> CapacitySearch:
@@ -91,7 +93,7 @@ QUICK = MixEffort(
     beside_s=0.2,
     beside_rounds=2,
 )
-_QUICK_RIVALS = frozenset({"naive", "ort_2x1", "ov_2x1", "by_deadline_2x1"})
+_QUICK_RIVALS = ("naive", "ort_{cores}x1", "ov_{cores}x1", "by_deadline_{cores}x1")
 
 
 @dataclass
@@ -165,7 +167,7 @@ class MixMeasurement:
             deadlines_s=[self._deadlines[model.name] for model in self._models],
             window_s=self._effort.window_s,
         )
-        with Contest(self._models, load, progress) as contest:
+        with Contest(self._models, load, progress, needed=(STAGELOOM,)) as contest:
             settings = self._rivals()
             families = {setting.name: setting.family for setting in settings}
             own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
@@ -196,8 +198,11 @@ class MixMeasurement:
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
         chosen = {model: runtime for model, (_, runtime) in self.best.items()}
-        settings = [*rival_settings(openvino=openvino, bfloat16=self._bfloat16), by_deadline(chosen)]
-        return [one for one in settings if self._effort.every_setting or one.name in _QUICK_RIVALS]
+        cores = len(os.sched_getaffinity(0))
+        settings = rival_settings(cores, openvino=openvino, bfloat16=self._bfloat16)
+        quick = {name.format(cores=cores) for name in _QUICK_RIVALS}
+        every = self._effort.every_setting
+        return [one for one in (*settings, by_deadline(chosen, cores)) if every or one.name in quick]
 
     def _first_per_s(self) -> float:
         """Half of what two cores carry if nothing is ever idle."""

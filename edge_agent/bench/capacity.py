@@ -9,8 +9,11 @@ two neighbours at the border until both have enough samples; where more samples 
 Of a model with few tasks a single late one decides: of 18 one is 94 %. So a rate is judged on 20 tasks of
 every model; one that failed by chance would bound the search from above ever after. To know about how much
 each of many carries, fewer do.
+
+A rate at which no task came says nothing. It does not hold, or what meets no deadline would carry that rate.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -56,8 +59,17 @@ def least_share(samples: Sequence[WindowCounts]) -> float:
 
 
 def holds(samples: Sequence[WindowCounts]) -> bool:
-    """Each model's tasks meet their deadlines."""
-    return least_share(samples) >= IN_TIME_SHARE
+    """Tasks came, and each model's meet their deadlines."""
+    return _had_tasks(samples) and least_share(samples) >= IN_TIME_SHARE
+
+
+def _had_tasks(samples: Sequence[WindowCounts]) -> bool:
+    return any(np.any(sample.tasks) for sample in samples)
+
+
+def lowest_index(window_s: float) -> int:
+    """The lowest place on the grid at which a window is expected to have a task."""
+    return math.ceil(-math.log(window_s) / math.log1p(GRID_STEP) - 1e-9)
 
 
 ROUGHLY: Final = 6
@@ -121,19 +133,20 @@ def capacity_per_s(samples: Samples) -> float:
 
 
 def capacity_estimate(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Estimate | None:
-    """The capacity in tasks a second between the rates of the grid; None from too few windows.
+    """The capacity in tasks a second between the rates of the grid; None from too few windows, and where no
+    rate holds.
 
     Every rate's windows are drawn anew with replacement. Each model's shares are then made to fall with the
     rate (isotonic regression, weighted by tasks), as chance at a rate with two windows would else decide, and
     the capacity is where the smallest of them crosses 95 % on a straight line between neighbouring rates.
     """
-    if _too_few(samples):
+    if _too_few(samples) or not capacity_per_s(samples):
         return None
     return _estimate(bootstrap_capacities(samples, seed, resamples=resamples))
 
 
 def _too_few(samples: Samples) -> bool:
-    return max(map(len, samples.values()), default=0) < _LEAST_WINDOWS
+    return max(map(len, filter(_had_tasks, samples.values())), default=0) < _LEAST_WINDOWS
 
 
 def _estimate(drawn: Array) -> Estimate:
@@ -143,7 +156,7 @@ def _estimate(drawn: Array) -> Estimate:
 
 def bootstrap_capacities(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Array:
     """Capacities of drawn windows [resamples] float64, in tasks a second; see `capacity_estimate`."""
-    places = sorted(place for place, found in samples.items() if found)
+    places = sorted(place for place, found in samples.items() if _had_tasks(found))
     rng = np.random.default_rng(seed)
     tasks, in_time = [], []
     for place in places:

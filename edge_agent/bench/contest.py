@@ -4,7 +4,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -54,12 +54,30 @@ class CapacityFound:
 
 
 class Contest:
-    """Started contestants. Those that cannot serve the models are in `absent`, with the reason."""
+    """Started contestants.
 
-    def __init__(self, models: Sequence[ModelUnderTest], load: ContestLoad, progress: Progress) -> None:
+    Those that cannot serve the models, or died while they were measured, are in `absent`, with the reason;
+    `problems` has the first error of those that failed at a task, `plans` the digests of those that serve a
+    plan.
+
+    Args:
+        needed: those without which nothing is worth knowing: their death is raised.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelUnderTest],
+        load: ContestLoad,
+        progress: Progress,
+        *,
+        needed: Collection[str] = (),
+    ) -> None:
         self.models = models
         self.load = load
         self.absent: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
+        self.plans: dict[str, str] = {}
+        self._needed = needed
         self._progress = progress
         self._processes: dict[str, ContestantProcess] = {}
         self._starting: list[ContestantProcess] = []
@@ -105,6 +123,7 @@ class Contest:
         try:
             process.wait_ready()
             self._processes[setting.name] = process
+            self._note(process)
         except ContestantError as error:
             if not self._interrupted:
                 self.absent[setting.name] = str(error)
@@ -135,7 +154,7 @@ class Contest:
 
     def capacities(
         self,
-        found: Mapping[str, CapacityFound],
+        found: MutableMapping[str, CapacityFound],
         search: CapacitySearch,
         first_per_s: float,
         until_s: float = math.inf,
@@ -144,10 +163,10 @@ class Contest:
 
         A round gives every contestant that is not done one window, in shuffled order. The windows of a rate
         are numbered, and a number has the same arrivals for all. No round begins after `until_s` on the
-        monotonic clock.
+        monotonic clock. A contestant that dies is absent from then on, and leaves `found`.
 
         Raises:
-            ContestantError: a contestant has died.
+            ContestantError: a needed contestant has died.
         """
         first = rate_index(first_per_s)
         while turn := [
@@ -160,12 +179,24 @@ class Contest:
             self._rng.shuffle(turn)
             for name, place in turn:
                 samples = found[name].samples.setdefault(place, [])
-                result = self.window(name, rate_per_s(place), len(samples))
+                try:
+                    result = self.window(name, rate_per_s(place), len(samples))
+                except ContestantError as error:
+                    if name in self._needed:
+                        raise
+                    self._lose(name, str(error))
+                    del found[name]
+                    continue
                 samples.append(WindowCounts.of(result, len(self.models)))
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.absent[name] = reason
+        self._progress(f"  absent from now on: {reason}")
+        self.leave([name])
 
     def settle(
         self,
-        found: Mapping[str, CapacityFound],
+        found: MutableMapping[str, CapacityFound],
         chosen: Callable[[], Iterable[str]],
         searches: Sequence[CapacitySearch],
         first_per_s: float,
@@ -179,6 +210,7 @@ class Contest:
         """
         again: dict[str, CapacityFound] = {}
         left = list(searches)
+        self._drop_absent(found)
         while time.monotonic() < until_s:
             if fresh := {name: found[name] for name in chosen() if name in found and name not in again}:
                 self._progress(f"measuring {', '.join(fresh)} again at that load, in turns")
@@ -188,6 +220,11 @@ class Contest:
             else:
                 return
             self.capacities(again, left[0], first_per_s, until_s)
+            self._drop_absent(found)
+
+    def _drop_absent(self, found: MutableMapping[str, CapacityFound]) -> None:
+        for name in found.keys() & self.absent.keys():
+            del found[name]
 
     def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
         """One window of a contestant at a rate.
@@ -198,7 +235,17 @@ class Contest:
         load = self.load
         seed = load.seed + number
         arrivals = poisson_window(load.weights, rate_per_s, load.window_s, load.deadlines_s, seed)
-        return self._processes[name].window(arrivals)
+        process = self._processes[name]
+        result = process.window(arrivals)
+        self._note(process)
+        return result
+
+    def _note(self, process: ContestantProcess) -> None:
+        if process.plan:
+            self.plans[process.name] = process.plan
+        if process.problem and process.name not in self.problems:
+            self.problems[process.name] = process.problem
+            self._progress(f"  {process.name} failed at a task: {process.problem}")
 
     def windows_at(
         self, names: Sequence[str], rate_per_s: float, windows: int

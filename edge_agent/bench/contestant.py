@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 
@@ -44,6 +44,19 @@ class Contestant(Protocol):
         """End all threads and processes."""
 
 
+@runtime_checkable
+class ReportingContestant(Protocol):
+    """A contestant that knows more than how its tasks ended; asked after its start and each window."""
+
+    @property
+    def problem(self) -> str:
+        """The first error that ended a task; empty where none did."""
+
+    @property
+    def plan(self) -> str:
+        """The digest of the plan that it serves; empty where it has none."""
+
+
 class ContestantSetting(Protocol):
     """A contestant to be made in another process."""
 
@@ -53,7 +66,8 @@ class ContestantSetting(Protocol):
 
     @property
     def measures(self) -> bool:
-        """It times something while it starts: nothing else may start beside it."""
+        """It times something while it starts: nothing else may start beside it, and it gives up by itself
+        where it gets no further."""
 
     def make(self, models: Sequence[ModelUnderTest]) -> Contestant:
         """The contestant, not started. Imports the runtime that it uses."""

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.contestant import ContestantSetting
+from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting, ReportingContestant
 from stageloom.edge_agent.bench.load import Array, ArrivalWindow, WindowResult, judge
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
 from stageloom.shared.errors import StageloomError
 
-_START_S: Final = 300.0
-_ANSWER_S: Final = 180.0
+_START_S: Final = 300.0  # for one that measures nothing; others end themselves when they get nowhere
+_ANSWER_S: Final = 180.0  # beyond what was asked for
 _STOP_S: Final = 20.0
 _INPUTS: Final = 4  # different ones for each model
 _WARM_UP_S: Final = 0.1
@@ -31,16 +31,21 @@ _SWITCH_INTERVAL_S: Final = 0.0005  # the thread that hands tasks over waits no 
 
 @contextlib.contextmanager
 def ended_politely() -> Iterator[None]:
-    """SIGTERM ends the block as an error does: suspended contestants would stay for ever."""
+    """SIGTERM ends the block as an error does, and so does SIGHUP unless it is ignored, as under `nohup`:
+    suspended contestants would stay for ever."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    wanted = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, leave) for number in wanted}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class ContestantError(StageloomError):
@@ -64,6 +69,8 @@ class ContestantProcess:
 
     def __init__(self, setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None:
         self.name = setting.name
+        self._start_s = start_limit_s(setting)
+        self.problem = self.plan = ""  # as in `ReportingContestant`
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_live, args=(theirs, setting, tuple(models)))
@@ -77,7 +84,7 @@ class ContestantProcess:
             ContestantError: it cannot serve the models, or was killed; it has ended.
         """
         try:
-            self._receive(_START_S)
+            self._receive(self._start_s)
         except BaseException:
             self.stop()
             raise
@@ -95,7 +102,7 @@ class ContestantProcess:
         Raises:
             ContestantError: the contestant has died.
         """
-        ended_s: Array = self._ask(window)
+        ended_s: Array = self._ask(window, window.last_s)
         return judge(window, ended_s)
 
     def saturated_per_s(self, wanted: ClosedLoop) -> float:
@@ -104,7 +111,7 @@ class ContestantProcess:
         Raises:
             ContestantError: the contestant has died.
         """
-        return float(self._ask(wanted))
+        return float(self._ask(wanted, wanted.seconds))
 
     def stop(self) -> None:
         """End it, and whatever it has started: at once where the wait for that is interrupted."""
@@ -123,17 +130,17 @@ class ContestantProcess:
         self._process.kill()  # it may not lead its group yet
         self._signal(signal.SIGKILL)
 
-    def _ask(self, request: object) -> Any:
+    def _ask(self, request: object, takes_s: float) -> Any:
         self._signal(signal.SIGCONT)
         try:
             self._pipe.send(request)
-            return self._receive(_ANSWER_S)
+            return self._receive(takes_s + _ANSWER_S)
         except OSError as error:
             raise ContestantError(f"{self.name} has died: {error}") from error
         finally:
             self._signal(signal.SIGSTOP)
 
-    def _receive(self, within_s: float) -> Any:
+    def _receive(self, within_s: float | None) -> Any:
         if not self._pipe.poll(within_s):
             raise ContestantError(f"{self.name} does not answer within {within_s:g} s")
         try:
@@ -142,16 +149,43 @@ class ContestantProcess:
             raise ContestantError(f"{self.name} has died") from error
         if isinstance(answer, _Failure):
             raise ContestantError(f"{self.name}: {answer.text}")
-        return answer
+        value, self.problem, self.plan = answer
+        return value
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
 
+def start_limit_s(setting: ContestantSetting) -> float | None:
+    """How long a contestant may take to start. One that measures takes as long as its models and executors
+    need: it has limits of its own, for each step."""
+    return None if setting.measures else _START_S
+
+
 @dataclass(frozen=True)
 class _Failure:
     text: str
+
+
+def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Sequence[int]) -> str:
+    """Start a contestant and warm it up: why that failed, or that none of these models' tasks had a result;
+    empty where one had."""
+    try:
+        contestant.start(runner.ended)
+    except Exception as error:  # runtimes' exceptions share no base class
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    runner.closed_loop(contestant, models, 1, _WARM_UP_S)
+    if runner.completed:
+        return ""
+    return problem_and_plan(contestant)[0] or "none of its first tasks had a result"
+
+
+def problem_and_plan(contestant: Contestant) -> tuple[str, str]:
+    """As in `ReportingContestant`; of many contestants there is nothing to tell."""
+    if isinstance(contestant, ReportingContestant):
+        return contestant.problem, contestant.plan
+    return "", ""
 
 
 def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnderTest, ...]) -> None:
@@ -161,27 +195,24 @@ def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnder
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     runner = WindowRunner([model.feeds(_INPUTS) for model in models])
     contestant = setting.make(models)
-    try:
-        contestant.start(runner.ended)
-    except Exception as error:  # runtimes' exceptions share no base class
-        pipe.send(_Failure(f"{type(error).__name__}: {str(error)[:300]}"))
+    everything = range(len(models))
+    if failure := why_it_cannot_serve(contestant, runner, everything):
+        pipe.send(_Failure(failure))
         contestant.stop()
         return
-    everything = range(len(models))
-    runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection would fall on any window
-    pipe.send("ready")
+    pipe.send((None, *problem_and_plan(contestant)))
     try:
         while (request := pipe.recv()) is not None:
             runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
+            value: object
             if isinstance(request, ClosedLoop):
-                pipe.send(
-                    runner.closed_loop(contestant, request.models, request.outstanding, request.seconds)
-                )
+                value = runner.closed_loop(contestant, request.models, request.outstanding, request.seconds)
             else:
-                pipe.send(runner.open_loop(contestant, request))
+                value = runner.open_loop(contestant, request)
+            pipe.send((value, *problem_and_plan(contestant)))
             gc.collect(0)
     except (EOFError, BrokenPipeError):
         pass  # whoever compares is gone

@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
@@ -10,6 +11,7 @@ from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptio
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.machine.device import gpu_names
 from stageloom.edge_agent.machine.executors import onnx_facts
+from stageloom.shared.errors import ExecutorError
 
 
 def is_installed(runtime: RuntimeName) -> bool:
@@ -22,15 +24,34 @@ def is_installed(runtime: RuntimeName) -> bool:
 def measure_service_s(
     models: Sequence[ModelUnderTest], options: RuntimeOptions, seconds: float
 ) -> Mapping[str, float | str]:
-    """Per model the seconds of one run by one worker, or why the runtime does not take it."""
-    with _process() as pool:
-        return pool.submit(service_times_s, tuple(models), options, seconds).result()
+    """Per model the seconds of one run by one worker, or why the runtime does not take it.
+
+    Where their process dies, each model is timed in one of its own: one of them may have ended it.
+    """
+    try:
+        with _process() as pool:
+            return pool.submit(service_times_s, tuple(models), options, seconds).result()
+    except BrokenProcessPool:
+        if len(models) == 1:
+            return {models[0].name: "it ended its process"}
+    return {
+        name: taken
+        for model in models
+        for name, taken in measure_service_s([model], options, seconds).items()
+    }
 
 
 def openvino_reduces(model: ModelUnderTest) -> bool:
-    """Whether OpenVINO computes in fewer bits than 32 by default on this processor."""
-    with _process() as pool:
-        return pool.submit(_openvino_precision, model).result() != "float32"
+    """Whether OpenVINO computes in fewer bits than 32 by default on this processor.
+
+    Raises:
+        ExecutorError: it ended its process.
+    """
+    try:
+        with _process() as pool:
+            return pool.submit(_openvino_precision, model).result() != "float32"
+    except BrokenProcessPool as error:
+        raise ExecutorError(f"OpenVINO ended its process as it loaded model {model.name!r}") from error
 
 
 def _openvino_precision(model: ModelUnderTest) -> str:

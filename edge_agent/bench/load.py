@@ -31,6 +31,12 @@ class ArrivalWindow:
         due: Array = self.at_s + self.deadline_s[self.model]
         return due
 
+    @property
+    def last_s(self) -> float:
+        """When the last task has arrived, and none that has a deadline can still be in time."""
+        due_s = self.due_s()
+        return float(np.max(np.where(np.isfinite(due_s), due_s, self.at_s), initial=0.0))
+
 
 def deadlines_s(
     service_s: Mapping[str, float],

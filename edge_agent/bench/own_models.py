@@ -1,14 +1,15 @@
 """A user's own models under their own load: what the agent carries, and what they would run instead."""
 
+import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, ratio_of
+from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, lowest_index, ratio_of
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
@@ -16,11 +17,12 @@ from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
     CUDA,
     NAIVE,
-    ONNXRUNTIME,
-    OPENVINO,
     OPENVINO_LATENCY,
     RivalSetting,
+    openvino_by_core,
+    openvino_throughput,
     reduced,
+    tuned_onnxruntime,
 )
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
@@ -36,7 +38,11 @@ from stageloom.shared.search.arrangements import Times, express_of
 
 OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
-_WINDOW_S: Final = 1.5
+_LEAST_WINDOW_S: Final = 1.5
+_DEADLINES_IN_A_WINDOW: Final = 10.0
+_WINDOWS_EACH: Final = (
+    12  # that --seconds must afford each contestant: to look for its load, and to settle it
+)
 _WINDOWS: Final = (5, 10, 20, 40)  # at both sides of a border, until the best is looked for anew
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
 _HIGHEST: Final = rate_index(20_000.0)  # beyond it, handing tasks over would be what is measured
@@ -81,12 +87,16 @@ class OwnResult:
     models: tuple[dict[str, Any], ...]
     capacities: tuple[dict[str, Any], ...]
     absent: Mapping[str, str]
-    over_naive: Ratio | None  # None where one of the two is absent, or no load was found that it carries
+    over_naive: Ratio | None
+    no_naive: str = ""  # why there is no ratio to it
     over_best: Ratio | None
     best: str
     load_per_s: float  # as given; 0 where it was not
     carried_per_s: float
-    plan: Plan
+    digest: str  # of the plan that the agent served
+    plan: Plan | None  # that plan; None where it is not known
+    window_s: float = _LEAST_WINDOW_S
+    warnings: Sequence[str] = ()  # what makes figures worth less than they look
     precision: str = "fp32"
 
     def document(self) -> dict[str, Any]:
@@ -108,8 +118,10 @@ class OwnResult:
             "best": self.best,
             "load_per_s": self.load_per_s or None,
             "carried_per_s": self.carried_per_s,
-            "plan": self.plan.digest,
-            "plan_text": plan_text(self.plan).splitlines(),
+            "window_s": self.window_s,
+            "warnings": list(self.warnings),
+            "plan": self.digest,
+            "plan_text": plan_text(self.plan).splitlines() if self.plan is not None else [],
             "verdict": self.verdict(),
         }
 
@@ -118,13 +130,13 @@ class OwnResult:
         if self.over_best is None:
             return "no verdict: too few windows, or no load that is carried in time; give --seconds more"
         ratio, low, high = self.over_best
-        naive = "no load was found that a default session per model carries"
+        naive = self.no_naive
         if self.over_naive is not None:
             naive = f"it is {self.over_naive[0]:.1f} times that of a default session per model"
         if low > 1.0:
             allowed = "" if self.precision == "fp32" else f" --precision {self.precision}"
             return (
-                f"use plan {self.plan.digest[:12]} (`stageloom-agent run{allowed}` makes it): "
+                f"use plan {self.digest[:12]} (`stageloom-agent run{allowed}` makes it): "
                 f"{ratio:.2f} times the load of the best setting, {self.best}, within the deadlines; {naive}"
             )
         if high < 1.0:
@@ -154,12 +166,16 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
         return _Bench(models, load, progress).run()
 
 
-def settings_for(precision: str, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
+def settings_for(precision: str, cores: int, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
     """What is compared with, the naive one first; where fewer bits are allowed, runtimes in what they make of
-    that as well. CUDA's provider has nothing below TF32 for a model in float32."""
-    tuned = [one for one in ONNXRUNTIME if one.name in ("ort_2x1", "ort_1x2")]
+    that as well. CUDA's provider has nothing below TF32 for a model in float32.
+
+    OpenVINO's throughput hint is among it beyond two cores; on two `benchmarks.slo` alone has it.
+    """
+    tuned = list(tuned_onnxruntime(cores))
     if openvino:
-        by_hand = [OPENVINO_LATENCY, *(one for one in OPENVINO if one.name == "ov_2x1")]
+        by_hand = [OPENVINO_LATENCY, openvino_by_core(cores)]
+        by_hand += [openvino_throughput()] if cores > 2 else []
         tuned += [*by_hand, *(map(reduced, by_hand) if precision == "bf16" else ())]
     if cuda:
         return [*CUDA, *(map(reduced, CUDA) if precision in GPU_PRECISIONS else ()), NAIVE, *tuned]
@@ -182,10 +198,17 @@ class _Bench:
         self._deadlines = deadlines_s(self._alone_s, given_s=given)
         self._rivals = settings_for(
             load.precision,
+            len(os.sched_getaffinity(0)),
             openvino=RuntimeName.OPENVINO in self._services.runtimes,
             cuda=RuntimeName.CUDA in self._services.runtimes,
         )
         self._weights = [load.rates_per_s.get(model.name, 1.0) for model in models]
+        contestants = len(self._rivals) + 1
+        self._window_s = window_s(self._deadlines.values(), load.seconds, contestants)
+        self._warnings = [
+            *hopeless_deadlines(self._deadlines, self._services),
+            *short_windows(self._window_s, self._deadlines.values(), contestants),
+        ]
 
     def _require_precision(self) -> None:
         if self._load.precision == "fp32":
@@ -227,18 +250,30 @@ class _Bench:
         load = ContestLoad(
             weights=self._weights,
             deadlines_s=[self._deadlines[model.name] for model in self._models],
-            window_s=_WINDOW_S,
+            window_s=self._window_s,
         )
+        for warning in self._warnings:
+            self._progress(f"warning: {warning}")
         with (
             tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder,
-            Contest(self._models, load, self._progress) as contest,
+            Contest(self._models, load, self._progress, needed=(OURS,)) as contest,
         ):
             self._progress("starting the agent and what it is compared with")
             contest.enter([*self._rivals, self._ours(folder)])
             if OURS not in contest.names:
                 raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
+            self._require_rivals(contest.names, contest.absent)
             found = self._capacities(contest)
-            return self._result(found, contest.absent, self._plan(folder))
+            self._require_rivals(found, contest.absent)
+            self._warnings += [f"{name} failed at a task: {one}" for name, one in contest.problems.items()]
+            expected = self._plan(folder)
+            digest = contest.plans.get(OURS, expected.digest)
+            return self._result(found, contest.absent, digest, self._served(digest, expected))
+
+    def _require_rivals(self, names: Iterable[str], absent: Mapping[str, str]) -> None:
+        if not _rivals(names):
+            reasons = "; ".join(absent.values())
+            raise ExecutorError(f"nothing that it could be compared with serves these models: {reasons}")
 
     def _ours(self, folder: str) -> AgentSetting:
         """On the processor with the plan that it would make; with a GPU an agent that measures by itself."""
@@ -250,6 +285,18 @@ class _Bench:
     def _plan(self, folder: str) -> Plan:
         return own_plan(self._models, kept_times(self._models, folder) if self._on_gpu else self._times())
 
+    def _served(self, digest: str, expected: Plan) -> Plan | None:
+        """The plan of that digest, which the agent serves: the one that its times give, or the one before it
+        had any; None where it is neither."""
+        if digest == expected.digest:
+            return expected
+        self._warnings.append(
+            f"the agent served plan {digest[:12]}, not {expected.digest[:12]}, which its measurements give: "
+            "it took that one back, or never tried it"
+        )
+        first = own_plan(self._models, {model.name: {} for model in self._models})
+        return first if digest == first.digest else None
+
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
         busy_s = sum(
             weight * self._alone_s[model.name]
@@ -260,15 +307,22 @@ class _Bench:
         self._progress("looking for the load that each carries within the deadlines")
         began_s = time.monotonic()
         looking_s = began_s + _LOOKING * self._load.seconds
-        roughly = CapacitySearch(few=1, many=1, judged_tasks=ROUGHLY, highest=_HIGHEST)
+        roughly = replace(self._search(1), judged_tasks=ROUGHLY)
         contest.capacities(found, roughly, first_per_s, looking_s)
         for name, one in found.items():
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
         self._settle(contest, found, first_per_s, began_s + self._load.seconds)
         return found
 
+    def _search(self, many: int) -> CapacitySearch:
+        return CapacitySearch(few=1, many=many, lowest=lowest_index(self._window_s), highest=_HIGHEST)
+
     def _settle(
-        self, contest: Contest, found: Mapping[str, CapacityFound], first_per_s: float, until_s: float
+        self,
+        contest: Contest,
+        found: MutableMapping[str, CapacityFound],
+        first_per_s: float,
+        until_s: float,
     ) -> None:
         """Ours, the naive rival and the best one."""
 
@@ -277,15 +331,15 @@ class _Bench:
             yield max(_rivals(found), key=lambda name: found[name].per_s, default=OURS)
             yield self._rivals[0].name
 
-        searches = [CapacitySearch(few=1, many=many, highest=_HIGHEST) for many in _WINDOWS]
-        contest.settle(found, chosen, searches, first_per_s, until_s)
+        contest.settle(found, chosen, list(map(self._search, _WINDOWS)), first_per_s, until_s)
 
-    def _result(self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], plan: Plan) -> OwnResult:
+    def _result(
+        self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], digest: str, plan: Plan | None
+    ) -> OwnResult:
         ours = found[OURS]
-        rivals = _rivals(found)
-        if not rivals:
-            raise ExecutorError("nothing that it could be compared with serves these models")
-        best = max(rivals, key=lambda name: found[name].per_s)  # without an interval there is no verdict
+        best = max(
+            _rivals(found), key=lambda name: found[name].per_s
+        )  # without an interval there is no verdict
         naive = self._rivals[0].name
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
@@ -301,33 +355,90 @@ class _Bench:
             ),
             absent=absent,
             over_naive=ratio_of(ours.samples, found[naive].samples) if naive in found else None,
+            no_naive=why_no_naive(found.get(naive), lowest_index(self._window_s)),
             over_best=ratio_of(ours.samples, found[best].samples),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
             carried_per_s=ours.per_s,
+            digest=digest,
             plan=plan,
+            window_s=self._window_s,
+            warnings=self._warnings,
             precision=self._load.precision,
         )
 
-    def _model_row(self, model: ModelUnderTest, plan: Plan) -> dict[str, Any]:
-        index = next(number for number, one in enumerate(plan.models) if one.name == model.name)
-        options = next(plan.executors[one.executor] for one in plan.combined if one.members[0].model == index)
-        row: dict[str, Any] = {
-            "model": model.name,
-            "deadline_ms": self._deadlines[model.name] * 1e3,
-            "executor": options.name,
-            "threads": options.intra_op_threads,
-            "precision": options.precision,
-            "blocks": plan.models[index].num_blocks,
-            "express": index in express_of(plan),
-        }
+    def _model_row(self, model: ModelUnderTest, plan: Plan | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"model": model.name, "deadline_ms": self._deadlines[model.name] * 1e3}
+        if plan is not None:
+            row |= _runs_by(plan, model.name)
         for runtime, taken in self._services.alone(model.name).items():
             row[f"{runtime.value}_ms"] = taken * 1e3 if isinstance(taken, float) else taken
         return row
 
 
-def _rivals(found: Mapping[str, CapacityFound]) -> list[str]:
-    return [name for name in found if name != OURS]
+def window_s(deadlines_s: Iterable[float], seconds: float, contestants: int) -> float:
+    """How long a window lasts: ten times the longest deadline and at least 1.5 s, as far as `seconds` afford
+    each contestant some windows.
+
+    A window begins empty, and until tasks wait as long as they may it carries more than it could for long.
+    Two simulated first-come workers, with deadlines of 5 and of 20 service times, carry 2 and 9 % too much in
+    windows of ten deadlines, 7 and 20 % in windows of five, 13 and 31 % in windows of three.
+    """
+    affordable_s = seconds / (_WINDOWS_EACH * contestants)
+    return max(_LEAST_WINDOW_S, min(_DEADLINES_IN_A_WINDOW * max(deadlines_s), affordable_s))
+
+
+def short_windows(lasts_s: float, deadlines_s: Iterable[float], contestants: int) -> list[str]:
+    """A warning where windows are shorter than ten times the longest deadline."""
+    longest_s = max(deadlines_s)
+    wanted_s = _DEADLINES_IN_A_WINDOW * longest_s
+    if lasts_s >= wanted_s:
+        return []
+    needed_s = math.ceil(wanted_s * _WINDOWS_EACH * contestants)
+    return [
+        f"windows of {lasts_s:.3g} s are short beside a deadline of {longest_s:.3g} s, and flatter every "
+        f"contestant; --seconds {needed_s} affords windows of {wanted_s:.3g} s"
+    ]
+
+
+def hopeless_deadlines(deadlines_s: Mapping[str, float], times: TimesAlone) -> list[str]:
+    """A warning for each model that takes longer than its deadline however it was timed alone."""
+    return [
+        f"the deadline of {name!r}, {1e3 * deadline_s:.3g} ms, is below its shortest run of all that were "
+        f"timed, {1e3 * times.shortest_s(name):.3g} ms: expect no load that is carried"
+        for name, deadline_s in deadlines_s.items()
+        if deadline_s <= times.shortest_s(name) < math.inf
+    ]
+
+
+def why_no_naive(found: CapacityFound | None, lowest: int) -> str:
+    """Why there is no ratio to a default session per model, if there is none.
+
+    Args:
+        found: what it carried; None where it is absent.
+        lowest: the place on the grid where a search for that ends.
+    """
+    if found is None:
+        return "a default session per model is absent, and not compared with"
+    if not found.per_s and min(found.samples, default=lowest + 1) <= lowest:
+        return "no load was found that a default session per model carries"
+    return "a default session per model had too few windows to be compared with"
+
+
+def _runs_by(plan: Plan, model: str) -> dict[str, Any]:
+    index = next(number for number, one in enumerate(plan.models) if one.name == model)
+    options = next(plan.executors[one.executor] for one in plan.combined if one.members[0].model == index)
+    return {
+        "executor": options.name,
+        "threads": options.intra_op_threads,
+        "precision": options.precision,
+        "blocks": plan.models[index].num_blocks,
+        "express": index in express_of(plan),
+    }
+
+
+def _rivals(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name != OURS]
 
 
 def result_text(result: OwnResult) -> str:
@@ -352,10 +463,14 @@ def result_text(result: OwnResult) -> str:
             "",
             f"your load is {result.load_per_s:.3g} tasks a second; {share:.2f} times of it is carried",
         ]
+    if result.warnings:
+        lines += ["", *(f"warning: {one}" for one in result.warnings)]
     return "\n".join([*lines, "", result.verdict()])
 
 
 def _runs_on(row: Mapping[str, Any]) -> str:
+    if "executor" not in row:
+        return "not known"
     blocks = f", in {row['blocks']} blocks" if row["blocks"] > 1 else ""
     return f"{row['executor']}{blocks}{', express' if row['express'] else ''}"
 

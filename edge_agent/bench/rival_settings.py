@@ -1,4 +1,5 @@
-"""What users run instead: onnxruntime and OpenVINO by their defaults, and tuned by hand."""
+"""What users run instead: onnxruntime and OpenVINO by their defaults, and tuned by hand for the cores that
+there are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,9 +53,10 @@ class RivalSetting:
         )
 
 
-def _onnxruntime(name: str, *, workers: int, threads: int, spinning: bool = False) -> RivalSetting:
+def _onnxruntime(workers: int, threads: int, *, spinning: bool = False) -> RivalSetting:
     options = RuntimeOptions(workers=workers, threads=threads, spinning=spinning)
-    return RivalSetting(name, Family.ONNXRUNTIME, options)
+    name = f"ort_{workers}x{threads}" if workers else "ort_per_model"
+    return RivalSetting(f"{name}_spin" if spinning else name, Family.ONNXRUNTIME, options)
 
 
 def _openvino(name: str, *, workers: int = 0, threads: int = 0, hint: str = "") -> RivalSetting:
@@ -65,23 +67,45 @@ def _openvino(name: str, *, workers: int = 0, threads: int = 0, hint: str = "") 
 NAIVE: Final = RivalSetting("naive", Family.NAIVE, RuntimeOptions(spinning=True))
 """A default onnxruntime session and a thread for each model."""
 
-ONNXRUNTIME: Final = (
-    _onnxruntime("ort_1x2", workers=1, threads=2),
-    _onnxruntime("ort_1x2_spin", workers=1, threads=2, spinning=True),
-    _onnxruntime("ort_2x1", workers=2, threads=1),
-    _onnxruntime("ort_1x1", workers=1, threads=1),
-    _onnxruntime("ort_2x2", workers=2, threads=2),
-    _onnxruntime("ort_per_model", workers=0, threads=1),
-)
-"""workers x threads, one session for each model."""
 
-OPENVINO: Final = (
-    _openvino("ov_2x1", workers=2, threads=1),
-    _openvino("ov_throughput", hint="THROUGHPUT"),
-    _openvino("ov_1x2", workers=1, threads=2),
-    _openvino("ov_per_model", threads=1),
-)
-"""workers x threads, without pinning."""
+def tuned_onnxruntime(cores: int) -> tuple[RivalSetting, ...]:
+    """All cores as threads of one worker, as pairs, and as a worker each: workers x threads, one session for
+    each model."""
+    shapes = [(1, cores), (cores // 2, 2), (cores, 1)]
+    return tuple(_onnxruntime(*shape) for shape in dict.fromkeys(shapes) if shape[0])
+
+
+def every_onnxruntime(cores: int) -> tuple[RivalSetting, ...]:
+    """These, and what is likely to carry less: threads that spin, one core alone, more threads than cores."""
+    others = (
+        _onnxruntime(1, cores, spinning=True),
+        _onnxruntime(1, 1),
+        _onnxruntime(cores, 2),
+        _onnxruntime(0, 1),
+    )
+    return _by_name([*tuned_onnxruntime(cores), *others])
+
+
+def openvino_throughput() -> RivalSetting:
+    """The throughput hint: OpenVINO chooses streams and threads, and has a queue of requests."""
+    return _openvino("ov_throughput", hint="THROUGHPUT")
+
+
+def openvino_by_core(cores: int) -> RivalSetting:
+    """A single-thread worker for each core."""
+    return _openvino(f"ov_{cores}x1", workers=cores, threads=1)
+
+
+def every_openvino(cores: int) -> tuple[RivalSetting, ...]:
+    """workers x threads, without pinning; one worker with a thread for each core among them."""
+    alone = _openvino(f"ov_1x{cores}", workers=1, threads=cores)
+    per_model = _openvino("ov_per_model", threads=1)
+    return _by_name([openvino_by_core(cores), openvino_throughput(), alone, per_model])
+
+
+def _by_name(settings: Sequence[RivalSetting]) -> tuple[RivalSetting, ...]:
+    return tuple({one.name: one for one in settings}.values())
+
 
 OPENVINO_LATENCY: Final = replace(_openvino("ov_latency", hint="LATENCY"), family=Family.OPENVINO_DEFAULT)
 """The latency hint and a thread for each model."""
@@ -106,13 +130,13 @@ def reduced(setting: RivalSetting) -> RivalSetting:
     return replace(setting, name=f"{setting.name}_{bits}", family=Family.REDUCED, options=options)
 
 
-def by_deadline(chosen: Mapping[str, RuntimeName]) -> RivalSetting:
-    """Two single-thread workers, the earliest deadline first, each model in its best runtime."""
-    options = RuntimeOptions(chosen=chosen, workers=2, threads=1)
-    return RivalSetting("by_deadline_2x1", Family.BY_DEADLINE, options, TaskOrder.DEADLINE)
+def by_deadline(chosen: Mapping[str, RuntimeName], cores: int) -> RivalSetting:
+    """A single-thread worker for each core, the earliest deadline first, each model in its best runtime."""
+    options = RuntimeOptions(chosen=chosen, workers=cores, threads=1)
+    return RivalSetting(f"by_deadline_{cores}x1", Family.BY_DEADLINE, options, TaskOrder.DEADLINE)
 
 
-def rival_settings(*, openvino: bool, bfloat16: bool) -> tuple[RivalSetting, ...]:
+def rival_settings(cores: int, *, openvino: bool, bfloat16: bool) -> tuple[RivalSetting, ...]:
     """All settings but `by_deadline`; `bfloat16` where it is what OpenVINO chooses by default."""
-    tuned = (OPENVINO_LATENCY, *OPENVINO) if openvino else ()
-    return (NAIVE, *ONNXRUNTIME, *tuned, *(map(reduced, tuned) if bfloat16 else ()))
+    tuned = (OPENVINO_LATENCY, *every_openvino(cores)) if openvino else ()
+    return (NAIVE, *every_onnxruntime(cores), *tuned, *(map(reduced, tuned) if bfloat16 else ()))

@@ -68,7 +68,19 @@ class RivalQueue:
             self._changed.notify_all()
 
 
-class ThreadedRival:
+class TaskErrors:
+    """What contestants of threads inherit: the first exception that ended a task, from any thread."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.plan = ""
+
+    def note_error(self, error: BaseException) -> None:
+        """Keep it if it is the first."""
+        self.problem = self.problem or f"{type(error).__name__}: {str(error)[:200]}"
+
+
+class ThreadedRival(TaskErrors):
     """A runtime's models served by threads: `workers` for all models together, or one for each model."""
 
     def __init__(
@@ -77,6 +89,7 @@ class ThreadedRival:
         self._load = load
         self._models = models
         self._workers = workers  # 0: one for each model
+        super().__init__()
         self._order = order
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
@@ -88,7 +101,7 @@ class ThreadedRival:
         self._queues = [RivalQueue(self._order, ended) for _ in range(1 if shared else self._models)]
         for worker in range(self._workers or self._models):
             queue = self._queues[0 if shared else worker]
-            thread = threading.Thread(target=_serve, args=(queue, runtime, worker, ended), daemon=True)
+            thread = threading.Thread(target=_serve, args=(queue, runtime, worker, ended, self), daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -103,11 +116,16 @@ class ThreadedRival:
         _join(self._threads)
 
 
-def _serve(queue: RivalQueue, runtime: Runtime, worker: int, ended: Ended) -> None:
+def _serve(queue: RivalQueue, runtime: Runtime, worker: int, ended: Ended, errors: TaskErrors) -> None:
     while (taken := queue.take()) is not None:
         task, feeds = taken
-        runtime.run(worker, task.model, feeds)
-        ended(task, True)
+        try:
+            runtime.run(worker, task.model, feeds)
+        except Exception as error:  # runtimes' exceptions share no base class
+            errors.note_error(error)
+            ended(task, False)
+        else:
+            ended(task, True)
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
@@ -125,10 +143,11 @@ class AsynchronousModel(Protocol):
         """Start an idle request; `done` is called from any thread when its outputs are there."""
 
 
-class AsynchronousRival:
+class AsynchronousRival(TaskErrors):
     """Models whose runtime has a queue of requests each; a thread per model keeps them busy."""
 
     def __init__(self, load: Callable[[], Sequence[AsynchronousModel]]) -> None:
+        super().__init__()
         self._load = load
         self._queues: list[RivalQueue] = []
         self._threads: list[threading.Thread] = []
@@ -137,7 +156,8 @@ class AsynchronousRival:
         """Load the models and start the threads."""
         for model in self._load():
             queue = RivalQueue(TaskOrder.ARRIVAL, ended)
-            thread = threading.Thread(target=_feed, args=(queue, model, ended), daemon=True)
+            tasks = OpenTasks(ended)
+            thread = threading.Thread(target=_feed, args=(queue, model, tasks, self), daemon=True)
             self._queues.append(queue)
             self._threads.append(thread)
             thread.start()
@@ -153,7 +173,46 @@ class AsynchronousRival:
         _join(self._threads)
 
 
-def _feed(queue: RivalQueue, model: AsynchronousModel, ended: Ended) -> None:
-    while (taken := queue.take(model.wait_for_room)) is not None:
-        task, feeds = taken
-        model.begin(feeds, lambda task=task: ended(task, True))  # type: ignore[misc]
+class OpenTasks:
+    """Tasks whose requests were begun; each ends once, from any thread."""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+        self._open: set[TimedTask] = set()
+        self._lock = threading.Lock()
+
+    def add(self, task: TimedTask) -> None:
+        """Its request is about to begin."""
+        with self._lock:
+            self._open.add(task)
+
+    def end(self, task: TimedTask, completed: bool) -> None:
+        """Tell of its end, unless that was told."""
+        with self._lock:
+            if task not in self._open:
+                return
+            self._open.remove(task)
+        self._ended(task, completed)
+
+    def give_up(self) -> None:
+        """End all of them without a result."""
+        with self._lock:
+            left = tuple(self._open)
+        for task in left:
+            self.end(task, False)
+
+
+def _feed(queue: RivalQueue, model: AsynchronousModel, tasks: OpenTasks, errors: TaskErrors) -> None:
+    """Keep a model's requests busy. A queue of requests that raised once does so for ever, and which of its
+    requests failed nobody knows: what is open and all that follows is given up."""
+    try:
+        while (taken := queue.take(model.wait_for_room)) is not None:
+            task, feeds = taken
+            tasks.add(task)
+            model.begin(feeds, lambda task=task: tasks.end(task, True))  # type: ignore[misc]
+    except Exception as error:  # runtimes' exceptions share no base class
+        errors.note_error(error)
+        tasks.give_up()
+        while (taken := queue.take()) is not None:
+            tasks.add(taken[0])
+            tasks.give_up()

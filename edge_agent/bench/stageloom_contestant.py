@@ -1,13 +1,14 @@
 """Stageloom as applications meet it: an agent's processes, and its client."""
 
 import contextlib
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any, Final
 
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
+from stageloom.edge_agent.bench.rival_threads import TaskErrors
 from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encode_config
 from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
 from stageloom.edge_agent.machine.device import device_class
-from stageloom.edge_agent.reporting.status import ask_status
+from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import RefusedError, UnavailableError
@@ -30,7 +32,7 @@ from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
 
-_START_S: Final = 240.0
+_STEP_S: Final = 240.0  # of a start, in which something that it waits for must come nearer
 _POLL_S: Final = 0.1
 _STOP_S: Final = 15.0
 _SUSPENDED_S: Final = 86_400.0
@@ -55,10 +57,33 @@ class AgentSetting:
         return StageloomContestant(models, self)
 
 
-class StageloomContestant:
+class StartPatience:
+    """How long to wait for an agent: until for `step_s` it serves no further model and ends no measurement.
+
+    No fixed time fits a GPU, where each model may take a minute on each executor.
+    """
+
+    def __init__(self, now_s: float, step_s: float = _STEP_S) -> None:
+        self._step_s = step_s
+        self._until_s = now_s + step_s
+        self._missing = self._measuring = 0
+
+    def note(self, missing: int, measuring: int, now_s: float) -> None:
+        """So many models it does not serve now, and so many runs of models it still times."""
+        if missing < self._missing or measuring < self._measuring:
+            self._until_s = now_s + self._step_s
+        self._missing, self._measuring = missing, measuring
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether it got no further for so long."""
+        return now_s >= self._until_s
+
+
+class StageloomContestant(TaskErrors):
     """An agent process in a home of its own, and a client in this one."""
 
     def __init__(self, models: Sequence[ModelUnderTest], setting: AgentSetting) -> None:
+        super().__init__()
         self._models = models
         self._precision = setting.precision
         self._served = [model for model in models if not setting.serves or model.name in setting.serves]
@@ -73,7 +98,7 @@ class StageloomContestant:
         """Start the agent and connect once it serves all models.
 
         Raises:
-            UnavailableError: it ended, or did not serve in time.
+            UnavailableError: it ended, or got no further for minutes.
         """
         self._ended = ended
         if self._times is not None and self._times.exists():
@@ -95,8 +120,8 @@ class StageloomContestant:
         deadline_s = left_s if left_s < _SUSPENDED_S else None
         try:
             future = self._client.submit(self._models[task.model].name, feeds, deadline_s=deadline_s)
-        except RefusedError:
-            self._ended(task, False)
+        except RefusedError as error:
+            self._failed(task, error)
             return
         future.add_done_callback(self._done(task))
 
@@ -113,7 +138,18 @@ class StageloomContestant:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _done(self, task: TimedTask) -> Callable[[Future[Any]], None]:
-        return lambda future: self._ended(task, future.exception() is None)
+        def done(future: Future[Any]) -> None:
+            if (error := future.exception()) is not None:
+                self._failed(task, error)
+            else:
+                self._ended(task, True)
+
+        return done
+
+    def _failed(self, task: TimedTask, error: BaseException) -> None:
+        if task.due_s == math.inf:  # else it may have come too late
+            self.note_error(error)
+        self._ended(task, False)
 
     def _command(self) -> list[str]:
         """Of `stageloom-agent run`, or of the same agent with a plan that is given to it."""
@@ -136,34 +172,38 @@ class StageloomContestant:
         module = "stageloom.edge_agent.bench.plan_agent"
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
-    def _awaited(self, client: Client) -> str:
-        """What is left before it counts, in words; empty once it serves all, and believes in its plan."""
-        missing = sorted({model.name for model in self._served} - client.models().keys())
-        if missing:
-            return f"it does not serve {', '.join(missing)}"
-        status = ask_status(socket_of(self._home))
-        if status.measuring:
-            return f"it still measures {counted(status.measuring, 'run')} of models on executors"
-        return "" if status.trial is None else f"its plan is still in {status.trial.phase}"
-
     def _connected(self, agent: "subprocess.Popen[bytes]", log: Path) -> Client:
-        until_s = time.monotonic() + _START_S
+        patience = StartPatience(time.monotonic())
         awaited = ""
-        while time.monotonic() < until_s and agent.poll() is None:
+        while agent.poll() is None and not patience.is_over(time.monotonic()):
             with contextlib.suppress(UnavailableError):
                 client = Client(socket_of(self._home))
-                awaited = self._awaited(client)
+                missing = {model.name for model in self._served} - client.models().keys()
+                status = ask_status(socket_of(self._home))
+                awaited = what_is_left(missing, status)
                 if not awaited:
+                    self.plan = status.plan.digest if status.plan is not None else ""
                     return client
                 client.close()
+                patience.note(len(missing), status.measuring, time.monotonic())
             time.sleep(_POLL_S)
         lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
         if agent.poll() is not None or not awaited:
             raise UnavailableError(f"the agent does not serve: {lines[-1]}")
         raise UnavailableError(
-            f"the agent was not ready within {_START_S:.0f} s: {awaited}; its last line: {lines[-1]}",
+            f"the agent got no further for {_STEP_S:.0f} s: {awaited}; its last line: {lines[-1]}",
             remedy="end what else computes on this machine, and try again",
         )
+
+
+def what_is_left(missing: Collection[str], status: AgentStatus) -> str:
+    """What an agent that does not serve the models `missing` has to do before it counts; empty once it serves
+    all, and believes in its plan."""
+    if missing:
+        return f"it does not serve {', '.join(sorted(missing))}"
+    if status.measuring:
+        return f"it still measures {counted(status.measuring, 'run')} of models on executors"
+    return "" if status.trial is None else f"its plan is still in {status.trial.phase}"
 
 
 def model_files(models: Sequence[ModelUnderTest]) -> tuple[ModelFile, ...]:

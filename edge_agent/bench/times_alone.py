@@ -1,5 +1,6 @@
 """What models take alone, by runtime and threads: measured, and as the agent's `auto` wants it."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ class TimesAlone:
         """The shortest time on one thread; None where no runtime takes the model."""
         times = [(taken, one) for one, taken in self.alone(model).items() if isinstance(taken, float)]
         return min(times, key=lambda pair: pair[0], default=None)
+
+    def shortest_s(self, model: str) -> float:
+        """Of one run, with whatever runtime, threads and precision; infinity where none takes the model."""
+        times = (found[model] for found in self.taken.values())
+        return min((taken for taken in times if isinstance(taken, float)), default=math.inf)
 
     def of(self, model: str, *precisions: str) -> Times:
         """As an agent that may use these precisions beside float32 would have measured it on cores."""

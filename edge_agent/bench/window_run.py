@@ -29,6 +29,11 @@ class WindowRunner:
         self._ended_s: Array = np.empty(0)
         self._open = 0
 
+    @property
+    def completed(self) -> int:
+        """Tasks of the last window that had a result."""
+        return int(np.count_nonzero(np.isfinite(self._ended_s)))
+
     def ended(self, task: TimedTask, completed: bool) -> None:
         """The contestant is done with a task."""
         now_s = time.monotonic()

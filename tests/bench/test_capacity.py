@@ -12,6 +12,7 @@ from stageloom.edge_agent.bench.capacity import (
     WindowCounts,
     capacity_estimate,
     capacity_per_s,
+    lowest_index,
     ratio_of,
 )
 from stageloom.edge_agent.bench.load import (
@@ -174,6 +175,26 @@ def test_nothing_that_holds_is_a_capacity_of_zero_and_ends_the_search() -> None:
         samples.setdefault(place, []).append(sample((20, 0)))
     assert capacity_per_s(samples) == 0.0
     assert min(samples) == -5
+
+
+def test_a_rate_at_which_no_task_came_does_not_hold() -> None:
+    """What meets no deadline carried the rate whose windows were empty."""
+    nothing, late = sample((0, 0)), sample((20, 0))
+    assert capacity_per_s({-40: [nothing] * 8, 0: [late] * 8}) == 0.0
+    assert capacity_estimate({-40: [nothing] * 8, 0: [late] * 8}) is None
+    assert CapacitySearch(few=1, many=1, lowest=-40).next_index({-40: [nothing] * 8, 0: [late]}, 0) is None
+
+
+def test_empty_windows_do_not_move_the_estimate() -> None:
+    border = {10: [sample((20, 20))] * 4, 11: [sample((20, 9))] * 4}
+    assert capacity_estimate({**border, -40: [sample((0, 0))] * 8}) == capacity_estimate(border)
+
+
+@pytest.mark.parametrize("window_s", [0.05, 1.0, 1.5, 40.0])
+def test_a_search_goes_no_lower_than_a_task_in_a_window(window_s: float) -> None:
+    lowest = lowest_index(window_s)
+    assert rate_per_s(lowest) * window_s == pytest.approx(1.0, rel=0.05)
+    assert rate_per_s(lowest) * window_s >= 1.0 - 1e-6
 
 
 def test_the_interval_of_a_ratio_holds_the_ratio_and_narrows_with_more_windows() -> None:

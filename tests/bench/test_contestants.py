@@ -23,18 +23,18 @@ from stageloom.edge_agent.bench.load import ArrivalWindow
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
     NAIVE,
-    ONNXRUNTIME,
-    OPENVINO,
     OPENVINO_LATENCY,
     by_deadline,
+    every_onnxruntime,
+    every_openvino,
     reduced,
 )
 from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
-from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.executor_choice import TIMES_NAME
-from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.plan import ExecutorOptions, decode_plan
 from tests.agent.models import write_tiny
 from tests.planner.processes import ROOT, environment, until
 
@@ -89,16 +89,17 @@ def serves(setting: ContestantSetting, models: Sequence[ModelUnderTest]) -> None
     until(lambda: states_of_group(group) <= {"Z"})
 
 
-RIVALS = (NAIVE, *ONNXRUNTIME, by_deadline({}))
+ONNXRUNTIME = {one.name: one for one in every_onnxruntime(2)}
+RIVALS = (NAIVE, *ONNXRUNTIME.values(), by_deadline({}, 2))
 OPENVINO_RIVALS = (
     OPENVINO_LATENCY,
-    *OPENVINO,
+    *every_openvino(2),
     reduced(OPENVINO_LATENCY),
-    by_deadline({"tiny0": RuntimeName.OPENVINO}),
+    by_deadline({"tiny0": RuntimeName.OPENVINO}, 2),
 )
 
 
-KINDS = {"naive", "ort_2x1", "ort_per_model", "ov_latency", "ov_2x1", by_deadline({}).name}
+KINDS = {"naive", "ort_2x1", "ort_per_model", "ov_latency", "ov_2x1", by_deadline({}, 2).name}
 """One setting of each kind; others of a kind differ from it in numbers and are for the marker `full`."""
 
 
@@ -130,12 +131,32 @@ def test_an_agent_serves_its_own_plan_or_one_that_is_given(given: bool, models: 
 def test_an_agent_measures_no_ways_for_a_plan_that_is_given(
     models: list[ModelUnderTest], tmp_path: Path
 ) -> None:
-    contestant = AgentSetting("stageloom", onnx_plan(models), times_folder=str(tmp_path)).make(models)
+    wire = onnx_plan(models)
+    assert served_plan(AgentSetting("stageloom", wire, times_folder=str(tmp_path)), models) == digest_of(wire)
+    assert not (tmp_path / TIMES_NAME).exists()
+
+
+def test_an_agent_tells_the_plan_that_it_serves(models: list[ModelUnderTest], tmp_path: Path) -> None:
+    """The one of what it measured, or the first one, where that is no better or was rolled back."""
+    served = served_plan(AgentSetting("stageloom", times_folder=str(tmp_path)), models)
+    times = kept_times(models, str(tmp_path))
+    assert all(times.values())
+    known, unknown = own_plan(models, times), own_plan(models, {name: {} for name in times})
+    assert served in (known.digest, unknown.digest)
+
+
+def served_plan(setting: AgentSetting, models: Sequence[ModelUnderTest]) -> str:
+    """The digest of it, as an agent tells it once it is started."""
+    contestant = setting.make(models)
     try:
         contestant.start(lambda task, completed: None)
+        return contestant.plan
     finally:
         contestant.stop()
-    assert not (tmp_path / TIMES_NAME).exists()
+
+
+def digest_of(wire: bytes) -> str:
+    return decode_plan(wire).digest
 
 
 class Unable:
@@ -161,7 +182,7 @@ def test_a_contestant_that_cannot_serve_is_absent_with_its_reason(models: list[M
 
 
 def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
-    process = ContestantProcess(ONNXRUNTIME[3], models)
+    process = ContestantProcess(ONNXRUNTIME["ort_1x1"], models)
     process.wait_ready()
     os.killpg(process.group, signal.SIGKILL)
     with pytest.raises(ContestantError, match="has died"):
@@ -175,7 +196,7 @@ def test_a_comparison_that_is_told_to_end_leaves_nothing_running(models: list[Mo
     groups = []
     with pytest.raises(SystemExit), ended_politely():
         with Contest(models, load, lambda line: None) as contest:
-            contest.enter([ONNXRUNTIME[3], AgentSetting("stageloom", onnx_plan(models))])
+            contest.enter([ONNXRUNTIME["ort_1x1"], AgentSetting("stageloom", onnx_plan(models))])
             assert contest.absent == {}
             groups = [contest.group(name) for name in contest.names]
             os.kill(os.getpid(), signal.SIGTERM)
@@ -224,7 +245,7 @@ def test_ctrl_c_ends_a_comparison_whose_contestants_still_start(tmp_path: Path) 
 def test_a_contest_gives_all_the_same_arrivals(models: list[ModelUnderTest]) -> None:
     load = ContestLoad(weights=(1.0, 3.0), deadlines_s=(5.0, 5.0), window_s=0.2, seed=3)
     with Contest(models, load, lambda line: None) as contest:
-        contest.enter([ONNXRUNTIME[2], ONNXRUNTIME[3]])
+        contest.enter([ONNXRUNTIME["ort_2x1"], ONNXRUNTIME["ort_1x1"]])
         found = contest.windows_at(contest.names, 50.0, 2)
         one, other = found.values()
         assert [list(result.model) for result in one] == [list(result.model) for result in other]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stageloom.edge_agent.bench.load import (
+    ArrivalWindow,
     deadlines_s,
     judge,
     poisson_window,
@@ -26,6 +27,13 @@ def test_a_seed_gives_the_same_models_at_every_rate_and_gaps_scaled_by_it() -> N
     fast = poisson_window((1.0, 3.0), 20.0, 2.0, (1.0, 1.0), seed=2)
     assert np.array_equal(slow.model, fast.model)
     assert np.allclose(slow.at_s, 2.0 * fast.at_s)
+
+
+def test_a_window_ends_with_its_last_deadline_or_its_last_arrival() -> None:
+    at_s, models = np.array([0.0, 0.5]), np.array([0, 1])
+    assert ArrivalWindow(at_s, models, np.array([30.0, 1.0])).last_s == 30.0
+    assert ArrivalWindow(at_s, models, np.array([math.inf, math.inf])).last_s == 0.5
+    assert ArrivalWindow(at_s[:0], models[:0], np.array([1.0, 1.0])).last_s == 0.0
 
 
 def test_deadlines_are_five_service_times_and_at_least_twenty_milliseconds_or_as_given() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from stageloom.edge_agent.bench import contest, own_models
 from stageloom.edge_agent.bench.contest import Contest
 from stageloom.edge_agent.bench.contestant import ContestantSetting
 from stageloom.edge_agent.bench.load import WindowResult
+from stageloom.edge_agent.bench.model_files import prepare
 from stageloom.edge_agent.bench.own_models import (
     OwnResult,
     StatedLoad,
@@ -25,6 +27,7 @@ from stageloom.edge_agent.bench.own_models import (
 )
 from stageloom.edge_agent.bench.rival_settings import Family
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
+from stageloom.edge_agent.bench.stageloom_contestant import own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.cli.bench import by_model, known_precision
 from stageloom.shared.errors import ExecutorError, InputError
@@ -33,6 +36,9 @@ from stageloom.shared.plan import Plan
 from tests.agent.models import write_tiny
 
 pytestmark = pytest.mark.more
+
+
+PLAN = Plan(models=(), combined=())
 
 
 def _row(model: str, *, blocks: int = 1, express: bool = False) -> dict[str, Any]:
@@ -53,7 +59,8 @@ def result(*, over_best: tuple[float, float, float]) -> OwnResult:
         best="ort_2x1",
         load_per_s=20.0,
         carried_per_s=40.0,
-        plan=Plan(models=(), combined=()),
+        digest=PLAN.digest,
+        plan=PLAN,
     )
 
 
@@ -72,13 +79,34 @@ def test_the_verdict_believes_only_an_interval_that_excludes_one(
     over_best: tuple[float, float, float], said: str
 ) -> None:
     found = result(over_best=over_best)
-    assert found.verdict().startswith(said.format(plan=found.plan.digest[:12]))
+    assert found.verdict().startswith(said.format(plan=PLAN.digest[:12]))
     assert result_text(found).endswith(found.verdict())
 
 
 def test_the_verdict_names_the_precision_that_the_plan_needs() -> None:
     found = replace(result(over_best=(1.4, 1.2, 1.6)), precision="bf16")
     assert "(`stageloom-agent run --precision bf16` makes it)" in found.verdict()
+
+
+def test_the_verdict_says_why_nothing_is_said_of_a_default_session_per_model() -> None:
+    found = replace(result(over_best=(1.4, 1.2, 1.6)), over_naive=None, no_naive="it is absent")
+    assert found.verdict().endswith("within the deadlines; it is absent")
+
+
+def test_what_makes_figures_worth_less_is_told_before_the_verdict() -> None:
+    found = replace(result(over_best=(1.4, 1.2, 1.6)), warnings=["windows are short"], window_s=2.5)
+    assert result_text(found).splitlines()[-3:] == ["warning: windows are short", "", found.verdict()]
+    assert found.document()["warnings"] == ["windows are short"]
+    assert found.document()["window_s"] == 2.5
+
+
+def test_of_a_plan_that_is_not_known_its_digest_is_told() -> None:
+    rows = ({"model": "a", "deadline_ms": 20.0, "onnxruntime_ms": 1.5},)
+    found = replace(result(over_best=(1.4, 1.2, 1.6)), models=rows, digest="f" * 64, plan=None)
+    assert found.document()["plan"] == "f" * 64
+    assert found.document()["plan_text"] == []
+    assert result_text(found).splitlines()[1].endswith("not known")
+    assert found.verdict().startswith("use plan ffffffffffff")
 
 
 def test_without_a_load_that_is_carried_there_is_no_verdict() -> None:
@@ -167,8 +195,8 @@ LUCKY: Carried = {
 class StagedContest(Contest):
     """Contestants without processes. Time is up with the second window at one rate of `last`."""
 
-    def __init__(self, carried: Carried, clock: Clock, last: str, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, carried: Carried, clock: Clock, last: str, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._carried, self._clock, self._last = carried, clock, last
         self._here: list[str] = []
 
@@ -188,18 +216,38 @@ class StagedContest(Contest):
         return WindowResult(np.zeros(50, np.int64), np.full(50, 0.001), np.full(50, in_time))
 
 
+ALONE = {RuntimeName.ONNXRUNTIME: 0.01, RuntimeName.OPENVINO: 0.004}
+"""Seconds of a run on one thread."""
+
+
 def staged_bench(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, carried: Carried, *, last: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    carried: Carried,
+    *,
+    last: str = "",
+    serves: str = "",
+    deadline_ms: float = 50.0,
+    told: list[str] | None = None,
 ) -> OwnResult:
+    """`serves`: the digest of the plan that the agent tells."""
     clock = Clock()
-    alone = TimesAlone({(RuntimeName.ONNXRUNTIME, 1, "fp32"): {"net": 0.01}})
+    alone = TimesAlone({(runtime, 1, "fp32"): {"net": taken} for runtime, taken in ALONE.items()})
+
+    def staged(*args: Any, **options: Any) -> StagedContest:
+        found = StagedContest(carried, clock, last, *args, **options)
+        found.plans = {"stageloom": serves} if serves else {}
+        return found
+
     monkeypatch.setattr(TimesAlone, "measure", lambda *args, **options: alone)
     monkeypatch.setattr(own_models, "usable_on_gpu", lambda: ())
-    monkeypatch.setattr(own_models, "Contest", lambda *args: StagedContest(carried, clock, last, *args))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(own_models, "Contest", staged)
     for module in (contest, own_models):
         monkeypatch.setattr(module, "time", clock)
     model = ModelArgument(str(write_tiny(folder / "net.onnx")), "net", ())
-    return bench([model], StatedLoad(seconds=10_000.0), lambda line: None)
+    load = StatedLoad(seconds=10_000.0, deadlines_ms={"net": deadline_ms})
+    return bench([model], load, ([] if told is None else told).append)
 
 
 def test_where_the_best_rivals_figure_falls_the_next_one_is_measured_again_too(
@@ -226,16 +274,71 @@ def test_no_other_setting_passes_for_a_default_session_per_model_that_is_absent(
     carried = {name: rates for name, rates in LUCKY.items() if name != "naive"}
     found = staged_bench(monkeypatch, tmp_path, carried)
     assert found.over_best is not None and found.over_naive is None
+    assert found.no_naive == "a default session per model is absent, and not compared with"
+
+
+def test_what_meets_no_deadline_carries_nothing_and_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    carried = dict.fromkeys(LUCKY, (0.0, 0.0))
+    found = staged_bench(monkeypatch, tmp_path, carried, deadline_ms=3.0, told=told)
+    assert {row["per_s"] for row in found.capacities} == {0.0}
+    assert {row["high"] for row in found.capacities} == {None}
+    (warning,) = found.warnings
+    assert warning.startswith("the deadline of 'net', 3 ms, is below its shortest run of all")
+    assert told.index(f"warning: {warning}") < told.index("starting the agent and what it is compared with")
+
+
+def test_windows_are_ten_times_as_long_as_the_longest_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert staged_bench(monkeypatch, tmp_path, LUCKY).window_s == 1.5
+    assert staged_bench(monkeypatch, tmp_path, LUCKY, deadline_ms=2000.0).window_s == 20.0
+
+
+def test_without_anything_to_compare_with_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with pytest.raises(ExecutorError, match="nothing that it could be compared with serves these models"):
+        staged_bench(monkeypatch, tmp_path, {"stageloom": (200.0, 200.0)}, told=told)
+    assert "looking for the load that each carries within the deadlines" not in told
+
+
+def test_a_plan_that_the_agent_does_not_serve_is_not_told_as_what_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = staged_bench(monkeypatch, tmp_path, LUCKY)
+    assert expected.plan is not None and expected.digest == expected.plan.digest
+    assert expected.models[0]["executor"] == "openvino" and not expected.warnings
+
+    found = staged_bench(monkeypatch, tmp_path, LUCKY, serves="f" * 64)
+    assert found.plan is None and found.digest == "f" * 64
+    assert "executor" not in found.models[0]
+    (warning,) = found.warnings
+    assert warning.startswith(f"the agent served plan ffffffffffff, not {expected.digest[:12]}")
+
+
+def test_a_plan_that_was_taken_back_leaves_the_one_before_any_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    model = prepare("net", write_tiny(tmp_path / "net.onnx"), {}, tmp_path / "prepared")
+    first = own_plan([model], {"net": {}})
+    found = staged_bench(monkeypatch, tmp_path, LUCKY, serves=first.digest)
+    assert found.plan == first
+    assert found.models[0]["executor"] == "onnx"
+    assert len(found.warnings) == 1
 
 
 def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
-    assert [one.name for one in settings_for("fp32", openvino=True)] == [
-        *("naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1")
-    ]
-    allowed = settings_for("bf16", openvino=True)
+    plain = [one.name for one in settings_for("fp32", 2, openvino=True)]
+    assert plain == ["naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1"]
+    allowed = settings_for("bf16", 2, openvino=True)
     assert [one.name for one in allowed if one.family is Family.REDUCED] == ["ov_latency_bf16", "ov_2x1_bf16"]
-    assert {one.name for one in settings_for("fp32", openvino=True)} < {one.name for one in allowed}
-    assert len(settings_for("bf16", openvino=False)) == 3
+    assert set(plain) < {one.name for one in allowed}
+    assert len(settings_for("bf16", 2, openvino=False)) == 3
 
 
 def test_a_precision_that_nothing_is_compared_in_is_refused() -> None:
@@ -250,12 +353,12 @@ def test_a_precision_of_gpus_is_refused_where_there_is_none(tmp_path: Path) -> N
 
 
 def test_with_a_gpu_sessions_on_it_are_what_is_compared_with_first() -> None:
-    plain = settings_for("fp32", openvino=False, cuda=True)
+    plain = settings_for("fp32", 2, openvino=False, cuda=True)
     assert [one.name for one in plain] == [
         *("cuda_per_model", "cuda_1", "cuda_2", "cuda_4", "naive", "ort_1x2", "ort_2x1")
     ]
     assert all(one.options.float32 for one in plain), "TF32, its default, is not what the models say"
     for precision in ("tf32", "fp16"):
-        allowed = settings_for(precision, openvino=False, cuda=True)
+        allowed = settings_for(precision, 2, openvino=False, cuda=True)
         fewer = [one for one in allowed if not one.options.float32]
         assert [one.name for one in fewer] == [f"{one.name}_tf32" for one in plain[:4]]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from stageloom.edge_agent.bench.contestant import TimedTask
 from stageloom.edge_agent.bench.model_files import Feeds
@@ -104,6 +105,26 @@ def test_a_thread_of_its_own_runs_each_model() -> None:
     rival.stop()
 
 
+class Stumbling:
+    """A runtime that cannot run model 0."""
+
+    def run(self, worker: int, model: int, feeds: Feeds) -> object:
+        if model == 0:
+            raise ValueError("no such operator")
+        return None
+
+
+def test_a_run_that_fails_ends_its_task_alone_and_its_error_is_told() -> None:
+    ends = Ends()
+    rival = ThreadedRival(Stumbling, 2, workers=1)
+    rival.start(ends)
+    for number in range(4):
+        rival.submit(task(number, model=number % 2), FEEDS)
+    assert ends.wait(4) == [(0, False), (1, True), (2, False), (3, True)]
+    assert rival.problem == "ValueError: no such operator"
+    rival.stop()
+
+
 class OneRequest:
     """A model with one request, which ends when the test says."""
 
@@ -139,4 +160,37 @@ def test_a_queue_of_requests_chooses_its_task_once_there_is_room() -> None:
     model.finish()
     assert sorted(ends.wait(2)) == [(0, True), (1, False)]
     model.asked.acquire()
+    rival.stop()
+
+
+class BrokenRequests:
+    """A queue of requests whose second task fails, of which it tells when it is asked for room the next time;
+    or it fails at once."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+        self._begun = 0
+
+    def wait_for_room(self) -> object:
+        if self._begun >= 2:
+            raise RuntimeError("out of memory")
+        return None
+
+    def begin(self, feeds: Feeds, done: Callable[[], None]) -> None:
+        self._begun += 1
+        if self._begun == 1:
+            done()
+        elif self._at_once:
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_once_a_request_fails_its_queue_gives_every_task_up_and_its_error_is_told(at_once: bool) -> None:
+    ends, model = Ends(), BrokenRequests(at_once=at_once)
+    rival = AsynchronousRival(lambda: [model])
+    rival.start(ends)
+    for number in range(4):
+        rival.submit(task(number), FEEDS)
+    assert ends.wait(4) == [(0, True), (1, False), (2, False), (3, False)]
+    assert rival.problem == "RuntimeError: out of memory"
     rival.stop()

@@ -1,0 +1,62 @@
+"""A contest whose contestants die or fail at tasks, without processes."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from stageloom.edge_agent.bench.capacity import CapacitySearch
+from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
+from stageloom.edge_agent.bench.contestant_process import ContestantError
+from stageloom.edge_agent.bench.load import WindowResult
+
+CARRIED_PER_S = 40.0
+SEARCH = CapacitySearch(few=1, many=4)
+NAMES = ("stageloom", "naive", "ort_2x1")
+
+
+class MortalContest(Contest):
+    """Every contestant carries the same; `dies` does so in its fifth window."""
+
+    def __init__(self, dies: str, needed: tuple[str, ...] = ("stageloom",)) -> None:
+        load = ContestLoad(weights=(1.0,), deadlines_s=(1.0,))
+        super().__init__([], load, lambda line: None, needed=needed)
+        self.models = [None]  # type: ignore[list-item] # one; only its number counts
+        self._dies = dies
+        self.ran: list[str] = []
+        self.left: list[str] = []
+
+    def leave(self, names: Iterable[str]) -> None:
+        self.left += names
+
+    def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+        self.ran.append(name)
+        if name == self._dies and self.ran.count(name) >= 5:
+            raise ContestantError(f"{name} has died")
+        in_time = rate_per_s <= CARRIED_PER_S
+        return WindowResult(np.zeros(50, np.int64), np.full(50, 0.001), np.full(50, in_time))
+
+
+def test_a_rival_that_dies_is_absent_and_all_others_are_measured_on() -> None:
+    contest = MortalContest("naive")
+    found = {name: CapacityFound() for name in NAMES}
+    contest.capacities(found, SEARCH, 10.0)
+    assert contest.absent == {"naive": "naive has died"}
+    assert contest.left == ["naive"] and contest.ran.count("naive") == 5
+    assert found.keys() == {"stageloom", "ort_2x1"}
+    assert all(one.per_s == pytest.approx(CARRIED_PER_S, rel=0.05) for one in found.values())
+
+
+def test_a_rival_that_dies_while_it_is_measured_closely_leaves_what_was_found() -> None:
+    contest = MortalContest("naive")
+    found = {name: CapacityFound() for name in NAMES}
+    contest.settle(found, lambda: NAMES, [SEARCH], 10.0, math.inf)
+    assert found.keys() == {"stageloom", "ort_2x1"}
+    assert contest.absent.keys() == {"naive"}
+
+
+def test_the_death_of_a_needed_contestant_ends_the_contest() -> None:
+    contest = MortalContest("stageloom")
+    with pytest.raises(ContestantError, match="stageloom has died"):
+        contest.capacities({name: CapacityFound() for name in NAMES}, SEARCH, 10.0)
