@@ -168,14 +168,10 @@ def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progre
 
 def settings_for(precision: str, cores: int, *, openvino: bool, cuda: bool = False) -> list[RivalSetting]:
     """What is compared with, the naive one first; where fewer bits are allowed, runtimes in what they make of
-    that as well. CUDA's provider has nothing below TF32 for a model in float32.
-
-    OpenVINO's throughput hint is among it beyond two cores; on two `benchmarks.slo` alone has it.
-    """
+    that as well. CUDA's provider has nothing below TF32 for a model in float32."""
     tuned = list(tuned_onnxruntime(cores))
     if openvino:
-        by_hand = [OPENVINO_LATENCY, openvino_by_core(cores)]
-        by_hand += [openvino_throughput()] if cores > 2 else []
+        by_hand = [OPENVINO_LATENCY, openvino_by_core(cores), openvino_throughput()]
         tuned += [*by_hand, *(map(reduced, by_hand) if precision == "bf16" else ())]
     if cuda:
         return [*CUDA, *(map(reduced, CUDA) if precision in GPU_PRECISIONS else ()), NAIVE, *tuned]

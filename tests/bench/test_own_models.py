@@ -334,9 +334,13 @@ def test_a_plan_that_was_taken_back_leaves_the_one_before_any_measurement(
 
 def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
     plain = [one.name for one in settings_for("fp32", 2, openvino=True)]
-    assert plain == ["naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1"]
+    assert plain == ["naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1", "ov_throughput"]
     allowed = settings_for("bf16", 2, openvino=True)
-    assert [one.name for one in allowed if one.family is Family.REDUCED] == ["ov_latency_bf16", "ov_2x1_bf16"]
+    assert [one.name for one in allowed if one.family is Family.REDUCED] == [
+        "ov_latency_bf16",
+        "ov_2x1_bf16",
+        "ov_throughput_bf16",
+    ]
     assert set(plain) < {one.name for one in allowed}
     assert len(settings_for("bf16", 2, openvino=False)) == 3
 

@@ -13,8 +13,8 @@ def names(settings: list[RivalSetting] | tuple[RivalSetting, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("cores", "tuned"),
     [
-        (1, ["ort_1x1", "ov_latency", "ov_1x1"]),
-        (2, ["ort_1x2", "ort_2x1", "ov_latency", "ov_2x1"]),
+        (1, ["ort_1x1", "ov_latency", "ov_1x1", "ov_throughput"]),
+        (2, ["ort_1x2", "ort_2x1", "ov_latency", "ov_2x1", "ov_throughput"]),
         (3, ["ort_1x3", "ort_1x2", "ort_3x1", "ov_latency", "ov_3x1", "ov_throughput"]),
         (16, ["ort_1x16", "ort_8x2", "ort_16x1", "ov_latency", "ov_16x1", "ov_throughput"]),
     ],
