@@ -186,7 +186,7 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         outputs: dict[InstanceId, Rows] = {}
         groups: list[GroupTime] = []
         for program, members in self._parts(step):
-            body = self._body(program, slots, groups, in_turn=step.fallback)
+            body = self._body(step, program, slots, groups)
             if step.fallback or program.threading.alone:
                 for index in range(len(program.items)):
                     body(index)
@@ -230,9 +230,10 @@ class HostExecutor(ABC, Generic[PlanT, ProgramT, SlotT]):
         return [(self._alone(step, member), [member]) for member in step.members]
 
     def _body(
-        self, program: ProgramT, slots: Mapping[int, SlotT], groups: list[GroupTime], *, in_turn: bool
+        self, step: Step, program: ProgramT, slots: Mapping[int, SlotT], groups: list[GroupTime]
     ) -> Callable[[int], None]:
-        tracing, pause = self.tracing, self.pause
+        """What runs an item of the program, on whichever thread."""
+        tracing, pause, in_turn = self.tracing, self.pause, step.fallback
 
         def run(index: int) -> None:
             group = program.groups[index]

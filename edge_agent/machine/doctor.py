@@ -40,7 +40,9 @@ from stageloom.edge_agent.machine.utilisation import (
     l4t_release,
     this_machine,
 )
-from stageloom.shared.errors import SettingError
+from stageloom.edge_agent.metrics.settings import check_metrics
+from stageloom.edge_agent.serving.settings import check_settings
+from stageloom.shared.errors import StageloomError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.search.registry import added_schedulers
 from stageloom.shared.systemd.install import PACKAGED_UNIT_DIRECTORY, UNIT_DIRECTORY
@@ -305,7 +307,9 @@ def settings_check(home: Path) -> Check:
         config = load_config(home)
         if config.models:
             require_names(config)
-    except SettingError as error:
+        check_settings(config.serving)
+        check_metrics(config.metrics)
+    except StageloomError as error:
         return _fail("settings", error.cause, error.remedy)
     if config.precision == "bf16" and not has_bf16(cpu_flags()):
         return _warn(

@@ -13,7 +13,9 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -36,6 +38,8 @@ TIMEOUT_S: Final = 60.0
 DEFAULT_PORT: Final = 7424
 _PATH_MAX: Final = 100  # of a local socket's name; the kernel's limit is 107
 CHUNK: Final = 1 << 20
+_BUSY_TRIES: Final = 10
+_LONGEST_WAIT_S: Final = 5.0
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -65,7 +69,7 @@ def is_running(path: Path) -> bool:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
-    """What writes to a new file of mode 0600, which is removed where that fails.
+    """What writes to a new file of mode 0600. It outlives a power cut then, and is removed where that fails.
 
     Raises:
         InputError: there is such a file.
@@ -76,8 +80,17 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
         return StorageError(f"{path} cannot be written: {error.strerror}", remedy="name a new file elsewhere")
 
     def write(part: bytes) -> int:
+        left = memoryview(part)
         try:
-            return file.write(part)
+            while left:  # a disk that fills takes what fits, and tells of it at the next write
+                left = left[file.write(left) :]
+        except OSError as error:
+            raise told(error) from error
+        return len(part)
+
+    def sync() -> None:
+        try:
+            os.fsync(file.fileno())
         except OSError as error:
             raise told(error) from error
 
@@ -90,9 +103,18 @@ def new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
     try:
         with file:
             yield write
+            sync()
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def _retry_after_s(answer: http.client.HTTPResponse) -> float:
+    """How long to wait before asking again: what the planner says, within bounds."""
+    try:
+        return min(max(float(answer.headers.get("retry-after", "1")), 0.0), _LONGEST_WAIT_S)
+    except ValueError:  # a date
+        return 1.0
 
 
 def _host_and_port(url: str) -> tuple[str, int]:
@@ -146,13 +168,23 @@ class PlannerClient:
 
     live = True
 
-    def __init__(self, *, data_dir: Path | None = None, url: str = "", token: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        data_dir: Path | None = None,
+        url: str = "",
+        token: str = "",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """A planner by its data directory, or by `url` (https://HOST:PORT) and an access token.
+
+        `sleep`: how to wait, in seconds, where the planner is asked too often.
 
         Raises:
             InputError: the URL or the path of the socket cannot be used.
             TokenError: the token is none.
         """
+        self._sleep = sleep
         self._bearer = ""
         if url:
             from stageloom.planner.api.access import split_token
@@ -269,6 +301,12 @@ class PlannerClient:
                 if not (kept and body is None and (route.creates or not route.changes)):
                     raise
                 self.close()  # it was idle for long: once more, which the key makes safe
+                answer = self._sent(route.method, path, encoded, headers, timeout_s)
+            for _ in range(_BUSY_TRIES if body is None else 0):
+                if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    break
+                answer.read()  # nothing was done: whoever looks at many devices in a row asks again
+                self._sleep(_retry_after_s(answer))
                 answer = self._sent(route.method, path, encoded, headers, timeout_s)
             if answer.status >= 400:
                 raise ApiRefused(decode_problem(answer.status, answer.read()))

@@ -1,5 +1,6 @@
 """Errors as problem details (RFC 9457), with the cause and remedy that the command line shows, and back."""
 
+import errno
 import logging
 from http import HTTPStatus
 from typing import Final
@@ -34,6 +35,11 @@ _STATUS: Final[tuple[tuple[type[StageloomError], HTTPStatus], ...]] = (
     (StorageError, HTTPStatus.INSUFFICIENT_STORAGE),
 )
 """By the first class that fits; any other error raised on purpose is a conflict."""
+
+
+_OF_STORAGE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+)
 
 
 class ApiRefused(StageloomError):
@@ -77,6 +83,13 @@ def problem_of(error: BaseException, doing: str) -> ProblemDetails:
             ExitCode.BACKEND,
         )
     logger.error("%s failed", doing, exc_info=error)
+    if isinstance(error, OSError) and error.errno in _OF_STORAGE:
+        return problem(
+            HTTPStatus.INSUFFICIENT_STORAGE,
+            f"the planner cannot write or read a file of its own: {error.strerror}",
+            "see its log for which, free space or give it back its permissions, and ask again",
+            ExitCode.STORAGE,
+        )
     return problem(
         HTTPStatus.INTERNAL_SERVER_ERROR, f"the planner failed: {type(error).__name__}", "see its log"
     )

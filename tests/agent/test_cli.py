@@ -267,6 +267,9 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
         ("[agent]\nreplicas = 0", "Expected `int` >= 1 - at `$.replicas`"),
         ('[agent]\nmodels = [{name = "a", path = "a"}]\nscheduler = "bogus"', "no scheduler 'bogus'"),
         ('[agent]\nmodels = [{name = "a", path = "a"}]\nexecutor = "abacus"', "no executor 'abacus'"),
+        ('[agent.serving]\nhttp = "0.0.0.0:8000"', "0.0.0.0:8000 can be reached from other machines"),
+        ('[agent.metrics]\nlisten = "0.0.0.0:9000"', "0.0.0.0:9000 can be reached from other machines"),
+        ('[agent.serving]\nhttp = "127.0.0.1:8000"\ntokens = "/no/such.tokens"', "/no/such.tokens"),
     ],
 )
 def test_settings_that_the_agent_refuses_fail_the_doctor(tmp_path: Path, text: str, why: str) -> None:

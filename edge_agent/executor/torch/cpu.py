@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.executor.base import (
+    GroupTime,
+    OperatorTime,
     Rows,
     StepFeeds,
     StepResult,
+    TimingRequest,
     bucket_of,
     check_feeds,
     lost_tensors,
@@ -24,7 +27,7 @@ from stageloom.edge_agent.executor.slot_store import HOST
 from stageloom.edge_agent.executor.torch.kernels import Lap
 from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
 from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.shared.bound import BoundPlan
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import (
     InstanceId,
     MoveInstance,
@@ -36,6 +39,19 @@ from stageloom.shared.engine.steps import (
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import StepId, TensorId
 from stageloom.shared.plan import Member
+
+_computing = threading.local()
+
+
+def compute_on(threads: int) -> None:
+    """Have what the calling thread computes from now on run on so many threads.
+
+    Torch keeps the number by calling thread: plans of other numbers may be loaded, and run in other lanes.
+    """
+    if getattr(_computing, "threads", 0) != threads:
+        torch.get_num_threads()  # or a thread that is new to torch takes the process's number over this one
+        torch.set_num_threads(threads)
+        _computing.threads = threads
 
 
 @dataclass(slots=True)
@@ -65,9 +81,6 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
         self._moves = PendingMoves(self._carry_out)
 
     # Plans and programs
-
-    def _check_options(self, bound: BoundPlan) -> None:
-        torch.set_num_threads(self._options(bound).intra_op_threads)
 
     def _build(self, key: ProgramKey) -> BoundProgram:
         plan = self._plans[key.plan]
@@ -101,6 +114,25 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
 
     def _between_steps(self) -> None:
         self._moves.advance(self.order.running)
+
+    def _body(
+        self, step: Step, program: BoundProgram, slots: Mapping[int, Border], groups: list[GroupTime]
+    ) -> Callable[[int], None]:
+        run = super()._body(step, program, slots, groups)
+        threads = self._options(self._plans[step.program.plan].bound).intra_op_threads
+
+        def run_on_threads(index: int) -> None:
+            compute_on(threads)
+            run(index)
+
+        return run_on_threads
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[OperatorTime, ...]:
+        """As the base, on as many threads as are asked for."""
+        compute_on(request.intra_op_threads)
+        return super().time_operators(artifact, request, idle)
 
     def _run_item(self, program: BoundProgram, index: int, slots: Mapping[int, Border]) -> None:
         with torch.inference_mode():  # a mode of the thread, which may be the pool's

@@ -61,6 +61,11 @@ def policy_export(api: ApiContext, request: schema.PolicyExportRequest, call: Ap
     digest = api.reader.read(digest_beginning, request.policy)
     body = api.reader.read(policy_body, digest)
     assert body is not None
-    with tempfile.NamedTemporaryFile(prefix="stageloom-policy-", delete=False) as file:
-        file.write(body)
+    with tempfile.NamedTemporaryFile(prefix=".export-", dir=api.config.data_dir, delete=False) as file:
+        try:
+            file.write(body)
+            file.flush()
+        except BaseException:
+            Path(file.name).unlink()
+            raise
     return Path(file.name)

@@ -129,12 +129,10 @@ def _watched(api: ApiContext, device: DeviceId | None) -> service.WatchReply:
 
 @handles(routes.BACKUP)
 def make_backup(api: ApiContext, request: service.BackupRequest, call: ApiCall) -> Path:
-    folder = tempfile.mkdtemp(prefix=".backup-", dir=api.config.data_dir)
-    path = Path(folder, "planner.tar")
-    backup(api.config.data_dir, api.config.database_url, path, KEY_FILES)
-    kept = path.rename(Path(folder).with_suffix(".tar"))
-    Path(folder).rmdir()
-    return kept
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=api.config.data_dir) as folder:
+        path = Path(folder, "planner.tar")
+        backup(api.config.data_dir, api.config.database_url, path, KEY_FILES)
+        return path.rename(Path(folder).with_suffix(".tar"))
 
 
 @handles(routes.SETTINGS)

@@ -1,4 +1,4 @@
-"""The file that a model's export makes: where it is, and that none stays if it cannot be written."""
+"""Files that exports and backups make: where they are, and that none stays if it cannot be written."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from stageloom.planner.api.handlers import service
 from stageloom.planner.api.handlers.models import model_export
+from stageloom.planner.api.handlers.service import make_backup
 from stageloom.planner.schema.model import ModelExportRequest
+from stageloom.planner.schema.service import BackupRequest
+from stageloom.shared.errors import StorageError
 from tests.store.helpers import add_model
 from tests.store.migrated import new_store
 
@@ -35,3 +39,17 @@ def test_an_export_is_made_beside_the_database_and_one_that_fails_leaves_nothing
         model_export(api, ModelExportRequest(model="relu"), call)
     assert set(home.iterdir()) == before
     store.close()
+
+
+def test_a_backup_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("no space", remedy="")
+
+    api: Any = SimpleNamespace(config=SimpleNamespace(data_dir=tmp_path, database_url=""))
+    monkeypatch.setattr(service, "backup", full)
+    with pytest.raises(StorageError):
+        make_backup(api, BackupRequest(), api)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(service, "backup", lambda data_dir, url, path, keys: path.write_bytes(b"all"))
+    made = make_backup(api, BackupRequest(), api)
+    assert (made.parent, made.read_bytes(), list(tmp_path.iterdir())) == (tmp_path, b"all", [made])
