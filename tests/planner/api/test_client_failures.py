@@ -32,7 +32,7 @@ def test_a_file_that_breaks_off_on_its_way_is_an_error_and_not_kept(tmp_path: Pa
     assert not (tmp_path / "backup.tar").exists()
 
 
-BUSY = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 2\r\ncontent-length: 0\r\n\r\n"
+BUSY = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def test_whoever_asks_too_often_waits_as_the_planner_says_and_asks_again(tmp_path: Path) -> None:
