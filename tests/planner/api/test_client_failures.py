@@ -36,12 +36,12 @@ BUSY = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 2\r\ncontent-length: 0\r
 
 
 def test_whoever_asks_too_often_waits_as_the_planner_says_and_asks_again(tmp_path: Path) -> None:
-    """As a wait for many devices does; what changes something was not done either."""
+    """As a wait for many devices does."""
     waited: list[float] = []
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
     with answering(tmp_path, BUSY, BUSY, answer):
         with PlannerClient(data_dir=tmp_path, sleep=waited.append) as client:
-            assert client.call(CHANGE, ONE) == Done()
+            assert client.call(READ, ONE) == Done()
     assert waited == [2.0, 2.0]
 
 
