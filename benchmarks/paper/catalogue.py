@@ -14,7 +14,7 @@ from benchmarks.paper import (
 )
 from benchmarks.paper.backlog_series import BACKLOG
 from benchmarks.paper.finding import Reproduce, Reproduction
-from benchmarks.paper.kept_results import GPG_TRAINING, GPU, STARONNX, STARONNX_BATCHES, files
+from benchmarks.paper.kept_results import GPG_TRAINING, GPU, STARONNX_BATCHES, STARONNX_FILES, files
 from benchmarks.paper.pays_series import PAYS
 
 _TWINS: Final = ("planner/twin/devices",)
@@ -162,10 +162,10 @@ _REST: Final = (
         "CPU, kept", kept_results.staronnx_figure_2, files(STARONNX_BATCHES)),
     Reproduction("staronnx-figure-3", "staronnx", "Figure 3",
         "The integration costs nothing noticeable over native ONNX Runtime, and beats Triton.",
-        "CPU, kept", kept_results.staronnx_figure_3, files(*STARONNX.values())),
+        "CPU, kept", kept_results.staronnx_figure_3, files(*STARONNX_FILES)),
     Reproduction("staronnx-figure-4", "staronnx", "Figure 4",
         "Models in two parts over two resources serve more, at a latency that rises less.",
-        "CPU, kept", kept_results.staronnx_figure_4, files(*STARONNX.values())),
+        "CPU, kept", kept_results.staronnx_figure_4, files(*STARONNX_FILES)),
     _eop("table-1",
         "Eight models with 91 to 903 operators.",
         eop.table_1),
