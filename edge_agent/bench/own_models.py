@@ -40,9 +40,7 @@ OURS: Final = "stageloom"
 _SERVICE_S: Final = 0.4
 _LEAST_WINDOW_S: Final = 1.5
 _DEADLINES_IN_A_WINDOW: Final = 10.0
-_WINDOWS_EACH: Final = (
-    12  # that --seconds must afford each contestant: to look for its load, and to settle it
-)
+_WINDOWS_EACH: Final = 12  # that --seconds must afford a contestant, to find its load and to settle it
 _WINDOWS: Final = (5, 10, 20, 40)  # at both sides of a border, until the best is looked for anew
 _LOOKING: Final = 0.5  # of the time, at most: to find about which load each carries
 _HIGHEST: Final = rate_index(20_000.0)  # beyond it, handing tasks over would be what is measured
@@ -333,9 +331,8 @@ class _Bench:
         self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], digest: str, plan: Plan | None
     ) -> OwnResult:
         ours = found[OURS]
-        best = max(
-            _rivals(found), key=lambda name: found[name].per_s
-        )  # without an interval there is no verdict
+        # Without an interval there is no verdict over it.
+        best = max(_rivals(found), key=lambda name: found[name].per_s)
         naive = self._rivals[0].name
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
@@ -376,9 +373,8 @@ def window_s(deadlines_s: Iterable[float], seconds: float, contestants: int) -> 
     """How long a window lasts: ten times the longest deadline and at least 1.5 s, as far as `seconds` afford
     each contestant some windows.
 
-    A window begins empty, and until tasks wait as long as they may it carries more than it could for long.
-    Two simulated first-come workers, with deadlines of 5 and of 20 service times, carry 2 and 9 % too much in
-    windows of ten deadlines, 7 and 20 % in windows of five, 13 and 31 % in windows of three.
+    A window begins empty, and until tasks wait as long as they may it carries more than it could for long:
+    about a deadline's worth of work, a tenth of a window of ten deadlines.
     """
     affordable_s = seconds / (_WINDOWS_EACH * contestants)
     return max(_LEAST_WINDOW_S, min(_DEADLINES_IN_A_WINDOW * max(deadlines_s), affordable_s))
