@@ -123,6 +123,7 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
             "groups_interference": calibrated.device.groups_interference,
             "lanes_interference": calibrated.device.lanes_interference,
             "beside_us": 1e6 * calibrated.device.beside_s,
+            "item_beside_us": 1e6 * calibrated.device.item_beside_s,
         },
         rows,
     )

@@ -16,7 +16,15 @@ from benchmarks.twin.engine_device import EngineDevice, StepSpan
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from stageloom.planner.twin.calibrate import DeviceMeasurements, Operators, OverlapSample, StepSample
+from stageloom.planner.twin.calibrate import (
+    CrowdedSample,
+    DeviceMeasurements,
+    Operators,
+    OverlapSample,
+    StepSample,
+)
+from stageloom.planner.twin.device_file import cpu_device
+from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import Window
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
@@ -59,7 +67,8 @@ def calibration(workload: Mapping[str, Artifact]) -> list[tuple[str, BoundPlan]]
     """Whole models, every base cut, and greedy groups there; every model alone; two lanes.
 
     A model alone finds its weights in the caches, one among others less often: both are in the fit. Two lanes
-    run whole models and every base cut, since long and short steps lose different shares to each other.
+    run whole models and every base cut, since long and short steps lose different shares to each other, and
+    groups, since steps of many items lose more.
     """
     plans = []
     for partition, scheduler in (("whole", "sequential"), ("base", "sequential"), ("base", "greedy")):
@@ -67,9 +76,9 @@ def calibration(workload: Mapping[str, Artifact]) -> list[tuple[str, BoundPlan]]
         plans.append((f"{partition} {scheduler}", bound_plan(choices, scheduler=scheduler)))
     for name, artifact in workload.items():
         plans.append((f"{name} alone", bound_plan([choice(name, artifact, "whole")])))
-    for partition in ("whole", "base"):
+    for partition, scheduler in (("whole", "sequential"), ("base", "sequential"), ("base", "greedy")):
         beside = [choice(name, artifact, partition, 2) for name, artifact in workload.items()]
-        plans.append((f"{partition} sequential, 2 lanes", bound_plan(beside, lanes=2)))
+        plans.append((f"{partition} {scheduler}, 2 lanes", bound_plan(beside, lanes=2, scheduler=scheduler)))
     return plans
 
 
@@ -139,6 +148,9 @@ LOAD_BESIDE = 1.15
 LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
 """Between two steps of a lane that has work; what is longer waited for something else."""
+
+GROUPS_BESIDE = "base greedy, 2 lanes"
+"""The calibration's plan that runs groups in two lanes at once."""
 
 Program = tuple[int, int, tuple[int, ...]]
 """Combined block, mask and buckets."""
@@ -233,13 +245,14 @@ class Collected:
                 median(taken for taken, _ in pairs), median(alone_s for _, alone_s in pairs), 1.0 / cores
             )
             for name in self.plans
-            if name not in alone
+            if name not in (*alone, GROUPS_BESIDE)
             for pairs in self._beside(name).values()
         ]
         return DeviceMeasurements(
             operators=operators,
             steps=samples,
             beside=beside,
+            crowded=self._crowded() if GROUPS_BESIDE in self.plans else (),
             spreads=spreads,
             step_s=step_s,
             task_s=max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0,
@@ -275,6 +288,22 @@ class Collected:
                 if block in alone:
                     pairs.setdefault(block, []).append((fmean(taken) + later_s, fmean(alone[block])))
         return pairs
+
+    def _crowded(self) -> list[CrowdedSample]:
+        """Steps of several items that another lane's covered, with the longer gap behind them."""
+        name, bound = GROUPS_BESIDE, self.plans[GROUPS_BESIDE]
+        blocks = StepTimes.derived(cpu_device(2)).of_plan(bound).blocks
+        single = name.partition(",")[0]
+        taken_s: dict[Program, list[float]] = {}
+        for steps, steps_alone in zip(self.rounds[name], self.rounds[single], strict=True):
+            later_s = max(self._gap_s(name, steps) - self._gap_s(single, steps_alone), 0.0)
+            for program, rounds in _programs([list(_covered(steps))]).items():
+                taken_s.setdefault(program, []).append(fmean(rounds[0]) + later_s)
+        return [
+            CrowdedSample(StepSample(bound, *program, median(seconds)))
+            for program, seconds in taken_s.items()
+            if len(blocks[program[0]].items(program[1])) > 1
+        ]
 
     def _by_block(self, name: str, steps: Iterable[StepSpan]) -> dict[tuple[str, int], list[float]]:
         """Seconds of steps by model and number of the block, in a plan of single blocks."""

@@ -17,7 +17,10 @@ a time) and operator times. Three fits follow, each on what the ones before left
        y = slowdown(interference) (alone + beside_s)
 
    (`stageloom.planner.twin.lanes`): short and long steps together separate what is in proportion from
-   what is not.
+   what is not. Steps of several items, their groups one after another for want of a core, then tell what an
+   item beyond the first costs there:
+
+       y = slowdown(interference) (crowded + beside_s + (items - 1) item_beside_s).
 
 Noise is the spread of single steps around their means, as quantiles.
 """
@@ -81,6 +84,13 @@ class OverlapSample(NamedTuple):
     running: int = 2  # steps at a time
 
 
+class CrowdedSample(NamedTuple):
+    """Steps of several items that ran while other lanes kept all cores but one busy all the time."""
+
+    step: StepSample
+    running: int = 2  # steps at a time
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceMeasurements:
     """What a device measured. `source` says where and when, for the device file.
@@ -91,6 +101,7 @@ class DeviceMeasurements:
     operators: Operators
     steps: Sequence[StepSample]
     beside: Sequence[OverlapSample] = ()
+    crowded: Sequence[CrowdedSample] = ()
     spreads: Sequence[float] | None = None  # seconds of single steps over their means
     step_s: float | None = None  # between two steps of a lane that has work
     task_s: float | None = None
@@ -146,6 +157,9 @@ def calibrate(base: DeviceFile, measured: DeviceMeasurements) -> Calibrated:
     if not device.noise:
         device = replace(device, sources={k: v for k, v in device.sources.items() if k != "noise"})
     costs = replace(costs, rates=replace(rates, contention=contention, barrier_s=barrier_s))
+    if measured.crowded:
+        item_beside_s = _fit_crowded(StepTimes(device, costs), measured.crowded)
+        device = replace(device, item_beside_s=item_beside_s)
     return Calibrated(device, costs, _errors(StepTimes(device, costs), measured.steps))
 
 
@@ -157,6 +171,7 @@ def _told_by(measured: DeviceMeasurements) -> list[str]:
         "noise": measured.spreads is not None,
         "lanes_interference": bool(measured.beside),
         "beside_s": bool(measured.beside),
+        "item_beside_s": bool(measured.crowded),
     }
     fitted = ("item_s", "border_s_per_byte", "groups_interference", "barrier_s")
     return [*fitted, *(name for name, known in apart.items() if known)]
@@ -327,6 +342,24 @@ def _lanes_error(beside: Sequence[OverlapSample], interference: float, beside_s:
         predicted_s = (sample.alone_s + beside_s * (sample.running - 1)) * slow
         total += (predicted_s / sample.seconds - 1.0) ** 2
     return round(total, 12)
+
+
+def _fit_crowded(times: StepTimes, crowded: Sequence[CrowdedSample]) -> float:
+    """`item_beside_s`, all else known: the median of what explains each step, not below 0.
+
+    Raises:
+        InputError: a step has one item alone, which does not depend on it.
+    """
+    device, found = times.device, []
+    for sample in crowded:
+        step, others = sample.step, sample.running - 1
+        alone = times.of_plan(step.bound).step(step.combined, step.mask, step.buckets)
+        if alone.items < 2:
+            raise InputError("a step of one item tells nothing of what the items after its first cost")
+        slow = slowdown([alone.crowded_share] * sample.running, device.lanes_interference)
+        rest_s = step.seconds / slow - (alone.crowded_s - device.step_s) - device.beside_s * others
+        found.append(rest_s / (others * (alone.items - 1)))
+    return max(median(found), 0.0)
 
 
 def _errors(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float, ...]:

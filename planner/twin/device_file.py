@@ -49,6 +49,7 @@ class DeviceFile:
     groups_interference: float  # between groups of a stage; see `stageloom.shared.search.costs`
     lanes_interference: float  # between steps of different lanes; see `stageloom.planner.twin.lanes`
     beside_s: float = 0.0  # what a step takes longer per step that already runs in another lane
+    item_beside_s: float = 0.0  # what it takes longer per such step and item after its first
     noise: tuple[
         tuple[float, float], ...
     ] = ()  # quantiles of a step's seconds over their mean: (level, factor)

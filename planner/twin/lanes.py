@@ -12,8 +12,11 @@ is the formula of the groups of a stage (`stageloom.shared.search.costs`), one l
 alike wherever it puts its parallelism.
 
 What steps cost each other beyond that does not depend on how long they are: an interpreter's lock that both
-need to begin and to end, a driver's queue. Each step is longer by `DeviceFile.beside_s` for every step that
-runs in another lane when it begins.
+need to begin and to end, a driver's queue. Each step is longer by `DeviceFile.beside_s` and, for each item
+after its first, by `item_beside_s` for every step that runs in another lane when it begins.
+
+The executors call no helper while each core of a CPU has a thread at work. A step that begins when others
+leave it one core takes `StepTime.crowded_s`: its groups come one after another.
 
 Two steps of t seconds at u = 1 and c = 0 that begin d < t apart end at 2t - d and 2t, counted from the first.
 
@@ -58,6 +61,14 @@ def added_up(values: Iterable[float]) -> float:
     return total
 
 
+def crowded_from(device: DeviceFile) -> float:
+    """How many steps that run leave another one no core for a helper; infinite on a GPU.
+
+    The executors take a device to have two cores at least (`stageloom.edge_agent.executor.threads`).
+    """
+    return max(device.cores, 2) - 1 if device.cores else math.inf
+
+
 NOISE_LENGTH: Final = 4096
 """Step i takes the factor i modulo this many, so that a step's noise depends on nothing but its number."""
 
@@ -82,7 +93,8 @@ class Lanes:
 
     def __init__(self, device: DeviceFile, seed: int = 0) -> None:
         self._interference = device.lanes_interference
-        self._beside_s = device.beside_s
+        self._beside_s, self._item_beside_s = device.beside_s, device.item_beside_s
+        self._crowded = crowded_from(device)
         self._noise = noise_factors(device.noise, seed)
         self._pending: list[deque[tuple[Step, StepTime]]] = []
         self._running: dict[int, _Running] = {}  # by lane
@@ -142,8 +154,12 @@ class Lanes:
     def _put(self, lane: int, now: float) -> None:
         step, time = self._pending[lane].popleft()
         factor = self._noise[step.id % NOISE_LENGTH] if self._noise else 1.0
-        seconds = time.seconds * factor + self._beside_s * len(self._running)
-        self._running[lane] = _Running(step, seconds, time.share, now)
+        others = len(self._running)
+        seconds, share = time.seconds, time.share
+        if others >= self._crowded:
+            seconds, share = time.crowded_s, time.crowded_share
+        beside_s = self._beside_s + self._item_beside_s * (time.items - 1)
+        self._running[lane] = _Running(step, seconds * factor + beside_s * others, share, now)
 
     def _settle(self, now: float) -> None:
         """Bring what is left of the running steps up to date; their set is about to change."""

@@ -282,7 +282,8 @@ class Twin:
         )
         owners = self._plans[program.plan].bound.plan.lane_resources
         if owners and owners[step.lane] in self._slower:
-            times = times._replace(seconds=times.seconds * self._slower[owners[step.lane]])
+            slower = self._slower[owners[step.lane]]
+            times = times._replace(seconds=times.seconds * slower, crowded_s=times.crowded_s * slower)
         self._lanes.issue(step, times, self.now_s)
 
     def _copy(self, copy: CopySlot) -> None:

@@ -14,6 +14,9 @@ the sum of its stages and `step_s`. Its share is the work of its operators over 
 seconds for which an operator would need the whole device: its roofline on a GPU, its threads over the cores
 on a CPU.
 
+Beside steps that keep the other cores of a CPU a step's groups find none to run on, and its items come one
+after another (`StepTime.crowded_s`), but for groups that each have a resource of their own.
+
 Operators take `CostTable.operator_s` of the batch bucket. A stage that was measured whole, with all
 members at their largest batch, takes what was measured; others what the model of the device class predicts,
 where stages have taught it anything (`stageloom.shared.search.interference`), scaled by batch as their
@@ -55,6 +58,14 @@ class StepTime(NamedTuple):
 
     seconds: float
     share: float  # of the device, in (0, 1]
+    crowded_s: float  # alike, with no core for a second group
+    crowded_share: float
+    items: int  # that it begins
+
+    @classmethod
+    def of_one_item(cls, seconds: float, share: float) -> "StepTime":
+        """A step without groups."""
+        return cls(seconds, share, seconds, share, 1)
 
 
 class StepTimes:
@@ -167,9 +178,17 @@ class BlockTimes:
         alone = [
             self.step(1 << position, (bucket,)) for position, bucket in zip(bits(mask), buckets, strict=True)
         ]
-        seconds = sum(one.seconds - overhead_s for one in alone) + overhead_s
-        work_s = sum(one.seconds * one.share for one in alone)
-        return _step_time(seconds, work_s)
+        return StepTime(
+            *_with_share(
+                sum(one.seconds - overhead_s for one in alone) + overhead_s,
+                sum(one.seconds * one.share for one in alone),
+            ),
+            *_with_share(
+                sum(one.crowded_s - overhead_s for one in alone) + overhead_s,
+                sum(one.crowded_s * one.crowded_share for one in alone),
+            ),
+            sum(one.items for one in alone),
+        )
 
     @cached_property
     def _measured(self) -> dict[tuple[Group, ...], float]:
@@ -244,13 +263,19 @@ class BlockTimes:
     def _work_out(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
         overhead_s = self._times.device.step_s
         if not self.staged:
-            seconds, works = self._operators_s(mask, buckets)
-            return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
+            return self._fluid(mask, buckets)
         full = self._full(mask, buckets)
         stages = self.stages(mask, buckets)
         taken = [(stage, self._stage_s(stage, full)) for stage in stages]
         total_s = sum(seconds for _, seconds in taken)
-        return _step_time(total_s + overhead_s, sum(self._work_s(*one) for one in taken))
+        crowded = [(s, seconds) if s.apart or len(s.items_s) == 1 else (s, s.total_s) for s, seconds in taken]
+        return StepTime(
+            *_with_share(total_s + overhead_s, sum(self._work_s(*one) for one in taken)),
+            *_with_share(
+                sum(seconds for _, seconds in crowded) + overhead_s, sum(s.work_s for s, _ in crowded)
+            ),
+            sum(len(stage.items_s) for stage in stages),
+        )
 
     def _work_s(self, stage: "StageParts", seconds: float) -> float:
         """What a stage takes of the device, as seconds of all of it.
@@ -271,9 +296,10 @@ class BlockTimes:
                 seconds[op], works[op] = op_s, work_s
         return seconds, works
 
-    def _fluid_s(
-        self, mask: int, buckets: tuple[int, ...], seconds: list[float], works: Sequence[float]
-    ) -> float:
+    def _fluid(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        """A step whose stages do not end one after another."""
+        overhead_s = self._times.device.step_s
+        seconds, works = self._operators_s(mask, buckets)
         bucket_of = dict(zip(bits(mask), buckets, strict=True))
         items = self.items(mask)
         for item in items:
@@ -283,7 +309,11 @@ class BlockTimes:
         costs = StageCosts(
             tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
         )
-        return launch_list_s(items, costs)
+        return StepTime(
+            *_with_share(launch_list_s(items, costs) + overhead_s, sum(works)),
+            *_with_share(sum(seconds[op] for item in items for op in item.ops) + overhead_s, sum(works)),
+            len(items),
+        )
 
     def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
         device, costs = self._times.device, self._times.costs
@@ -358,6 +388,7 @@ def _part(bound: BoundPlan, model: int, block: int) -> Part:
     return known.graph_key, known.graph, known.blocks[block], known.plan.batch
 
 
-def _step_time(seconds: float, work_s: float) -> StepTime:
+def _with_share(seconds: float, work_s: float) -> tuple[float, float]:
+    """Seconds of a step, and its share of the device."""
     share = work_s / seconds if seconds > 0.0 else 1.0
-    return StepTime(seconds, min(max(share, LEAST_SHARE), 1.0))
+    return seconds, min(max(share, LEAST_SHARE), 1.0)

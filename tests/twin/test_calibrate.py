@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stageloom.planner.twin.calibrate import (
+    CrowdedSample,
     DeviceMeasurements,
     OverlapSample,
     StepSample,
@@ -155,6 +156,37 @@ def test_what_short_and_long_steps_lose_tells_fixed_seconds_from_interference(in
     device = calibrate(cpu_device(2), measured).device
     assert device.lanes_interference == pytest.approx(interference, abs=0.03)
     assert device.beside_s == pytest.approx(0.0003, rel=0.05)
+
+
+@pytest.mark.parametrize("interference", [0.0, 0.4])
+def test_what_groups_lose_beside_another_lane_tells_what_an_item_costs_there(interference: float) -> None:
+    device, costs = truth()
+    bound = cut_plan((4,), True)
+    times = StepTimes(device, costs).of_plan(bound)
+    crowded = []
+    for index in range(len(bound.combined)):
+        alone = times.step(index, 1, (1,))
+        slow = slowdown([alone.crowded_share] * 2, interference)
+        seconds = (alone.crowded_s - device.step_s + 0.0003 + (alone.items - 1) * 0.0005) * slow
+        crowded.append(CrowdedSample(StepSample(bound, index, 1, (1,), seconds)))
+    beside = [
+        OverlapSample((t + 0.0003) * slowdown([0.5, 0.5], interference), t, 0.5)
+        for t in (0.0002, 0.0005, 0.002, 0.01)
+    ]
+    measured = DeviceMeasurements(
+        operators=operators(),
+        steps=samples(CALIBRATED_ON),
+        beside=beside,
+        crowded=crowded,
+        step_s=device.step_s,
+        source="a test",
+    )
+    found = calibrate(cpu_device(2), measured).device
+    assert found.item_beside_s == pytest.approx(0.0005, rel=0.1)
+    assert found.sources["item_beside_s"] == "a test"
+    alone_item = CrowdedSample(StepSample(cut_plan((), False), 0, 1, (1,), 0.02))
+    with pytest.raises(InputError, match="one item"):
+        calibrate(cpu_device(2), replace(measured, crowded=[alone_item]))
 
 
 def test_noise_is_kept_as_quantiles_with_a_mean_of_one() -> None:

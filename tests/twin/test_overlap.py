@@ -37,7 +37,7 @@ def play(issues: list[tuple[float, Step, StepTime]], interference: float) -> tup
 def test_one_step_takes_its_time_whatever_its_share() -> None:
     for share in (0.01, 0.5, 1.0):
         assert slowdown([share], 5.0) == 1.0
-        ends, lanes = play([(2.0, step(0, 0), StepTime(0.3, share))], 5.0)
+        ends, lanes = play([(2.0, step(0, 0), StepTime.of_one_item(0.3, share))], 5.0)
         assert ends == {0: 2.3}
         assert lanes.busy_s == pytest.approx(0.3)
         assert lanes.used_s == pytest.approx(0.3 * share)
@@ -47,9 +47,32 @@ def test_a_step_is_longer_by_fixed_seconds_per_step_that_runs_when_it_begins() -
     lanes = Lanes(device(beside_s=0.05))
     lanes.make(2)
     for number, lane, at_s in ((0, 0, 0.0), (1, 1, 0.1), (2, 0, 0.1)):
-        lanes.issue(step(number, lane), StepTime(0.3, 0.5), at_s)
+        lanes.issue(step(number, lane), StepTime.of_one_item(0.3, 0.5), at_s)
     ends = {lanes.end_next()[0].id: lanes.busy_s for _ in range(3)}
     assert ends == pytest.approx({0: 0.3, 1: 0.45, 2: 0.65})
+
+
+def test_each_item_after_the_first_costs_a_step_beside_others_fixed_seconds_too() -> None:
+    lanes = Lanes(device(beside_s=0.05, item_beside_s=0.01))
+    lanes.make(3)
+    four = StepTime(0.3, 0.2, 0.9, 0.2, items=4)
+    for lane in range(3):
+        lanes.issue(step(lane, lane), four, 0.0)
+    ends = {lanes.end_next()[0].id: lanes.busy_s for _ in range(3)}
+    assert ends == pytest.approx({0: 0.3, 1: 0.3 + 0.08, 2: 0.3 + 2 * 0.08})
+
+
+@pytest.mark.parametrize(("cores", "crowded"), [(0, ()), (1, (1, 2)), (2, (1, 2)), (3, (2,)), (4, ())])
+def test_groups_come_one_after_another_where_others_leave_a_step_one_core(
+    cores: int, crowded: tuple[int, ...]
+) -> None:
+    """As `StreamPool` calls helpers: while fewer threads are at work than cores, two at least."""
+    lanes = Lanes(device(cores=cores))
+    lanes.make(3)
+    for lane in range(3):
+        lanes.issue(step(lane, lane), StepTime(1.0 + 0.1 * lane, 0.2, 2.0 + 0.1 * lane, 0.1, items=2), 0.0)
+    ends = {lanes.end_next()[0].id: lanes.busy_s for _ in range(3)}
+    assert ends == pytest.approx({n: (2.0 if n in crowded else 1.0) + 0.1 * n for n in range(3)})
 
 
 def test_small_steps_side_by_side_cost_each_other_only_the_interference() -> None:
@@ -68,7 +91,7 @@ def test_full_steps_share_the_device_and_interference_one_is_one_after_another()
 @pytest.mark.parametrize("interference", [0.0, 0.3, 1.0, 1.5])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
 def test_two_equal_steps_that_begin_together_end_together(share: float, interference: float) -> None:
-    time = StepTime(0.1, share)
+    time = StepTime.of_one_item(0.1, share)
     ends, lanes = play([(0.0, step(0, 0), time), (0.0, step(1, 1), time)], interference)
     least = max(2 * share, 1.0)
     expected = 0.1 * (least + interference * (2 - least))
@@ -78,14 +101,14 @@ def test_two_equal_steps_that_begin_together_end_together(share: float, interfer
 
 def test_the_second_of_two_full_steps_delays_the_first_as_under_processor_sharing() -> None:
     """t = 1 and d = 0.4 apart: the first ends at 2t - d, the second at 2t."""
-    time = StepTime(1.0, 1.0)
+    time = StepTime.of_one_item(1.0, 1.0)
     ends, lanes = play([(0.0, step(0, 0), time), (0.4, step(1, 1), time)], 0.0)
     assert ends == {0: pytest.approx(1.6), 1: pytest.approx(2.0)}
     assert lanes.used_s == pytest.approx(2.0)
 
 
 def test_a_lane_runs_in_order_and_a_step_waits_for_those_it_names() -> None:
-    short, long = StepTime(0.1, 0.1), StepTime(1.0, 0.1)
+    short, long = StepTime.of_one_item(0.1, 0.1), StepTime.of_one_item(1.0, 0.1)
     ends, _ = play(
         [
             (0.0, step(0, 0), long),
@@ -112,7 +135,7 @@ def test_lanes_agree_with_a_simulation_in_small_steps(seed: int) -> None:
         (
             rng.uniform(0.0, 0.5),
             step(next(numbers), rng.randrange(3)),
-            StepTime(rng.uniform(0.05, 0.2), share),
+            StepTime.of_one_item(rng.uniform(0.05, 0.2), share),
         )
         for share in (rng.uniform(0.1, 1.0) for _ in range(12))
     ]

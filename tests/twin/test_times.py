@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stageloom.planner.replan.predict import block_costs, step_s
-from stageloom.planner.twin.times import StepTimes, border_bytes
+from stageloom.planner.twin.times import StepTime, StepTimes, border_bytes
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
@@ -119,6 +119,22 @@ def test_the_share_is_the_work_over_the_seconds() -> None:
     assert wide.share == pytest.approx(0.010 / 4 / 0.008)
     unknown = StepTimes(device(), costs(graphs)).of_plan(bound).step(0, 1, (1,))
     assert unknown.share == 1.0
+
+
+def test_with_no_core_for_a_second_group_items_come_one_after_another() -> None:
+    """Four stages' items in full, no barrier and no contention; one thread of two cores."""
+    bound, graphs = diamonds(FORKED)
+    known = costs(graphs, contention=0.25, barrier_s=0.0002)
+    one = StepTimes(device(cores=2, step_s=0.010, item_s=0.001), known).of_plan(bound).step(0, 1, (1,))
+    assert one.items == 4
+    assert one.crowded_s == pytest.approx(0.001 + 0.004 + 0.002 + 0.003 + 0.004 + 0.010)
+    assert one.crowded_share == pytest.approx(0.010 / 2 / 0.024)
+    data, _ = diamonds(FORKED, barrier=Barrier.DATA)
+    fluid = StepTimes(device(cores=2, step_s=0.010, item_s=0.001), known).of_plan(data).step(0, 1, (1,))
+    assert (fluid.crowded_s, fluid.items) == (pytest.approx(one.crowded_s), 4)
+    single, _ = diamonds(SEQUENTIAL)
+    alone = StepTimes(device(cores=2), known).of_plan(single).step(0, 1, (1,))
+    assert alone == StepTime.of_one_item(alone.seconds, alone.share)
 
 
 def test_groups_that_slow_each_other_keep_their_cores() -> None:

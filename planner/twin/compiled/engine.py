@@ -68,12 +68,6 @@ def hand_over(w: World, now: float) -> bool:
             return False
         clock.handed_first += 1
         pass_time(w, now)
-        seconds, step.share = time.alone_s, time.share
-        if step.fallback:
-            seconds, step.share = time.apart_s, time.apart_share
-        step.left_s = seconds
-        if clock.num_noise:
-            step.left_s = seconds * w.noise[step.id % clock.num_noise]
         lane = w.lanes[step.lane]
         step.following = NOBODY
         if lane.pending == NOBODY:
@@ -98,7 +92,23 @@ def begin(w: World, lane: Records, now: float) -> None:
     lane.pending = step.following
     lane.running = at
     step.began_s = now
-    step.left_s += clock.beside_s * clock.running
+    time = w.times[step.time]
+    crowded = clock.running >= clock.crowded
+    items = time.items
+    if step.fallback:
+        items = time.apart_items
+        step.left_s, step.share = time.apart_s, time.apart_share
+        if crowded:
+            step.left_s, step.share = time.apart_crowded_s, time.apart_crowded_share
+    elif crowded:
+        step.left_s, step.share = time.crowded_s, time.crowded_share
+    else:
+        step.left_s, step.share = time.alone_s, time.share
+    factor = 1.0
+    if clock.num_noise:
+        factor = w.noise[step.id % clock.num_noise]
+    beside_s = clock.beside_s + clock.item_beside_s * (items - 1)
+    step.left_s = step.left_s * factor + beside_s * clock.running
     w.running[clock.running] = at
     clock.running += 1
 

@@ -49,7 +49,8 @@ def _record(**fields: str) -> np.dtype[np.void]:
 
 CLOCK: Final = _record(
     f8="""now_s passes
-        interference beside_s slow changed_s counted_s used_rate next_end_s busy_s used_s""",
+        interference beside_s item_beside_s crowded
+        slow changed_s counted_s used_rate next_end_s busy_s used_s""",
     i8="""active loaded next_instance next_step next_task choices max_load touched timed deadlines open
         asked handed_first handed lacking next_ending running arrival sample ends traced traces
         num_models num_plans num_combined num_lanes num_steps num_instances num_noise""",
@@ -97,7 +98,8 @@ STEP: Final = _record(
 RIDER: Final = _record(i8="instance track block")
 LANE: Final = _record(f8="free_s", i8="load running pending last")
 TIME: Final = _record(
-    f8="alone_s share apart_s apart_share", i8="status"
+    f8="alone_s share crowded_s crowded_share apart_s apart_share apart_crowded_s apart_crowded_share",
+    i8="items apart_items status",
 )  # NaN: not known yet; ProgramStatus
 TALLY: Final = _record(f8="sum_s max_s", i8="count")
 ARRIVAL: Final = _record(f8="at_s", i8="model")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stageloom.planner.twin.compiled import layout
 from stageloom.planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records, World
 from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.lanes import crowded_from
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.plan import MAX_LANES, Member, QueueRule, StepChoice, Wait
@@ -316,7 +317,8 @@ class WorldMemory:
         clock = self.world.clock[0]
         clock.num_models, clock.num_noise = num_models, len(noise)
         clock.active, clock.slow = NOBODY, 1.0
-        clock.interference, clock.beside_s = device.lanes_interference, device.beside_s
+        clock.interference, clock.crowded = device.lanes_interference, crowded_from(device)
+        clock.beside_s, clock.item_beside_s = device.beside_s, device.item_beside_s
         clock.next_end_s, clock.next_ending = NEVER, NOBODY
         self.world.noise[: len(noise)] = noise
         self.world.models.next_s = -NEVER

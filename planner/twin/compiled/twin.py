@@ -231,12 +231,13 @@ class CompiledTwin:
         bound, times = self._plans[home.plan]
         number = int(step.time - home.first_time)
         mask, buckets = program_of(bound, int(home.index), number)
-        row = world.times[step.time]
-        row.alone_s, row.share = times.step(int(home.index), mask, buckets)
-        row.apart_s, row.apart_share = times.step(int(home.index), mask, buckets, fallback=True)
-        known = self._known[times.blocks[home.index]][number]
-        known.alone_s, known.share = row.alone_s, row.share
-        known.apart_s, known.apart_share = row.apart_s, row.apart_share
+        ready = times.step(int(home.index), mask, buckets)
+        apart = times.step(int(home.index), mask, buckets, fallback=True)
+        for written in (world.times[step.time], self._known[times.blocks[home.index]][number]):
+            written.alone_s, written.share, written.crowded_s, written.crowded_share, written.items = ready
+            written.apart_s, written.apart_share = apart.seconds, apart.share
+            written.apart_crowded_s, written.apart_crowded_share = apart.crowded_s, apart.crowded_share
+            written.apart_items = apart.items
 
     # What happened
 

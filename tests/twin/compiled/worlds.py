@@ -48,8 +48,9 @@ class _WholeTicks(StepTimes):
 
 class _TickTimes(PlanTimes):
     def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
-        alone_s, share = super().step(combined, mask, buckets, fallback=fallback)
-        return StepTime(math.ceil(alone_s * _TICKS_PER_S) / _TICKS_PER_S, share)
+        found = super().step(combined, mask, buckets, fallback=fallback)
+        ticks = math.ceil(found.seconds * _TICKS_PER_S), math.ceil(found.crowded_s * _TICKS_PER_S)
+        return found._replace(seconds=ticks[0] / _TICKS_PER_S, crowded_s=ticks[1] / _TICKS_PER_S)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class _UnevenShares(StepTimes):
 
 class _UnevenTimes(PlanTimes):
     def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
-        alone_s, _ = super().step(combined, mask, buckets, fallback=fallback)
-        return StepTime(alone_s, (combined + 1) / 10)
+        found = super().step(combined, mask, buckets, fallback=fallback)
+        return found._replace(share=(combined + 1) / 10, crowded_share=(combined + 2) / 10)
 
 
 def random_world(seed: int) -> World:
@@ -81,6 +82,8 @@ def random_world(seed: int) -> World:
         load_device("nano"),
         lanes_interference=random.choice([0.0, 0.13, 1.0]),
         beside_s=Random(f"beside {seed}").choice([0.0, 2.0**-14]),  # the planted defects know their seeds
+        item_beside_s=Random(f"items {seed}").choice([0.0, 2.0**-15]),
+        cores=Random(f"cores {seed}").choice([0, 0, 2, 4]),
         task_s=random.choice([0.0, 1e-4]),
         noise=random.choice([(), ((0.0, 0.8), (0.5, 1.0), (0.9, 1.1), (1.0, 3.0))]),
     )
