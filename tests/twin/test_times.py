@@ -131,7 +131,8 @@ def test_with_no_core_for_a_second_group_items_come_one_after_another() -> None:
     assert one.crowded_share == pytest.approx(0.010 / 2 / 0.024)
     data, _ = diamonds(FORKED, barrier=Barrier.DATA)
     fluid = StepTimes(device(cores=2, step_s=0.010, item_s=0.001), known).of_plan(data).step(0, 1, (1,))
-    assert (fluid.crowded_s, fluid.items) == (pytest.approx(one.crowded_s), 4)
+    assert fluid.crowded_s == pytest.approx(one.crowded_s)
+    assert fluid.items == 4
     single, _ = diamonds(SEQUENTIAL)
     alone = StepTimes(device(cores=2), known).of_plan(single).step(0, 1, (1,))
     assert alone == StepTime.of_one_item(alone.seconds, alone.share)
