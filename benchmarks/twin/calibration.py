@@ -16,13 +16,7 @@ from benchmarks.twin.engine_device import EngineDevice, StepSpan
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from stageloom.planner.twin.calibrate import (
-    CrowdedSample,
-    DeviceMeasurements,
-    Operators,
-    OverlapSample,
-    StepSample,
-)
+from stageloom.planner.twin.calibrate import DeviceMeasurements, Operators, OverlapSample, StepSample
 from stageloom.planner.twin.device_file import cpu_device
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import Window
@@ -289,7 +283,7 @@ class Collected:
                     pairs.setdefault(block, []).append((fmean(taken) + later_s, fmean(alone[block])))
         return pairs
 
-    def _crowded(self) -> list[CrowdedSample]:
+    def _crowded(self) -> list[StepSample]:
         """Steps of several items that another lane's covered, with the longer gap behind them."""
         name, bound = GROUPS_BESIDE, self.plans[GROUPS_BESIDE]
         blocks = StepTimes.derived(cpu_device(2)).of_plan(bound).blocks
@@ -300,7 +294,7 @@ class Collected:
             for program, rounds in _programs([list(_covered(steps))]).items():
                 taken_s.setdefault(program, []).append(fmean(rounds[0]) + later_s)
         return [
-            CrowdedSample(StepSample(bound, *program, median(seconds)))
+            StepSample(bound, *program, median(seconds))
             for program, seconds in taken_s.items()
             if len(blocks[program[0]].items(program[1])) > 1
         ]

@@ -84,13 +84,6 @@ class OverlapSample(NamedTuple):
     running: int = 2  # steps at a time
 
 
-class CrowdedSample(NamedTuple):
-    """Steps of several items that ran while other lanes kept all cores but one busy all the time."""
-
-    step: StepSample
-    running: int = 2  # steps at a time
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceMeasurements:
     """What a device measured. `source` says where and when, for the device file.
@@ -101,7 +94,9 @@ class DeviceMeasurements:
     operators: Operators
     steps: Sequence[StepSample]
     beside: Sequence[OverlapSample] = ()
-    crowded: Sequence[CrowdedSample] = ()
+    crowded: Sequence[
+        StepSample
+    ] = ()  # of several items, with another lane busy all the time and no core left
     spreads: Sequence[float] | None = None  # seconds of single steps over their means
     step_s: float | None = None  # between two steps of a lane that has work
     task_s: float | None = None
@@ -344,21 +339,20 @@ def _lanes_error(beside: Sequence[OverlapSample], interference: float, beside_s:
     return round(total, 12)
 
 
-def _fit_crowded(times: StepTimes, crowded: Sequence[CrowdedSample]) -> float:
+def _fit_crowded(times: StepTimes, crowded: Sequence[StepSample]) -> float:
     """`item_beside_s`, all else known: the median of what explains each step, not below 0.
 
     Raises:
         InputError: a step has one item alone, which does not depend on it.
     """
     device, found = times.device, []
-    for sample in crowded:
-        step, others = sample.step, sample.running - 1
+    for step in crowded:
         alone = times.of_plan(step.bound).step(step.combined, step.mask, step.buckets)
         if alone.items < 2:
             raise InputError("a step of one item tells nothing of what the items after its first cost")
-        slow = slowdown([alone.crowded_share] * sample.running, device.lanes_interference)
-        rest_s = step.seconds / slow - (alone.crowded_s - device.step_s) - device.beside_s * others
-        found.append(rest_s / (others * (alone.items - 1)))
+        slow = slowdown([alone.crowded_share] * 2, device.lanes_interference)
+        rest_s = step.seconds / slow - (alone.crowded_s - device.step_s) - device.beside_s
+        found.append(rest_s / (alone.items - 1))
     return max(median(found), 0.0)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from stageloom.planner.twin.calibrate import (
-    CrowdedSample,
     DeviceMeasurements,
     OverlapSample,
     StepSample,
@@ -168,7 +167,7 @@ def test_what_groups_lose_beside_another_lane_tells_what_an_item_costs_there(int
         alone = times.step(index, 1, (1,))
         slow = slowdown([alone.crowded_share] * 2, interference)
         seconds = (alone.crowded_s - device.step_s + 0.0003 + (alone.items - 1) * 0.0005) * slow
-        crowded.append(CrowdedSample(StepSample(bound, index, 1, (1,), seconds)))
+        crowded.append(StepSample(bound, index, 1, (1,), seconds))
     beside = [
         OverlapSample((t + 0.0003) * slowdown([0.5, 0.5], interference), t, 0.5)
         for t in (0.0002, 0.0005, 0.002, 0.01)
@@ -184,7 +183,7 @@ def test_what_groups_lose_beside_another_lane_tells_what_an_item_costs_there(int
     found = calibrate(cpu_device(2), measured).device
     assert found.item_beside_s == pytest.approx(0.0005, rel=0.1)
     assert found.sources["item_beside_s"] == "a test"
-    alone_item = CrowdedSample(StepSample(cut_plan((), False), 0, 1, (1,), 0.02))
+    alone_item = StepSample(cut_plan((), False), 0, 1, (1,), 0.02)
     with pytest.raises(InputError, match="one item"):
         calibrate(cpu_device(2), replace(measured, crowded=[alone_item]))
 
