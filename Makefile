@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Nothing that these import is of the planner's alone.
-GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
+GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py tests/lowering/test_pools.py
 
 # Nothing that these import is torch's or the planner's.
 EDGE_TESTS := tests/agent tests/lifecycle tests/worker tests/executor

@@ -284,10 +284,28 @@ def average_pool(node: Node) -> Lowered:
     if rank == 3:
         return lambda x: functional.avg_pool3d(x, size, stride, begin, False, count_pads)
 
-    def into(out: Tensor, x: Tensor) -> None:
-        torch.ops.aten.avg_pool2d.out(x, size, stride, begin, False, count_pads, None, out=out)
+    def run(x: Tensor) -> Tensor:
+        return functional.avg_pool2d(x, size, stride, begin, False, count_pads)
 
-    return Kernel(lambda x: functional.avg_pool2d(x, size, stride, begin, False, count_pads), into)
+    def into(out: Tensor, x: Tensor) -> None:
+        if _packed_alike(out, x):
+            torch.ops.aten.avg_pool2d.out(x, size, stride, begin, False, count_pads, None, out=out)
+        else:
+            out.copy_(run(x))
+
+    return Kernel(run, into)
+
+
+def _packed_alike(out: Tensor, x: Tensor) -> bool:
+    """Return whether both are packed in one memory order.
+
+    torch's pool on CUDA does not look at the strides of `out`: it writes packed pixels in the order that it
+    takes `x` to have. Where a dimension of `x` is 1 its strides may be read as either order.
+    """
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if last else torch.contiguous_format
+    packed = x.is_contiguous(memory_format=order) and out.is_contiguous(memory_format=order)
+    return packed and 1 not in x.shape[1:]
 
 
 def _reaches_past_end(node: Node, window: SlidingWindow) -> bool:
