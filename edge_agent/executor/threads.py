@@ -66,15 +66,19 @@ class StepOrder:
             with gate:
                 pass
         else:
-            self._gates.pop(step, None)
+            self._open(step)
 
     def end(self, step: Step) -> None:
         """The step has ended, well or badly."""
         self._running.remove(step.id)
         if self._gates:
-            gate = self._gates.pop(step.id, None)
-            if gate is not None:
-                gate.release()
+            self._open(step.id)
+
+    def _open(self, step: StepId) -> None:
+        """Let those go on that wait at a step's gate: once it is taken away nobody else can."""
+        gate = self._gates.pop(step, None)
+        if gate is not None:
+            gate.release()
 
     def running(self, step: StepId) -> bool:
         return step in self._running
