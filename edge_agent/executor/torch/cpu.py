@@ -247,8 +247,14 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
-    """The array's own memory, read and never written."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    """The array's own memory, read and never written; of what torch cannot view a copy.
+
+    That is read-only memory, strides that are negative or no multiple of an element, another byte order.
+    """
+    steps = all(step >= 0 and not step % array.itemsize for step in array.strides)
+    if array.flags.behaved and array.dtype.isnative and steps:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _as_array(tensor: Tensor, dtype: str) -> np.ndarray:

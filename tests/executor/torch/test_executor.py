@@ -40,6 +40,8 @@ from tests.executor.torch.steps import (
     wrong,
 )
 
+ONE = InstanceId(1)
+
 
 def _border_check(executor: Executor, names: Sequence[str], kind: str, barrier: Barrier) -> None:
     """Every border and output of models scheduled together, against the whole models."""
@@ -241,6 +243,30 @@ def test_outputs_are_not_overwritten_by_the_next_step(executor: TorchExecutor) -
     ]
     for rows, x in zip(kept, inputs, strict=True):
         assert not wrong(model, x, rows)
+
+
+ODD_VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "turned round": lambda image: np.ascontiguousarray(image[..., ::-1])[..., ::-1],
+    "of another byte order": lambda image: image.astype(image.dtype.newbyteorder()),
+    "between other fields": lambda image: _beside_a_byte(image),
+    "read only": lambda image: np.frombuffer(image.tobytes(), image.dtype).reshape(image.shape),
+}
+"""The same values as numpy may hold them."""
+
+
+def _beside_a_byte(image: np.ndarray) -> np.ndarray:
+    pixels = np.zeros(image.shape, np.dtype([("value", image.dtype), ("mark", np.uint8)]))
+    pixels["value"] = image
+    return pixels["value"]
+
+
+@pytest.mark.parametrize("view", ODD_VIEWS)
+def test_inputs_are_read_however_numpy_holds_them(executor: TorchExecutor, view: str) -> None:
+    model = artifact_of("squeezenet")
+    steps = StepMaker(KEY, load(executor, plan_of([model], [()], [members(1)]), [model]))
+    inputs = random_inputs(model.graph, 1)
+    held = {name: ODD_VIEWS[view](array) for name, array in inputs.items()}
+    assert not wrong(model, inputs, run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [held]})[ONE])
 
 
 @pytest.mark.promise("device-refuses-costs-plan")
