@@ -69,15 +69,17 @@ class HostMemory(Generic[Piece]):
     def __init__(self, make: Callable[[int], Piece]) -> None:
         self._make = make
         self._free: dict[int, list[Piece]] = defaultdict(list)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # steps of other plans wait for it: no piece is made inside
+        self._reserving = threading.Lock()  # or two plans would both make what is missing
 
     def reserve(self, bound: BoundPlan) -> None:
         """Have the pieces that a plan's steps need."""
-        for nbytes, count in pieces_of(bound).items():
-            with self._lock:
-                pieces = self._free[nbytes]
-                while len(pieces) < count:
-                    pieces.append(self._make(nbytes))
+        with self._reserving:
+            for nbytes, count in pieces_of(bound).items():
+                with self._lock:
+                    missing = count - len(self._free[nbytes])
+                for _ in range(missing):
+                    self.give(nbytes, self._make(nbytes))
 
     def take(self, nbytes: int) -> Piece:
         """A piece that nobody else has."""
