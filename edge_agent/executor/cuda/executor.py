@@ -382,7 +382,8 @@ class CudaExecutor(ABC, Generic[PlanT]):
             issued.release()
         for size, piece in issued.lent:
             self._host.give(size, piece)
-        issued.program, issued.outputs = None, {}  # its lane knows the step until the next one
+        # Its lane knows the step until the next one, which must not keep a plan's memory that is unloaded.
+        issued.program, issued.release, issued.outputs = None, None, {}
 
     # Results
 

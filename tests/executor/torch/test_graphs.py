@@ -1,10 +1,12 @@
 """The graph executor on the simulated device: what must hold however the device orders what is left open."""
 
+import gc
 import itertools
 import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from dataclasses import replace
@@ -380,6 +382,22 @@ def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchCudaExecut
         for result in ends:
             assert result.groups
             assert min(g.started_s for g in result.groups) >= result.started_s
+
+
+def test_a_lanes_last_traced_step_keeps_nothing_of_a_plan_that_is_unloaded(
+    executor: TorchCudaExecutor, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.tracing = True
+    for number in (1, 2):  # the second time it is the traced graph that runs
+        assert answer(executor, steps, model, number)
+    (built,) = executor._built.values()
+    assert built.traced is not None and not built.tracing
+    program = weakref.ref(built.program)
+    del built
+    executor.unload(KEY)
+    gc.collect()
+    assert program() is None
 
 
 def test_delays_hold_up_streams_and_change_nothing(executor: TorchCudaExecutor, model: Artifact) -> None:
