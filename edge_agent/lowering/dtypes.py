@@ -1,8 +1,6 @@
 """Element types between ONNX, numpy and torch, and the three precisions that a model can run in."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -117,29 +115,28 @@ def tensor_from_proto(proto: onnx.TensorProto) -> torch.Tensor:
     return tensor_from_numpy(numpy_helper.to_array(proto))
 
 
-@contextmanager
-def arithmetic(precision: Precision) -> Iterator[None]:
-    """Use TF32 for products of float32 matrices and convolutions, or not, as `precision` says.
-
-    The setting is process-wide: threads that run, measure or capture at once must agree on it.
-    """
-    before = _older_settings(), [place.fp32_precision for place in _places()]
-    use_tf32(precision is Precision.TF32)
-    try:
-        yield
-    finally:
-        _set_fp32(*before)
-
-
 def use_tf32(on: bool) -> None:
-    """Allow or forbid TF32 for products of float32 matrices and convolutions, for the whole process."""
-    _set_fp32((on, on), ["tf32" if on else "ieee"] * 3)
+    """Allow or forbid TF32 for products of float32 matrices and convolutions.
+
+    The setting is process-wide: threads that run, measure or capture at once must agree on it. Inductor and
+    users' code still read the older settings, and torch raises an error if those differ from the newer ones.
+    The older ones are set first, as they change some of the newer ones.
+    """
+    backends: Any = torch.backends
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are the older ones
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = on
+    for place in _places():
+        place.fp32_precision = "tf32" if on else "ieee"
 
 
 def allows_tf32() -> bool:
-    """Return whether convolutions may use TF32 now."""
+    """Return whether convolutions may use TF32 now.
+
+    Where torch has the newer settings those are asked: the older ones raise an error where they differ.
+    """
     places = _places()
-    return bool(places[1].fp32_precision == "tf32") if places else _older_settings()[1]
+    return bool(places[1].fp32_precision == "tf32" if places else torch.backends.cudnn.allow_tf32)
 
 
 def _places() -> tuple[Any, ...]:
@@ -148,27 +145,3 @@ def _places() -> tuple[Any, ...]:
     if not hasattr(backends.cuda.matmul, "fp32_precision"):
         return ()
     return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
-
-
-def _older_settings() -> tuple[bool, bool]:
-    """Return what the settings that every torch has say of matrix products and of cudnn.
-
-    torch raises an error where they differ from the newer ones, so these are asked where there are any.
-    """
-    backends: Any = torch.backends
-    if places := _places():
-        return places[0].fp32_precision == "tf32", places[1].fp32_precision == "tf32"
-    return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
-
-
-def _set_fp32(older: tuple[bool, bool], precisions: Sequence[str]) -> None:
-    """Set the older settings first, which change some of the newer ones, so that both agree.
-
-    Inductor and users' code still read the older settings, and torch raises an error if the two differ.
-    """
-    backends: Any = torch.backends
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they are the older ones
-        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = older
-    for place, precision in zip(_places(), precisions, strict=False):  # no places before torch 2.9
-        place.fp32_precision = precision

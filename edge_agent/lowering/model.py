@@ -6,8 +6,8 @@ How an executor uses it:
     lowering = ModelLowering(artifact, device=device, precision=Precision.FP16, channels_last=True)
     lowered = lowering.at_batch(4)          # weights are shared with every other batch
     unit = lowered.units[op]                # per OpId; see `unit.Unit`
-    with arithmetic(lowering.precision):    # TF32 or not, process-wide
-        unit.run_into([buffers[t] for t in unit.inputs], [buffers[t] for t in unit.outputs])
+    use_tf32(lowering.precision is Precision.TF32)  # for the whole process
+    unit.run_into([buffers[t] for t in unit.inputs], [buffers[t] for t in unit.outputs])
 
 `lowered.specs[tensor]` gives shape, type and memory order of every tensor of the graph while running: float16
 where the precision says so, channels last where convolutions want it; `lowered.allocate(tensor)` makes one.

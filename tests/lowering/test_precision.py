@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stageloom.edge_agent.lowering import dtypes
-from stageloom.edge_agent.lowering.dtypes import Precision, allows_tf32, arithmetic, use_tf32
+from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32
 
 BACKENDS: Any = torch.backends
 TWICE = hasattr(BACKENDS.cuda.matmul, "fp32_precision")  # since torch 2.9
@@ -53,16 +53,6 @@ def test_settings_that_disagree_are_mended() -> None:
     assert _older() == (False, False)
 
 
-@pytest.mark.parametrize("outside", [True, False])
-@pytest.mark.parametrize("inside", [Precision.FP32, Precision.TF32])
-def test_a_precision_holds_inside_and_ends_there(inside: Precision, outside: bool) -> None:
-    use_tf32(outside)
-    with arithmetic(inside):
-        assert _older() == (inside is Precision.TF32,) * 2
-    assert _older() == (outside, outside)
-    assert allows_tf32() is outside
-
-
 def test_a_torch_that_has_the_setting_once_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """JetPack 6 ships torch 2.5, whose settings have no `fp32_precision`; torch has it since 2.9."""
 
@@ -76,11 +66,7 @@ def test_a_torch_that_has_the_setting_once_is_told_once(monkeypatch: pytest.Monk
 
     backends = SimpleNamespace(cuda=SimpleNamespace(matmul=Settings()), cudnn=Settings())
     monkeypatch.setattr(dtypes, "torch", SimpleNamespace(backends=backends))
-    with arithmetic(Precision.FP32):
-        assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (False, False)
-        assert not allows_tf32()
-    assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (True, True)
-    backends.cudnn.allow_tf32 = False  # the two are apart in torch, and stay so
-    with arithmetic(Precision.TF32):
-        assert allows_tf32()
-    assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (True, False)
+    for on in (False, True):
+        use_tf32(on)
+        assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (on, on)
+        assert allows_tf32() is on

@@ -12,7 +12,7 @@ from stageloom.edge_agent.executor.torch.kernels import Instruments, wrong_ones
 from stageloom.edge_agent.lowering.batch import LoweredModel
 from stageloom.edge_agent.lowering.convolve import searching
 from stageloom.edge_agent.lowering.cudnn_graph import library
-from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
+from stageloom.edge_agent.lowering.dtypes import Precision, use_tf32
 from stageloom.edge_agent.lowering.model import neighbours
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.artifact import Artifact
@@ -230,7 +230,9 @@ def test_joining_an_operator_that_runs_elsewhere_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["squeezenet", "resnet50", "inception_v3"])
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2)])
-def test_every_kernel_on_a_cuda_device_gives_the_same(name: str, precision: str, bound: float) -> None:
+def test_every_kernel_on_a_cuda_device_gives_the_same(
+    name: str, precision: str, bound: float, tf32_as_before: None
+) -> None:
     artifact = artifact_of(name)
     lowering, model = lowered(artifact, precision=Precision(precision), device=torch.device("cuda"))
     bench = Bench(artifact, model, bound)
@@ -242,7 +244,8 @@ def test_every_kernel_on_a_cuda_device_gives_the_same(name: str, precision: str,
         *(lowering.merged(1, ops) for ops in classes(artifact)),
         *(lowering.joined(1, ops) for ops in units.values() if len(ops) > 1),
     ]
-    with arithmetic(lowering.precision), searching():
+    use_tf32(lowering.precision is Precision.TF32)
+    with searching():
         ran = {way for unit in every for way in bench.check(unit, refuses=("cudnn",))}
     assert "cudnn fused" in ran
     assert library() is None or {"cudnn graph 0", "cudnn graph 1", "cudnn graph copied"} <= ran

@@ -116,7 +116,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._used: set[PlanKey] = set()  # plans that have run a step
         self._first_use = threading.Lock()
         self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
-        self._tf32: bool | None = None
+        self._tf32: bool | None = None  # as the loaded plans want it
+        self._arithmetic = threading.Lock()  # between a change of that and of the process's setting
 
     # Plans and programs
 
@@ -129,8 +130,9 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 "plans with and without tf32 cannot be loaded at once: the setting is the process's",
                 remedy="unload the other plan first",
             )
-        self._graphs_on.use_tf32(tf32)
-        self._tf32 = tf32
+        with self._arithmetic:
+            self._tf32 = tf32
+            self._graphs_on.use_tf32(tf32)
 
     def _streams_per_lane(self, bound: BoundPlan) -> int:
         if self._options(bound).issue is IssueOrder.DEVICE:
@@ -399,9 +401,21 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     def _lap(self) -> Lap:
         def lap(launch: Callable[[], object], capturable: bool) -> float:
-            return self._on_thread(partial(self._builder.lap, launch, capturable))
+            return self._on_thread(partial(self._lap_in_float32, launch, capturable))
 
         return lap
+
+    def _lap_in_float32(self, launch: Callable[[], object], capturable: bool) -> float:
+        """One run without TF32, after which the process has the setting of the plans that are loaded then.
+
+        Timing a model takes minutes, with pauses in which a plan serves and programs are built.
+        """
+        self._graphs_on.use_tf32(False)
+        try:
+            return self._builder.lap(launch, capturable)
+        finally:
+            with self._arithmetic:
+                self._graphs_on.use_tf32(bool(self._tf32))
 
 
 def _alone_key(step: Step, member: StepMember) -> ProgramKey:

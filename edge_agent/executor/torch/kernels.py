@@ -22,7 +22,7 @@ from torch import Tensor
 from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest
 from stageloom.edge_agent.executor.cuda.streams import Nature
 from stageloom.edge_agent.executor.timing import seeded_values, time_in_order
-from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
+from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.errors import ExecutorError
@@ -329,7 +329,7 @@ Lap = Callable[[Callable[[], object], bool], float]
 def time_units(
     lowering: ModelLowering, request: TimingRequest, idle: Callable[[], bool], lap: Lap
 ) -> tuple[OperatorTime, ...]:
-    """Time per operator, as `time_in_order`. [num_operators]
+    """Time per operator, as `time_in_order`, in the arithmetic that `lap` chooses. [num_operators]
 
     Raises:
         ExecutorError: an operator cannot run alone.
@@ -345,7 +345,7 @@ def time_units(
         values.update(zip(unit.outputs, makes, strict=True))
         return partial(lap, partial(unit.run_into, reads, makes), not unit.foreign)
 
-    with torch.inference_mode(), arithmetic(lowering.precision):
+    with torch.inference_mode():
         for tensor, drawn in seeded_values(graph, graph.inputs, request.batch).items():
             values[tensor] = lowered.allocate(tensor).copy_(torch.from_numpy(drawn))
         return time_in_order(graph, request, idle, begin, lambda tensor: values.pop(tensor, None))

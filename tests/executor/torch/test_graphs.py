@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.cuda.device import PREPARING, PROFILING
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.lowering.batch import LoweredModel
+from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
@@ -321,6 +323,62 @@ def test_p8_plans_with_and_without_tf32_are_not_loaded_at_once(
     executor.unload(PlanKey(1))
     load(executor, plan, [model], PlanKey(2))
     assert device_of(executor).tf32 is False
+
+
+def _during_laps(
+    executor: TorchCudaExecutor, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]
+) -> None:
+    """Let the device have torch's own setting, and something happen while an operator is timed."""
+    monkeypatch.setattr(device_of(executor), "use_tf32", use_tf32)
+    lap = executor._builder.lap
+
+    def noted(*arguments: Any) -> float:
+        happens()
+        return lap(*arguments)
+
+    monkeypatch.setattr(executor._builder, "lap", noted)
+
+
+@pytest.fixture
+def tf32_as_before() -> Iterator[None]:
+    before = allows_tf32()
+    yield
+    use_tf32(before)
+
+
+@pytest.mark.usefixtures("tf32_as_before")
+def test_p8_a_tf32_plan_serves_with_tf32_in_the_pauses_of_operators_that_are_timed_in_fp32(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, laps = list[bool](), list[bool]()
+    _during_laps(executor, monkeypatch, lambda: laps.append(allows_tf32()))
+    plan = plan_of([model], [()], [members(1)])
+    load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model])
+
+    def idle() -> bool:
+        pauses.append(allows_tf32())
+        return True
+
+    executor.time_operators(model, TimingRequest(repeats=1), idle)
+    assert all(pauses) and pauses and not any(laps) and laps
+    assert allows_tf32()
+
+
+@pytest.mark.usefixtures("tf32_as_before")
+def test_p8_operators_that_are_timed_leave_the_setting_of_the_plan_that_is_loaded_meanwhile(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of([model], [()], [members(1)])
+    load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model], PlanKey(1))
+
+    def another_plan() -> None:
+        if PlanKey(1) in executor._plans:
+            executor.unload(PlanKey(1))
+            load(executor, plan, [model], PlanKey(2))
+
+    _during_laps(executor, monkeypatch, another_plan)
+    executor.time_operators(model, TimingRequest(repeats=1), lambda: True)
+    assert PlanKey(2) in executor._plans and not allows_tf32()
 
 
 def test_threads_inside_an_operator_are_refused(executor: TorchCudaExecutor, model: Artifact) -> None:
