@@ -233,8 +233,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         if built.graph is None:
             return
         for other in self._cache.put(key, built.nbytes, wanted=wanted):
-            self._give_up(self._built[other])
-            self._forget_empty_pool(self._place(other))
+            found = self._built.get(other)
+            if found is None:  # its plan is being unloaded, on another thread
+                continue
+            self._give_up(found)
+            self._forget_empty_pool(found.pool)
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
 
     def _give_up(self, built: BuiltProgram) -> None:
@@ -257,10 +260,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             self._pools[place] = self._graphs_on.new_pool()
         return self._pools[place]
 
-    def _forget_empty_pool(self, place: tuple[PlanKey, int]) -> None:
+    def _forget_empty_pool(self, pool: Pool) -> None:
         """torch captures into a pool that it knows only while one of the pool's graphs lives."""
-        pool = self._pools.get(place)
-        if not any(built.graph is not None and built.pool == pool for built in list(self._built.values())):
+        if any(built.graph is not None and built.pool == pool for built in list(self._built.values())):
+            return
+        for place in [place for place, known in list(self._pools.items()) if known == pool]:
             self._pools.pop(place, None)
 
     @property

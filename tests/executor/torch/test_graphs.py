@@ -255,6 +255,30 @@ def test_after_a_capture_that_failed_the_next_one_has_another_pool(
     assert answer(executor, steps, model, 1)
 
 
+def test_a_program_is_built_while_another_plan_whose_graph_it_displaces_is_unloaded(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A graph is to be given up for another. 2. Before it is, its plan is unloaded by another thread."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    plan = plan_of([model], [()], [members(1)])
+    keys = PlanKey(1), PlanKey(2)
+    steps = [StepMaker(key, load(executor, plan, [model], key)) for key in keys]
+    executor.prepare(steps[0].step(0, {0: (ONE, 1)}).program)
+    put = executor._cache.put
+
+    def unloaded_meanwhile(*arguments: Any, **options: Any) -> list[ProgramKey]:
+        given_up = put(*arguments, **options)
+        thread = threading.Thread(target=executor.unload, args=(keys[0],))
+        thread.start()
+        thread.join()
+        return given_up
+
+    monkeypatch.setattr(executor._cache, "put", unloaded_meanwhile)
+    assert answer(executor, steps[1], model, 1)
+    assert {key.plan for key in executor._built} == {keys[1]}
+    executor.close()
+
+
 @pytest.mark.promise("device-refuses-costs-plan")
 def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> None:
     """Three models whose inputs are of one size, two steps of all of them in flight."""
