@@ -155,12 +155,12 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
             own = self._artifacts_of(key, bound, artifacts)
             self._hold(key, recipes.keys, own)
             alone = {place: self._bind(recipe, recipes, memory) for place, recipe in recipes.alone.items()}
+            self._host.reserve(bound)
         except BaseException:
             self._cache.release(key)
             self._half.release(key)
             memory.free()
             raise
-        self._host.reserve(bound)
         self._plans[key] = _Loaded(recipes, bound.models, memory, own, alone)
 
     def _artifacts_of(

@@ -143,10 +143,16 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         """As the base; host memory for inputs and outputs is pinned here, too."""
         with torch.inference_mode():
             super().load(key, bound, artifacts)
-        self._graphs_on.settle()
+        try:
+            self._graphs_on.settle()
+            self._host.reserve(bound)
+        except BaseException as error:
+            self.unload(key)
+            if isinstance(error, RuntimeError):  # torch's own, as in the base
+                raise ExecutorError(f"the plan cannot be loaded: {one_line(error)}") from error
+            raise
         for model in bound.models:
             log.info("model %s is lowered for %s", model.plan.name, self._device)
-        self._host.reserve(bound)
         if self.builds_ahead:
             programs = deque(
                 ProgramKey(key, combined, 1 << position, (bucket,))

@@ -125,6 +125,21 @@ def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> Non
     assert not all(_across_lanes(model, seed, ignore_waits=2) for seed in range(2))
 
 
+def test_a_plan_whose_host_memory_cannot_be_pinned_leaves_nothing(
+    executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(nbytes: int) -> None:
+        raise ExecutorError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor._host, "_make", broken)
+        with pytest.raises(ExecutorError, match="out of memory"):
+            load(executor, streamed_plan(model), [model])
+    executor.drop_idle()
+    assert executor.held_bytes == device_of(executor).held == 0
+    assert load(executor, streamed_plan(model), [model])
+
+
 @pytest.mark.promise("host-waits-device-once")
 def test_the_host_waits_for_the_device_once_a_step_and_only_when_asked(
     executor: OnnxCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch

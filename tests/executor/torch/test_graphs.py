@@ -279,6 +279,21 @@ def test_a_program_is_built_while_another_plan_whose_graph_it_displaces_is_unloa
     executor.close()
 
 
+@pytest.mark.parametrize("of, fails", [("_on", "settle"), ("_host", "_make")])
+def test_a_plan_that_fails_while_it_is_loaded_leaves_nothing(
+    of: str, fails: str, executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(executor, of), fails, broken)
+        with pytest.raises(ExecutorError, match="cannot be loaded: RuntimeError: CUDA error: out of memory"):
+            streamed(executor, model)
+    assert executor.held_bytes == 0 and not executor._plans
+    assert answer(executor, StepMaker(KEY, streamed(executor, model)), model, 1)
+
+
 @pytest.mark.promise("device-refuses-costs-plan")
 def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> None:
     """Three models whose inputs are of one size, two steps of all of them in flight."""
