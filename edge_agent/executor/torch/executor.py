@@ -70,6 +70,11 @@ class GraphCache(Generic[K]):
                 given_up.append(oldest)
         return given_up
 
+    def has_room(self, nbytes: int) -> bool:
+        """Nothing has to be given up for so much more."""
+        with self._lock:
+            return self._total + nbytes <= self.limit_bytes
+
     def touch(self, key: K) -> None:
         with self._lock:
             if key in self._sizes:
@@ -109,6 +114,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._builder = ProgramBuilder(device, self.choices, effort)
         self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
         self._built: dict[ProgramKey, BuiltProgram] = {}
+        self._given_up: set[ProgramKey] = set()  # whose graph is to be captured again, once
         self._pools: dict[tuple[PlanKey, int], Pool] = {}
         self._ahead: dict[PlanKey, deque[ProgramKey]] = {}  # still to be built, that nobody has asked for
         self._building: dict[PlanKey, Future[None]] = {}  # the latest of those
@@ -172,12 +178,29 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if self._ahead.get(key):
                 self._building[key] = self._thread.submit(self._build_next, key)
 
+    def _capture_again(self, step: Step, program: ProgramKey, built: BuiltProgram) -> None:
+        """Where a graph was given up and there is room for it now, build it behind what is built ahead.
+
+        The engine has prepared the program and does not do so again: other plans' graphs, of one that was
+        profiled for a while, must not slow down one that serves for as long as it is loaded.
+        """
+        if program not in self._given_up or not self._serves(step) or not self._cache.has_room(built.nbytes):
+            return
+        with self._ahead_lock:
+            programs = self._ahead.setdefault(program.plan, deque())
+            if program not in programs:
+                programs.append(program)
+            building = self._building.get(program.plan)
+            if building is None or building.done():
+                self._building[program.plan] = self._thread.submit(self._build_next, program.plan)
+
     def _build_next(self, key: PlanKey) -> None:
         with self._ahead_lock:
             programs = self._ahead.get(key)
             if not programs:  # the plan is unloaded
                 return
             program = programs.popleft()
+        self._given_up.discard(program)
         try:
             with self._graphs_on.preparing():
                 self._prepare(program, wanted=False)
@@ -243,6 +266,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if found is None:  # its plan is being unloaded, on another thread
                 continue
             self._give_up(found)
+            self._given_up.add(other)
             self._forget_empty_pool(found.pool)
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
 
@@ -285,6 +309,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         for program in [program for program in list(self._built) if program.plan == key]:
             self._cache.drop(program)
             self._give_up(self._built.pop(program))
+            self._given_up.discard(program)
         for place in [place for place in list(self._pools) if place[0] == key]:
             self._pools.pop(place, None)
         self._used.discard(key)
@@ -299,9 +324,13 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
 
     # What a step runs
 
+    def _serves(self, step: Step) -> bool:
+        """Whether it runs in a lane of its plan, and not beside, to be measured."""
+        return step.lane < self._plans[step.program.plan].bound.plan.lanes
+
     def _streams(self, step: Step) -> Sequence[Stream]:
         plan = self._plans[step.program.plan]
-        if step.lane < plan.bound.plan.lanes:
+        if self._serves(step):
             return streams_from(self._on, step.lane * plan.streams, plan.streams)
         beside = streams_from(self._on, PROFILING, min(plan.streams, MAX_GROUP_STREAMS))
         return [beside[number % len(beside)] for number in range(plan.streams)]  # those behind prepare
@@ -332,13 +361,15 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             return
         built = self._built[issued.step.program]
         self._cache.touch(issued.step.program)
+        if built.given_up:
+            self._capture_again(issued.step, issued.step.program, built)
         if self.tracing:
             built.trace_wanted = True
         if self.pause is not None:  # built where programs are, so that cudnn finds the kernels of the graph
             self._on_thread(partial(self._run_paused, issued, program, streams))
         elif self._replay(issued, built, streams[0], self.tracing):
             if self.tracing:
-                issued.program = program
+                issued.program = built.program
         else:
             super()._run(issued, program, streams)
 
@@ -347,9 +378,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         ((position, part),) = program.recipe.parts.items()
         plan = issued.step.program.plan
         key = ProgramKey(plan, program.recipe.combined, 1 << position, (part.batch,))
-        if plan not in self._building and issued.step.lane < self._plans[plan].bound.plan.lanes:
+        if plan not in self._building and self._serves(issued.step):
             self._build_ahead(plan)
         built = self._built.get(key)
+        if built is not None and built.given_up:
+            self._capture_again(issued.step, key, built)
         if built is None or built.program is not program:
             issue_program(program, self._on, streams)
             return

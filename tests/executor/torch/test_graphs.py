@@ -255,6 +255,56 @@ def test_after_a_capture_that_failed_the_next_one_has_another_pool(
     assert answer(executor, steps, model, 1)
 
 
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_plan_that_serves_gets_its_graph_back_once_another_that_took_its_room_is_gone(
+    fallback: bool, model: Artifact
+) -> None:
+    """1. A plan serves by a graph. 2. Another one, that is profiled, takes the room. 3. It is unloaded."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    device, plan = device_of(executor), plan_of([model], [()], [members(1)])
+    serving, other = (StepMaker(key, load(executor, plan, [model], key)) for key in (PlanKey(1), PlanKey(2)))
+    executor.prepare(serving.step(0, {0: (ONE, 1)}).program)
+    executor.prepare(other.step(0, {0: (ONE, 1)}).program)
+    served = []
+    for number, lane in ((1, 0), (2, 0), (3, MAX_LANES), (4, 0), (5, 0)):
+        if number == 3:
+            executor.unload(PlanKey(2))
+        inputs, instance, replays = random_inputs(model.graph, number), InstanceId(number), device.replays
+        step = serving.step(0, {0: (instance, 1)}, lane=lane, fallback=fallback)
+        executor.issue(step, {instance: [inputs]})
+        served.append(device.replays - replays)
+        assert not wrong(model, inputs, executor.wait(step.id).outputs[instance])
+        _settled(executor)
+    assert served == [0, 0, 0, 0, 1], "the last but one has it captured"
+    executor.close()
+
+
+def test_a_graph_that_was_given_up_is_tried_once_more_and_not_with_every_step(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    plan = plan_of([model], [()], [members(1)])
+    steps, other = (StepMaker(key, load(executor, plan, [model], key)) for key in (PlanKey(1), PlanKey(2)))
+    for each in (steps, other):
+        executor.prepare(each.step(0, {0: (ONE, 1)}).program)
+    executor.unload(PlanKey(2))
+    tried: list[object] = []
+
+    def broken(*arguments: object) -> None:
+        tried.append(arguments)
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(executor._builder, "build", broken)
+    for number in range(3):
+        instance, inputs = InstanceId(number), random_inputs(model.graph, number)
+        step = steps.step(0, {0: (instance, 1)})
+        executor.issue(step, {instance: [inputs]})
+        assert not wrong(model, inputs, executor.wait(step.id).outputs[instance])
+        _settled(executor)
+    assert len(tried) == 1
+    executor.close()
+
+
 def test_a_program_is_built_while_another_plan_whose_graph_it_displaces_is_unloaded(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
