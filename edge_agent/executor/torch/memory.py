@@ -273,9 +273,13 @@ def models_of(bound: BoundPlan, blocks: Sequence[int]) -> tuple[int, ...]:
 def stated_weight_bytes(
     bound: BoundPlan, precision: Precision, blocks: Sequence[int]
 ) -> dict[tuple[Digest, Precision], int]:
-    """Bytes of the weights of every artifact with a member in these combined blocks."""
+    """Bytes of the weights of every artifact with a member in these combined blocks, as the file has them.
+
+    In half precision float32 weights take half of that. A graph does not say of which types they are, and
+    others (integers, or float16 from the start) take as much as before.
+    """
     return {
-        (model.graph_key, precision): _halved(sum(o.weight_bytes for o in model.graph.operators), precision)
+        (model.graph_key, precision): sum(o.weight_bytes for o in model.graph.operators)
         for model in (bound.models[index] for index in models_of(bound, blocks))
     }
 
@@ -291,10 +295,10 @@ def stated_plan_bytes(bound: BoundPlan, precision: Precision, blocks: tuple[int,
     borders = sum(model.plan.replicas * _border_bytes(model) for model in models)
     arenas = [_arena_bytes(bound, index, streams) for index in blocks]
     buffers = borders + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
-    return buffers + _halved(_merged_bytes(bound, blocks), precision)
+    return buffers + _merged_bytes(bound, precision, blocks)
 
 
-def _merged_bytes(bound: BoundPlan, blocks: Sequence[int]) -> int:
+def _merged_bytes(bound: BoundPlan, precision: Precision, blocks: Sequence[int]) -> int:
     """Kernels and biases of every merge stage of these combined blocks; replicas share them."""
     stages: dict[tuple[int, tuple[OpId, ...]], int] = {}
     for combined in (bound.combined[index] for index in blocks):
@@ -306,8 +310,10 @@ def _merged_bytes(bound: BoundPlan, blocks: Sequence[int]) -> int:
             graph = bound.models[model].graph
             ops = tuple(sorted(combined.graph.model_op(op) for op in stage.operators))
             merge = merged(graph, ops)
-            channels = graph.tensors[merge.input].shape[1]
-            stages[model, ops] = 4 * sum(merge.filters) * (channels * prod(merge.convolution.kernel) + 1)
+            source = graph.tensors[merge.input]
+            item_bytes = 2 if precision is Precision.FP16 and source.dtype == "float32" else 4
+            elements = sum(merge.filters) * (source.shape[1] * prod(merge.convolution.kernel) + 1)
+            stages[model, ops] = item_bytes * elements
     return sum(stages.values())
 
 
@@ -351,7 +357,3 @@ def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> i
 def _form(model: BoundModel, tensor: TensorId) -> TensorForm:
     described = model.graph.tensors[tensor]
     return TensorForm(described.shape, (), model.plan.batch * described.nbytes)
-
-
-def _halved(nbytes: int, precision: Precision) -> int:
-    return nbytes // 2 if precision is Precision.FP16 else nbytes

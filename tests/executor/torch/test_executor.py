@@ -9,9 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec import structs
+from onnx import TensorProto
 
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
+from stageloom.shared.artifact import Artifact
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
 from stageloom.shared.errors import ExecutorError
@@ -27,6 +29,7 @@ from tests.executor.contract.schedules import (
     random_streams,
 )
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.small_models import Builder
 from tests.executor.torch.conftest import TorchExecutor
 from tests.executor.torch.steps import (
     KEY,
@@ -285,6 +288,25 @@ def test_what_a_plan_holds_is_no_more_than_it_stated(executor: TorchExecutor) ->
     assert second < stated and executor.stated_bytes(bound, alone=True) == stated
     executor.unload(KEY)
     assert executor.held_bytes == 0
+
+
+def _from_a_table(table: np.ndarray) -> Artifact:
+    """Picks rows of a table by an input's values."""
+    b = Builder()
+    rows = b.node("Cast", "x", to=TensorProto.INT64)
+    made = b.node("Cast", b.node("Gather", b.constant(table), rows), to=TensorProto.FLOAT)
+    return b.artifact({"x": (1, 2)}, {made: (1, 2, table.shape[1])})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int8, np.int64, np.float32])
+def test_weights_that_half_precision_does_not_halve_are_stated_whole(
+    executor: TorchExecutor, dtype: type[np.generic]
+) -> None:
+    model = _from_a_table(np.ones((512, 64), dtype))
+    plan = plan_of([model], [()], [members(1)])
+    bound = load(executor, replace(plan, executor=ExecutorOptions(precision="fp16")), [model])
+    table_bytes = 512 * 64 * (2 if dtype is np.float32 else np.dtype(dtype).itemsize)
+    assert table_bytes <= executor.held_bytes <= executor.stated_bytes(bound, alone=True)
 
 
 def test_plans_share_weights(executor: TorchExecutor) -> None:
