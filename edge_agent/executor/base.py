@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -22,7 +22,7 @@ from stageloom.shared.engine.steps import (
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
-from stageloom.shared.plan import IssueOrder, Member
+from stageloom.shared.plan import ExecutorOptions, IssueOrder, Member
 from stageloom.shared.schedule import resources_named
 from stageloom.shared.shape_ranges import range_text, shape_text
 
@@ -122,6 +122,38 @@ def require_options(
                 f"the {executor} executor does not issue launches in the order {options.issue.value!r}",
                 remedy=f"use {IssueOrder.DEVICE.value}; torch_cuda knows both",
             )
+
+
+def sole_options(bound: BoundPlan, executor: str) -> ExecutorOptions:
+    """What a plan tells an executor that takes one set of options for all that it runs.
+
+    Raises:
+        ExecutorError: it tells different things of several blocks or groups, or has no whole block for it.
+    """
+    blocks = {bound.executor_of(*pair) for pair in bound.run_by(executor)}
+    if not blocks:
+        raise ExecutorError(
+            f"the {executor} executor runs whole blocks, and the plan has only groups for it",
+            remedy="use onnx or openvino for the groups, or give it a block",
+        )
+    groups = {
+        bound.group_executor(index, variant, resource)
+        for index, variant in bound.variants
+        for resource in resources_named(bound.combined[index].plan.variants[variant][1])
+    }
+    first, *others = sorted(blocks | {one for one in groups if one.name == executor}, key=str)
+    differing = [
+        field.name
+        for field in fields(first)
+        if any(getattr(first, field.name) != getattr(other, field.name) for other in others)
+    ]
+    if differing:
+        raise ExecutorError(
+            f"the {executor} executor takes one set of options for all that it runs, and the plan has "
+            f"several of {', '.join(differing)}",
+            remedy="give all of its blocks and groups the same, or run some of them on another executor",
+        )
+    return first
 
 
 def require_whole(bound: BoundPlan, executor: str) -> None:

@@ -37,7 +37,7 @@ from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.partition import Axis, AxisRange, NodeReads, NodeRun, OnnxNode, Split
-from stageloom.shared.plan import Resource, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Resource, decode_plan
 from stageloom.shared.split_graph import SplitRole
 from tests.executor.contract.cases import Subject, compare, zoo_subject
 from tests.executor.installed import installed
@@ -273,6 +273,16 @@ def test_an_executor_that_does_not_split_says_so() -> None:
     made.close()
     with pytest.raises(ExecutorError, match="the onnx_cuda executor does not split operators"):
         require_whole(bound_split(artifact, plan), "onnx_cuda")
+
+
+def test_groups_of_other_options_than_their_block_has_are_refused_by_torch() -> None:
+    artifact = artifact_of("squeezenet")
+    plan = split_plan(artifact, (Split(1, 1, Axis.CHANNELS, 2),), executors=("torch_cpu", "onnx"))
+    other = ExecutorOptions(name="torch_cpu", intra_op_threads=2)
+    made = installed("torch_cpu")
+    with pytest.raises(ExecutorError, match="several of intra_op_threads"):
+        made.stated_bytes(bound_split(artifact, replace(plan, further_executors=(other,))))
+    made.close()
 
 
 # What the graph alone does not show, and planted defects

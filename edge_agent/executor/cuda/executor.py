@@ -196,7 +196,7 @@ class CudaExecutor(ABC, Generic[PlanT]):
         """Raises:
         ExecutorError: the plan wants threads inside an operator.
         """
-        if bound.plan.executor.intra_op_threads != 1:
+        if any(bound.executor_of(*pair).intra_op_threads != 1 for pair in bound.run_by(self.name)):
             raise ExecutorError(f"{self.name} has no threads inside an operator", remedy="use 1")
 
     def _check_room(self, bound: BoundPlan) -> None:

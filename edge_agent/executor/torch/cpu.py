@@ -119,7 +119,8 @@ class TorchCpuExecutor(TorchPlans, HostExecutor[LoadedPlan, BoundProgram, Border
         self, step: Step, program: BoundProgram, slots: Mapping[int, Border], groups: list[GroupTime]
     ) -> Callable[[int], None]:
         run = super()._body(step, program, slots, groups)
-        threads = self._options(self._plans[step.program.plan].bound).intra_op_threads
+        bound = self._plans[step.program.plan].bound
+        threads = bound.executor_of(step.program.combined, step.program.variant).intra_op_threads
 
         def run_on_threads(index: int) -> None:
             compute_on(threads)

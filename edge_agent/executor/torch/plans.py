@@ -20,6 +20,7 @@ from stageloom.edge_agent.executor.base import (
     require_options,
     require_pinned,
     require_whole,
+    sole_options,
 )
 from stageloom.edge_agent.executor.cuda.recipe import BufferRole, arenas_for, recipes_alone
 from stageloom.edge_agent.executor.cuda.streams import Nature, streams_per_lane
@@ -171,7 +172,7 @@ class TorchPlans:
         """Weights that no loaded plan has, and the plan's own borders and arenas.
 
         Raises:
-            ExecutorError: the precision is unknown.
+            ExecutorError: the precision is unknown, or not one for all of its blocks.
         """
         precision, blocks = self._precision(bound), tuple(index for index, _ in bound.run_by(self.name))
         weights = stated_weight_bytes(bound, precision, blocks)
@@ -267,8 +268,12 @@ class TorchPlans:
         return Precision(self._options(bound).precision)
 
     def _options(self, bound: BoundPlan) -> ExecutorOptions:
-        """What the plan tells this executor; it has a combined block."""
-        return bound.executor_of(*bound.run_by(self.name)[0])
+        """What the plan tells this executor.
+
+        Raises:
+            ExecutorError: it tells several things, or has no block for it.
+        """
+        return sole_options(bound, self.name)
 
     def _streams_per_lane(self, bound: BoundPlan) -> int:
         return streams_per_lane(bound.plan.lanes)

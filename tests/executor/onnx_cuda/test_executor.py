@@ -386,6 +386,16 @@ def test_options_that_are_not_known_are_refused(
     assert executor.held_bytes == 0
 
 
+def test_threads_inside_an_operator_are_refused_for_any_block(
+    executor: OnnxCudaExecutor, model: Artifact
+) -> None:
+    plan = plan_of([model], [halves(model)], [[m] for m in members(2)])
+    threaded = ExecutorOptions(name="onnx_cuda", intra_op_threads=2)
+    combined = (plan.combined[0], replace(plan.combined[1], executor=1))
+    with pytest.raises(ExecutorError, match="no threads inside an operator"):
+        load(executor, replace(plan, combined=combined, further_executors=(threaded,)), [model])
+
+
 # Failures and tracing
 
 

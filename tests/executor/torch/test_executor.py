@@ -333,6 +333,31 @@ def test_options_that_are_not_known_are_refused_and_leave_nothing(executor: Torc
     assert executor.held_bytes == 0
 
 
+def test_options_that_differ_between_blocks_are_refused_and_not_taken_from_the_first(
+    executor: TorchExecutor,
+) -> None:
+    models = [artifact_of("squeezenet"), artifact_of("squeezenet_bypass")]
+    plan = plan_of(models, [(), ()], [[Member(0, 0, 0)], [Member(1, 0, 0)]])
+    plan = replace(plan, combined=(plan.combined[0], replace(plan.combined[1], executor=1)))
+    same = ExecutorOptions(name=executor.name)
+    for other, differing in (
+        (replace(same, precision="fp16"), "precision"),
+        (replace(same, intra_op_threads=2), "intra_op_threads"),
+    ):
+        with pytest.raises(ExecutorError, match=f"the plan has several of {differing}; give all of its"):
+            load(executor, replace(plan, further_executors=(other,)), models)
+    assert executor.held_bytes == 0
+    load(executor, replace(plan, further_executors=(same,)), models)
+
+
+def test_a_plan_that_has_no_block_for_the_executor_is_refused(executor: TorchExecutor) -> None:
+    """As one that only has groups for it."""
+    model = artifact_of("squeezenet")
+    bound = bound_of(plan_of([model], [()], [members(1)]), [model])
+    with pytest.raises(ExecutorError, match="the plan has only groups for it; use onnx or openvino"):
+        executor.stated_bytes(bound)
+
+
 def test_operators_are_timed_one_by_one(executor: TorchExecutor) -> None:
     from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
 
