@@ -33,6 +33,7 @@ from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.edge_agent.lowering.trace import empty
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import ITEM_BYTES, Graph, Operator
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.merge import merged
@@ -273,15 +274,31 @@ def models_of(bound: BoundPlan, blocks: Sequence[int]) -> tuple[int, ...]:
 def stated_weight_bytes(
     bound: BoundPlan, precision: Precision, blocks: Sequence[int]
 ) -> dict[tuple[Digest, Precision], int]:
-    """Bytes of the weights of every artifact with a member in these combined blocks, as the file has them.
+    """Bytes of the weights of every artifact with a member in these combined blocks.
 
-    In half precision float32 weights take half of that. A graph does not say of which types they are, and
-    others (integers, or float16 from the start) take as much as before.
+    In half precision float32 weights take half of what the file has; others (integers, or float16 from the
+    start) take as much as before.
     """
-    return {
-        (model.graph_key, precision): sum(o.weight_bytes for o in model.graph.operators)
-        for model in (bound.models[index] for index in models_of(bound, blocks))
-    }
+    found = {}
+    for model in (bound.models[index] for index in models_of(bound, blocks)):
+        weights = [
+            one.weight_bytes // 2
+            if precision is Precision.FP16 and _weights_in_float32(model.graph, one)
+            else one.weight_bytes
+            for one in model.graph.operators
+        ]
+        found[model.graph_key, precision] = sum(weights)
+    return found
+
+
+def _weights_in_float32(graph: Graph, operator: Operator) -> bool:
+    """Whether an operator's weights are taken to be float32, as a graph does not say it of weights.
+
+    They are where all that it reads and makes is, in a model without a tensor of eight or sixteen bits.
+    """
+    known = {graph.tensors[tensor].dtype for tensor in (*operator.inputs, *operator.outputs)}
+    small = any(ITEM_BYTES[tensor.dtype] < 4 and tensor.dtype != "bool" for tensor in graph.tensors)
+    return known == {"float32"} and not small
 
 
 @lru_cache(maxsize=32)

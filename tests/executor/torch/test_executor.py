@@ -13,8 +13,11 @@ from onnx import TensorProto
 
 from stageloom.edge_agent.executor.base import Executor, Rows
 from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
+from stageloom.edge_agent.executor.torch.memory import stated_weight_bytes
+from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import bind
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.launch_list import Barrier
@@ -307,6 +310,16 @@ def test_weights_that_half_precision_does_not_halve_are_stated_whole(
     bound = load(executor, replace(plan, executor=ExecutorOptions(precision="fp16")), [model])
     table_bytes = 512 * 64 * (2 if dtype is np.float32 else np.dtype(dtype).itemsize)
     assert table_bytes <= executor.held_bytes <= executor.stated_bytes(bound, alone=True)
+
+
+def test_half_precision_states_half_of_what_float32_weights_take() -> None:
+    model = artifact_of("squeezenet")
+    bound = bind(plan_of([model], [()], [members(1)]), {model.digest: model.graph})
+    whole, half = (
+        sum(stated_weight_bytes(bound, one, [0]).values()) for one in (Precision.FP32, Precision.FP16)
+    )
+    assert whole == sum(operator.weight_bytes for operator in model.graph.operators)
+    assert half == whole / 2
 
 
 def test_plans_share_weights(executor: TorchExecutor) -> None:
