@@ -99,6 +99,14 @@ def test_an_agent_that_is_about_to_run_is_stopped_and_started_again(tmp_path: Pa
     assert (machine.version, machine.active.exists()) == ("new", True)
 
 
+def test_pip_is_given_no_option_that_older_ones_do_not_know(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    note = tmp_path / "pip-was-told"
+    (tmp_path / "pip").write_text(f'#!/bin/sh\necho "$PIP_ROOT_USER_ACTION $*" > {note}\n')
+    assert machine.configure("") == 0
+    assert note.read_text().startswith("ignore ") and "--root-user-action" not in note.read_text()
+
+
 def test_what_a_killed_upgrade_left_is_put_back_first(tmp_path: Path) -> None:
     machine = Machine(tmp_path, pip=1)
     for name, version in (("opt", "half"), ("opt.before", "old")):
