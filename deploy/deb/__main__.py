@@ -4,8 +4,8 @@
 
 The package brings the agent's wheels, at the versions of constraints.txt, for the processor and the Python
 that build it; installing it needs no network. On a device it makes an environment of its own in
-/opt/stageloom, the account `stageloom`, and registers the unit stageloom-agent. Needs dpkg-deb, and a
-package index while it builds.
+/opt/stageloom, the account `stageloom`, and registers the unit stageloom-agent. Needs Python 3.11 or later,
+dpkg-deb, and a package index while it builds.
 """
 
 import argparse

@@ -96,7 +96,9 @@ def read_tokens(file: str) -> frozenset[str]:
         StorageError: it cannot be read, or others can read it.
         SettingError: it holds none, or one that could be guessed.
     """
-    text = read_private(Path(file), limit_chars=_TOKEN_FILE_CHARS, remedy="make it with mode 0600")
+    # Made with sudo it is root's, and of mode 0600 no service reads it.
+    remedy = "make it with mode 0600 and the agent's account as its owner (chown)"
+    text = read_private(Path(file), limit_chars=_TOKEN_FILE_CHARS, remedy=remedy)
     tokens = frozenset(line.strip() for line in text.splitlines() if line.strip())
     if not tokens or any(len(token) < _LEAST_TOKEN_CHARS for token in tokens):
         raise SettingError(
@@ -151,7 +153,9 @@ def check_guarded(table: str, addresses: Sequence[str], settings: Guarded) -> No
         read_tokens(settings.tokens)
     for file in filter(None, (settings.certificate, settings.key)):
         if not os.access(file, os.R_OK):
-            raise SettingError(f"{file} cannot be read", remedy="name a PEM file of this account")
+            raise SettingError(
+                f"{file} cannot be read", remedy="name a PEM file that the agent's account may read"
+            )
 
 
 def require_packages(what: str, extra: str, names: Sequence[str]) -> None:

@@ -168,10 +168,10 @@ class RayPool:
         process.kill()
         process.join()
         if self._running and self._address:
-            gone = f"the Ray cluster at {self._address} went away"
-        else:
+            self._end(WorkersGone(f"the Ray cluster at {self._address} went away"))
+        else:  # Ray aborts a driver that does not find its node
             gone = f"the process that owns Ray ended with code {process.exitcode}"
-        self._end(WorkersGone(gone))
+            self._end(WorkersGone(gone, remedy=_as_a_node(self._address) if self._address else ""))
 
     def _listen(self, pipe: Connection) -> None:
         while True:
@@ -245,11 +245,18 @@ def _no_local(error: Exception) -> UnavailableError:
 
 
 def _no_cluster(address: str, error: Exception) -> UnavailableError:
-    remedy = (
-        f"see that this machine is a node of it (`ray start --address {address} --num-cpus 0`), that Ray and "
-        "Python are the same there, and, if it has a token, that RAY_AUTH_TOKEN or ~/.ray/auth_token has it"
+    return UnavailableError(
+        f"the Ray cluster at {address} cannot be used: {_line(error)}", remedy=_as_a_node(address)
     )
-    return UnavailableError(f"the Ray cluster at {address} cannot be used: {_line(error)}", remedy=remedy)
+
+
+def _as_a_node(address: str) -> str:
+    """What a planner needs to join a cluster. Its unit has a /tmp of its own, and Ray keeps sockets there."""
+    return (
+        f"see that this machine is a node of it (`ray start --address {address} --num-cpus 0`; for a planner "
+        "that is a service, as its account and with --temp-dir=/var/lib/stageloom/ray), that Ray and Python "
+        "are the same there, and, if it has a token, that RAY_AUTH_TOKEN or ~/.ray/auth_token has it"
+    )
 
 
 def _start(workers: int, address: str) -> Any:

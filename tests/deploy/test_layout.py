@@ -38,6 +38,16 @@ def test_compiled_wheels_bind_the_package_to_their_python_and_processor(tree: Pa
     assert "Architecture: arm64\n" in (tree / "DEBIAN/control").read_text()
 
 
+def test_an_environment_that_may_be_a_planners_is_left_alone_and_its_new_place_named(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "opt").mkdir()
+    script = (tree / "DEBIAN/preinst").read_text().replace("-e /opt/stageloom", f"-e {tmp_path / 'opt'}")
+    done = subprocess.run(["sh", "-c", script, "preinst", "install"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "not of this package" in done.stderr and "/opt/stageloom-planner" in done.stderr
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_executable_and_parse(tree: Path, name: str) -> None:
     script = tree / "DEBIAN" / name

@@ -11,19 +11,26 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "deb" / "postinst"
 
 
 class Machine:
-    """A root directory of its own; `pip` ends as the test says, the service is what `systemctl` made it."""
+    """A root directory of its own; `pip` ends as the test says, the service is what `systemctl` made it.
 
-    def __init__(self, root: Path, *, pip: int) -> None:
+    Without `starts` an agent of the new version does not start; systemd says `state` of one that runs.
+    """
+
+    def __init__(self, root: Path, *, pip: int = 0, starts: bool = True, state: str = "active") -> None:
         self.root, self.venv = root, root / "opt"
-        self.active = root / "active"
+        self.active, self.asked = root / "active", root / "asked"
         programs = root / "bin"
         programs.mkdir()
         self._write("getent", "exit 0")
         self._write("install", "exit 0")
+        fails = "" if starts else f'[ "$(cat {self.venv}/version)" != new ] || exit 1; '
+        is_active = "exit 0" if state == "active" else "exit 3"  # as systemd: 3 for any other state
+        told = f'case "$*" in *--quiet*) ;; *) echo {state};; esac'
         self._write(
             "systemctl",
-            f'case "$*" in *is-active*) [ -e {self.active} ];; stop*) rm {self.active};; '
-            f"start*) touch {self.active};; esac",
+            f'echo "$*" >> {self.asked}\n'
+            f'case "$*" in *is-active*) [ -e {self.active} ] || exit 3; {told}; {is_active};; '
+            f"stop*) rm -f {self.active};; start*) {fails}touch {self.active};; esac",
         )
         made = f'mkdir -p "$3/bin"; echo new > "$3/version"; cp {root}/pip "$3/bin/python"'
         self._write("python3", made)
@@ -66,6 +73,40 @@ def test_an_upgrade_that_fails_leaves_the_version_from_before_which_runs_if_it_r
     assert [one.name for one in tmp_path.glob("opt*")] == ["opt"]
 
 
+def _upgradable(machine: Machine) -> Machine:
+    """With an old version, whose agent runs."""
+    machine.venv.mkdir()
+    (machine.venv / "version").write_text("old")
+    machine.active.touch()
+    return machine
+
+
+def test_an_upgrade_whose_agent_does_not_start_brings_the_one_from_before_back(tmp_path: Path) -> None:
+    machine = _upgradable(Machine(tmp_path, starts=False))
+    assert machine.configure("0.1") != 0
+    assert (machine.version, machine.active.exists()) == ("old", True)
+    assert [one.name for one in tmp_path.glob("opt*")] == ["opt"]
+    calls = [line.partition(" ")[0] for line in machine.asked.read_text().splitlines()]
+    assert calls == ["is-active", "stop", "daemon-reload", "start", "stop", "start"]
+
+
+@pytest.mark.parametrize("state", ["activating", "reloading"])
+def test_an_agent_that_is_about_to_run_is_stopped_and_started_again(tmp_path: Path, state: str) -> None:
+    machine = _upgradable(Machine(tmp_path, state=state))
+    assert machine.configure("0.1") == 0
+    calls = [line.partition(" ")[0] for line in machine.asked.read_text().splitlines()]
+    assert calls == ["is-active", "stop", "daemon-reload", "start"]
+    assert (machine.version, machine.active.exists()) == ("new", True)
+
+
+def test_pip_is_given_no_option_that_older_ones_do_not_know(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    note = tmp_path / "pip-was-told"
+    (tmp_path / "pip").write_text(f'#!/bin/sh\necho "$PIP_ROOT_USER_ACTION $*" > {note}\n')
+    assert machine.configure("") == 0
+    assert note.read_text().startswith("ignore ") and "--root-user-action" not in note.read_text()
+
+
 def test_what_a_killed_upgrade_left_is_put_back_first(tmp_path: Path) -> None:
     machine = Machine(tmp_path, pip=1)
     for name, version in (("opt", "half"), ("opt.before", "old")):
@@ -76,6 +117,6 @@ def test_what_a_killed_upgrade_left_is_put_back_first(tmp_path: Path) -> None:
 
 
 def test_a_first_installation_starts_nothing(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, pip=0)
+    machine = Machine(tmp_path)
     assert machine.configure("") == 0
     assert machine.version == "new" and not machine.active.exists()

@@ -76,6 +76,13 @@ def test_command_lines_in_the_documentation_exist(page: Path) -> None:
     assert not {line: wrong for line, wrong in faults.items() if wrong}
 
 
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_pages_install_from_a_checkout_as_no_registry_has_the_package(page: Path) -> None:
+    """What adds an extra to an installation needs no registry for Stageloom itself."""
+    blocks = "".join(_FENCE.findall(page.read_text(encoding="utf-8")))
+    assert not re.findall(r"pip install .*'stageloom\[(?:edge|planner)\S*", blocks)
+
+
 def test_a_command_line_that_does_not_exist_is_found() -> None:
     (words,) = command_lines("```\n$ sudo stageloom plan create --lane 2 | cat\n```")
     assert fault(words) == "stageloom plan create has no option --lane"

@@ -13,7 +13,7 @@ RULES = DEPLOY / "prometheus" / "stageloom.rules.yml"
 EXAMPLE = DEPLOY / "prometheus" / "prometheus.yml"
 DASHBOARD = DEPLOY / "grafana" / "stageloom.json"
 
-_NAME = re.compile(r"stageloom_\w+")
+_NAME = re.compile(r"stageloom_\w+|\bup\b")  # `up`: what Prometheus itself says of each target
 
 
 def panels() -> list[dict[str, Any]]:

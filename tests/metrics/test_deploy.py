@@ -5,12 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stageloom.edge_agent.metrics.scrape import AGENT_METRICS, PROCESS_METRICS
 from stageloom.planner.metrics.scrape import PLANNER_METRICS
 from tests.metrics.deployed import DASHBOARD, EXAMPLE, RULES, names_in, panel_queries, panels, rule_queries
 
-KNOWN = {spec.name for spec in (*AGENT_METRICS, *PLANNER_METRICS)} | {*PROCESS_METRICS}
+KNOWN = {spec.name for spec in (*AGENT_METRICS, *PLANNER_METRICS)} | {*PROCESS_METRICS, "up"}
 
 
 @pytest.mark.promise("metrics-scraped-both-sides")
@@ -41,6 +42,13 @@ def test_every_metric_but_the_informative_ones_is_on_the_dashboard_or_in_an_aler
         "stageloom_tasks_submitted_total",
         "stageloom_trial_running",
     }
+
+
+def test_one_that_is_dead_and_tells_nothing_raises_an_alert() -> None:
+    jobs = [job["job_name"] for job in yaml.safe_load(EXAMPLE.read_text())["scrape_configs"]]
+    alternatives = {one.strip() for _, expression in rule_queries() for one in expression.split(" or ")}
+    assert len(jobs) == 2
+    assert {f'up{{job="{job}"}} == 0' for job in jobs} <= alternatives
 
 
 def test_panels_do_not_overlap_and_fill_the_width() -> None:

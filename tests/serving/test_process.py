@@ -205,6 +205,12 @@ def test_address_beyond_this_machine_needs_tls_and_tokens_or_to_be_opened(tmp_pa
         check_settings(ServingSettings(http=address))
 
 
+def test_tokens_that_cannot_be_read_are_to_be_made_the_agents_accounts(tmp_path: Path) -> None:
+    """What `sudo` made of mode 0600 is root's: the mode alone does not help a service."""
+    with pytest.raises(StorageError, match="the agent's account as its owner"):
+        check_settings(ServingSettings(http="127.0.0.1:0", tokens=str(tmp_path / "tokens")))
+
+
 def test_tokens_that_others_can_read_or_guess_are_refused(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o644)
