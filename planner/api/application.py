@@ -31,7 +31,7 @@ from stageloom.planner.api.access import LOCAL, Principal
 from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, receive_file, source_of, too_many
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
-from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
+from stageloom.planner.api.idempotency import KeyUse, Remembered, did_nothing, request_digest
 from stageloom.planner.api.openapi import document
 from stageloom.planner.api.page.site import PageSite
 from stageloom.planner.api.problem import ApiRefused, problem, problem_of
@@ -286,8 +286,9 @@ class Api:
                 return Response(body, kept.status, media_type="application/json")
             try:
                 response = await self._run(route, asked, call, request)
-            except Exception:
-                await self._remembered.give_back(use)
+            except Exception as error:
+                if did_nothing(error):
+                    await self._remembered.give_back(use)
                 raise
             body = b"" if route.secret else bytes(response.body)
             await self._remembered.keep(use, response.status_code, body)
