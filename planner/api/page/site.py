@@ -27,7 +27,7 @@ from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.page.actions import ACTIONS, Action
 from stageloom.planner.api.page.rendering import render, static_files
 from stageloom.planner.api.page.sessions import IDLE_S, Sessions, SignedIn
-from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.api.page.views import SLOW_VIEWS, VIEWS
 from stageloom.planner.api.page.visit import View, Visit
 from stageloom.planner.api.problem import problem, problem_of
 from stageloom.planner.api.route import Route
@@ -71,7 +71,8 @@ class PageSite:
     def __init__(self, context: ApiContext, verbs: VerbRunner, limits: RequestLimits) -> None:
         self._context, self._verbs, self._limits = context, verbs, limits
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="page")  # its own: pages may take long
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._slow_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="slow-page")  # and some for minutes
+        self._turns: dict[tuple[str, bool], asyncio.Semaphore] = {}
         self._begun: dict[tuple[str, bytes], Future[Any]] = {}
         self._router = Router(
             [
@@ -98,6 +99,7 @@ class PageSite:
     def close(self) -> None:
         """Finish what is being rendered."""
         self._pool.shutdown()
+        self._slow_pool.shutdown()
 
     async def serve(self, request: Request) -> Response:
         """The answer to one request, whatever it asks."""
@@ -240,9 +242,11 @@ class PageSite:
             shown = view(visit)
             return render(shown.template, {**shown.values, **self._frame(request, signed_in)})
 
-        turns = self._turns.setdefault(signed_in.principal.name, asyncio.Semaphore(_THREADS // 2))
-        async with turns:
-            body = await asyncio.get_running_loop().run_in_executor(self._pool, made)
+        slow = view in SLOW_VIEWS
+        name = signed_in.principal.name
+        async with self._turns.setdefault((name, slow), asyncio.Semaphore(_THREADS // 2)):
+            pool = self._slow_pool if slow else self._pool
+            body = await asyncio.get_running_loop().run_in_executor(pool, made)
         return Response(body, media_type="text/html")
 
     async def _act(self, action: Action, request: Request) -> Response:
