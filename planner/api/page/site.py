@@ -169,6 +169,8 @@ class PageSite:
         tokens, source = self._context.live.tokens, source_of(request)
         bearer = form.get("token", "").strip().partition(".")[0]  # what follows is for other clients
         principal = tokens.principal(bearer, source)
+        if principal is not None and not tokens.may_ask(principal, self._now_s()):
+            raise too_many(f"requests of {principal.name}")
         cookie = self._sessions.begin(bearer, source, self._now_s())
         if principal is None or cookie is None:
             if not tokens.may_fail(source, self._now_s()):
