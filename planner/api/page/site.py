@@ -26,7 +26,7 @@ from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, source
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.page.actions import ACTIONS, Action
 from stageloom.planner.api.page.rendering import render, static_files
-from stageloom.planner.api.page.sessions import IDLE_S, Sessions, SignedIn
+from stageloom.planner.api.page.sessions import Sessions, SignedIn
 from stageloom.planner.api.page.views import SLOW_VIEWS, VIEWS
 from stageloom.planner.api.page.visit import View, Visit
 from stageloom.planner.api.problem import problem, problem_of
@@ -153,6 +153,8 @@ class PageSite:
         """To the form; a part of a page that asks for news takes the whole page there."""
         if "hx-request" in request.headers:
             return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"hx-redirect": SIGN_IN})
+        if request.method != "GET":  # a button's address is no page to come back to
+            return RedirectResponse(SIGN_IN, HTTPStatus.SEE_OTHER)
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN}?back={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
 
@@ -180,9 +182,8 @@ class PageSite:
             return self._sign_in_page(request, form.get("back", ""), cause)
         await self._verbs.note(principal, "page.sign_in", "", HTTPStatus.OK)
         response = RedirectResponse(_own_path(form.get("back", "")), HTTPStatus.SEE_OTHER)
-        response.set_cookie(
-            self._cookie, cookie, max_age=int(IDLE_S), secure=True, httponly=True, samesite="strict"
-        )
+        # It has no age of its own: the session knows when it was used last, and ends for idleness here.
+        response.set_cookie(self._cookie, cookie, secure=True, httponly=True, samesite="strict")
         return response
 
     async def _sign_out(self, request: Request) -> Response:
