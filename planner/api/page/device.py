@@ -25,6 +25,7 @@ from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quant
 _CHANGES: Final = 30
 _CURVES_S: Final = 2 * 3600.0
 _CURVE_PAGES: Final = 4
+_MINUTE_US: Final = 60_000_000
 
 
 class PlanChange(NamedTuple):
@@ -143,7 +144,8 @@ def _answer(alarm: Alarm, replans: Sequence[ReplanInfo]) -> ReplanInfo | None:
 def curves(visit: Visit) -> Rendered:
     """Queues and latency of the last hours, by the minute."""
     kinds = (RowKind.LATENCY_HISTOGRAM.value, RowKind.QUEUE_SAMPLE.value)
-    since_us = max(visit.api.clock.wall_us() - round(1e6 * _CURVES_S), 0)
+    # By whole minutes: a page that is loaded again asks for the same, and waits for what was begun for it.
+    since_us = max(visit.api.clock.wall_us() - round(1e6 * _CURVES_S), 0) // _MINUTE_US * _MINUTE_US
     items: list[TelemetryItem] = []
     after = ""
     for _ in range(_CURVE_PAGES):

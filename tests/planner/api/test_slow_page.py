@@ -9,11 +9,17 @@ from urllib.parse import urlencode
 
 import pytest
 
+from stageloom.planner.api.access import Principal
 from stageloom.planner.api.context import HANDLERS
 from stageloom.planner.api.page import visit
-from stageloom.planner.api.routes import PLAN_EXPLAIN
-from stageloom.shared.errors import InputError
+from stageloom.planner.api.page.device import curves
+from stageloom.planner.api.routes import DEVICE_TELEMETRY, PLAN_EXPLAIN
+from stageloom.planner.schema.access import Role
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError, UnavailableError
+from tests.planner.api.context import planner_context
 from tests.planner.api.rig import ApiRig, served
+from tests.store.migrated import new_store
 
 
 def signed_in(rig: ApiRig, name: str) -> dict[str, str]:
@@ -78,3 +84,28 @@ def test_what_is_computed_for_long_holds_up_no_other_page(
         finally:
             for future in waiting:
                 future.set_exception(InputError("it was removed"))
+
+
+def test_curves_that_are_loaded_again_wait_for_what_was_begun_for_them(tmp_path: Path) -> None:
+    clock = ManualClock()
+    asked: list[Any] = []
+
+    def telemetry(api: Any, request: Any, call: Any) -> Future[Any]:
+        asked.append(request)
+        return Future()
+
+    with closing(new_store(tmp_path, clock=clock)) as store, pytest.MonkeyPatch.context() as patched:
+        patched.setitem(HANDLERS, DEVICE_TELEMETRY, telemetry)
+        patched.setattr(visit, "_PATIENCE_S", 0.0)
+        begun: dict[tuple[str, bytes], Future[Any]] = {}
+        look = visit.Visit(
+            api=planner_context(store, clock),
+            principal=Principal("ann", Role.VIEWER, "192.0.2.7"),
+            path={"device": "nano"},
+            begun=begun,
+        )
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="`stageloom device telemetry` waits longer"):
+                curves(look)
+            clock.advance(0.001)
+    assert len(asked) == len(begun) == 1
