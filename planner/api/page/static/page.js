@@ -14,7 +14,7 @@
     const options = {
       width: Math.max(holder.clientWidth, 200),
       height: 240,
-      scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
+      scales: { x: { min: told.span[0], max: told.span[1] }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
       tzDate: (moment) => uPlot.tzDate(new Date(moment * 1e3), "Etc/UTC"),
       axes: [{ ...axis, values: (_, moments) => moments.map((moment) => clock(moment).slice(0, 5)) }, { ...axis, size: 60 }],
       series: [
