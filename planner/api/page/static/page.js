@@ -48,10 +48,10 @@
     }
   }
 
-  let since = new Date();
+  let since = Date.now() / 1e3;
   const stale = () => document.getElementById("stale");
   function old() {
-    stale().textContent = `The planner does not answer; the figures are of ${since.toLocaleTimeString()}.`;
+    stale().textContent = `The planner does not answer; the figures are of ${clock(since)} UTC.`;
     stale().hidden = false;
   }
 
@@ -71,8 +71,11 @@
 
   document.addEventListener("htmx:sendError", failed);
   document.addEventListener("htmx:responseError", failed);
-  document.addEventListener("htmx:afterOnLoad", () => {
-    since = new Date();
+  document.addEventListener("htmx:afterOnLoad", (event) => {
+    if (event.detail.xhr.status >= 400) {
+      return; // htmx says so of an answer that is an error, too
+    }
+    since = Date.now() / 1e3;
     stale().hidden = true;
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((_, holder) => draw(holder)));
