@@ -269,7 +269,6 @@ class Planner:
             name = _advertised_host(config, address[0])
             self.api_url = f"https://{name}:{listening.getsockname()[1]}"
         readers = StoreReaders(config.data_dir, config.database_url)
-        self._undo.append(readers.close)
         running = RunningPlanner(
             store=self.store,
             fleet=fleet,
@@ -286,7 +285,7 @@ class Planner:
         api = Api(
             ApiContext(reader=self.store, clock=clock, jobs=jobs, config=config, running=running), ROUTES
         )
-        self._undo.append(api.close)
+        self._undo += [api.close, readers.close]  # in this order a page would wait for readers, a minute long
         self.api = ApiServer(path, api.local, remote=api.remote, listening=listening, certificate=files)
         self.api.start()
         self._undo += [self.api.stop, api.end_streams, jobs.close]

@@ -31,11 +31,12 @@ from stageloom.planner.api.access import LOCAL, Principal
 from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, receive_file, source_of, too_many
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
-from stageloom.planner.api.idempotency import KeyUse, Remembered, request_digest
+from stageloom.planner.api.idempotency import KeyUse, Remembered, did_nothing, request_digest
 from stageloom.planner.api.openapi import document
 from stageloom.planner.api.page.site import PageSite
 from stageloom.planner.api.problem import ApiRefused, problem, problem_of
 from stageloom.planner.api.route import AnswerForm, Route, bind
+from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.job import ProblemDetails
 from stageloom.planner.store.access import note_request
@@ -260,19 +261,19 @@ class Api:
         request.state.target = _target(route, asked)
         key = request.headers.get(KEY_HEADER)
         if route.form is not AnswerForm.UPLOAD:
-            return await self._carry_out(route, asked, key, ApiCall(principal))
+            return await self._carry_out(route, asked, key, ApiCall(principal), request)
         with tempfile.TemporaryDirectory(prefix=".upload-", dir=self._context.config.data_dir) as folder:
             path = Path(folder, "body")
             await receive_file(request, path, self._limits)
-            return await self._carry_out(route, asked, key, ApiCall(principal, path))
+            return await self._carry_out(route, asked, key, ApiCall(principal, path), request)
 
     async def _carry_out(
-        self, route: Route[Any, Any], asked: Any, key: str | None, call: ApiCall
+        self, route: Route[Any, Any], asked: Any, key: str | None, call: ApiCall, request: Request
     ) -> Response:
         if route.form is AnswerForm.EVENTS:
             return await self._events(route, asked, call)
         if key is None or not route.creates:
-            return await self._run(route, asked, call)
+            return await self._run(route, asked, call, request)
         if not 1 <= len(key) <= _KEY_MAX or not key.isascii() or not key.isprintable():
             raise InputError(
                 "the idempotency key is not acceptable", remedy=f"use 1 to {_KEY_MAX} ASCII characters"
@@ -284,9 +285,10 @@ class Api:
                 body = self._remembered.again(route, use, kept)
                 return Response(body, kept.status, media_type="application/json")
             try:
-                response = await self._run(route, asked, call)
-            except Exception:
-                await self._remembered.give_back(use)
+                response = await self._run(route, asked, call, request)
+            except Exception as error:
+                if did_nothing(error):
+                    await self._remembered.give_back(use)
                 raise
             body = b"" if route.secret else bytes(response.body)
             await self._remembered.keep(use, response.status_code, body)
@@ -295,11 +297,13 @@ class Api:
     async def _in_pool(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
-    async def _run(self, route: Route[Any, Any], asked: Any, call: ApiCall) -> Response:
+    async def _run(self, route: Route[Any, Any], asked: Any, call: ApiCall, request: Request) -> Response:
         name = call.principal.name
         async with contextlib.nullcontext() if name == LOCAL else self._turns[name]:
             reply = await self._in_pool(self._handlers[route], self._context, asked, call)
-            if isinstance(reply, Future):
+            if isinstance(reply, SearchFuture):
+                reply = await _while_asked(reply, request)
+            elif isinstance(reply, Future):  # a change of the store goes on, whoever has gone
                 reply = await asyncio.wrap_future(reply)
         failpoint("planner.api.answer")
         if route.form is AnswerForm.JOB:
@@ -367,6 +371,31 @@ def _scrape(context: ApiContext, accept: str) -> tuple[bytes, str]:
 _NO_ROUTE: Final = "none"
 _END: Final = object()
 _GONE: Final = (ClientDisconnect, TimeoutError)
+
+
+async def _while_asked(reply: "SearchFuture[Any]", request: Request) -> Any:
+    """What is computed elsewhere for a client, for as long as the client is there: one that asks for much and
+    goes keeps neither its turns nor the process.
+
+    Raises:
+        ClientDisconnect: it has gone.
+    """
+    answer = asyncio.wrap_future(reply)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        gone.cancel()
+        answer.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns once the client has hung up; what is left of its body is dropped."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def event(name: str, value: Any) -> bytes:

@@ -247,10 +247,10 @@ class PlannerClient:
         self.close()
         return self.call(JOB_CANCEL, JobCancelRequest(job=job), timeout_s=10.0)
 
-    def pages(self, route: Route[Q, Page[T]], request: Q) -> Iterator[T]:
-        """All items of a list, from as many pages as it takes. Raises as `call`."""
+    def pages(self, route: Route[Q, Page[T]], request: Q, *, timeout_s: float = TIMEOUT_S) -> Iterator[T]:
+        """All items of a list, from as many pages as it takes, each in `timeout_s`. Raises as `call`."""
         while True:
-            page = self.call(route, request)
+            page = self.call(route, request, timeout_s=timeout_s)
             yield from page.items
             if not page.next:
                 return

@@ -1,9 +1,10 @@
 """Idempotency keys: a request that is sent again with the same key is carried out once.
 
 The store has the key before the request is carried out, and its answer after that, for a day: a client that
-lost its connection, or whose planner was restarted, gets it by asking again. A request that failed gives its
-key back. Where nobody can tell the answer any more the repeat is refused with the reason: the planner ended
-amid the request, or the job that it began ended with the planner, or the answer held a secret.
+lost its connection, or whose planner was restarted, gets it by asking again. A request that was refused gives
+its key back. Where nobody can tell the answer any more the repeat is refused with the reason: the planner or
+its store failed amid the request, or the job that it began ended with the planner, or the answer held a
+secret.
 """
 
 import asyncio
@@ -13,14 +14,23 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import ClientDisconnect
 
+from stageloom.planner.api.bounds import Refusal
 from stageloom.planner.api.jobs import Jobs
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.schema.job import JobInfo
 from stageloom.planner.store.access import KeptAnswer, give_key_back, keep_answer, take_key
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import InputError, NotFoundError, RefusedError, StageloomError
+from stageloom.shared.errors import (
+    InputError,
+    NotFoundError,
+    RefusedError,
+    StageloomError,
+    StorageError,
+    UnavailableError,
+)
 from stageloom.shared.ids import Digest
 
 logger = logging.getLogger(__name__)
@@ -32,6 +42,15 @@ class KeyUse(NamedTuple):
     who: str
     key: str
     request_digest: Digest
+
+
+def did_nothing(error: Exception) -> bool:
+    """Whether a request that failed so is known to have changed nothing.
+
+    Not where the store gave no answer in time, or its answer was lost: the change may be committed.
+    """
+    in_doubt = isinstance(error, StorageError | UnavailableError)
+    return isinstance(error, StageloomError | Refusal | ClientDisconnect) and not in_doubt
 
 
 def request_digest(route: Route[Any, Any], request: Any) -> Digest:
@@ -81,7 +100,7 @@ class Remembered:
             raise InputError("the idempotency key was used for another request", remedy="make a new one")
         if not kept.status:
             raise RefusedError(
-                "the planner ended while it carried this request out, and may have done so",
+                "the planner or its store failed while it carried this request out, and may have done so",
                 remedy="look whether it took effect; if not, ask with a new key",
             )
         if not kept.body:

@@ -93,7 +93,7 @@ class StoreClient:
         info: JobInfo = handler_of(JOB_CANCEL)(self._api, JobCancelRequest(job=job), self._call)
         return info
 
-    def pages(self, route: Route[Q, Page[T]], request: Q) -> Iterator[T]:
+    def pages(self, route: Route[Q, Page[T]], request: Q, *, timeout_s: float = 0.0) -> Iterator[T]:
         """All items of a list. Raises as `call`."""
         while True:
             page = self.call(route, request)

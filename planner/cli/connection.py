@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, Union
+from typing import TYPE_CHECKING, Final, TypeVar, Union
 
 from stageloom.planner.api.client import PlannerClient, is_running, socket_path
 from stageloom.planner.api.route import AnswerForm, Route
@@ -20,6 +20,10 @@ Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
 T = TypeVar("T")
 Caller = Union[PlannerClient, "StoreClient"]
+
+LONG_S: Final = 600.0
+"""For answers that are computed beside the planner, one after the other: a plan of many large blocks has many
+optima to look for. A page waits for a minute and names these commands."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.problem import ApiRefused
-from stageloom.planner.cli.connection import Caller, connected
+from stageloom.planner.cli.connection import LONG_S, Caller, connected
 from stageloom.planner.cli.options import checked
 from stageloom.planner.cli.output import compared, emit, emit_table, pair, progress, show, when
 from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest
@@ -36,7 +36,6 @@ _NO_TRIAL = {
 }
 _SHOWN = 8
 """Plans that are listed for their predicted cost; a tournament looks at two dozen."""
-_WAIT_S = 600.0  # a plan of many large blocks has many optima to look for
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
@@ -87,7 +86,7 @@ def explain(
         request = PlanExplainRequest(plan=subject, device=None if device is None else DeviceId(device))
         if device is None and (meant := _device(caller, subject)) is not None:
             request = PlanExplainRequest(plan=_plan_of(meant), device=meant.device)
-        said = caller.call(routes.PLAN_EXPLAIN, checked(request), timeout_s=_WAIT_S)
+        said = caller.call(routes.PLAN_EXPLAIN, checked(request), timeout_s=LONG_S)
     show(said, lambda: _tell(said, everything=everything))
 
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
 from stageloom.planner.cli import explain, plan_create, plan_trace, push_wait, trial
-from stageloom.planner.cli.connection import call, connected, every, first
+from stageloom.planner.cli.connection import LONG_S, call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, pushed_text, when
 from stageloom.planner.cli.output import show as show_result
@@ -149,7 +149,7 @@ def export(
     request = schema.PlanExportRequest(
         plan=plan, format=form, device=DeviceId(device) if device is not None else None
     )
-    found = call(routes.PLAN_EXPORT, checked(request))
+    found = call(routes.PLAN_EXPORT, checked(request), timeout_s=LONG_S)
     if output is None and len(found.files) > 1 and not settings.json:
         raise InputError(f"that makes {len(found.files)} files", remedy="name a folder with --output")
     if output is None:

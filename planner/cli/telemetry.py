@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from stageloom.planner.api import routes
-from stageloom.planner.cli.connection import Caller, connected
+from stageloom.planner.cli.connection import LONG_S, Caller, connected
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import books_line, emit_table, progress, show, when
 from stageloom.planner.schema.service import TelemetryBooks
@@ -70,7 +70,7 @@ def telemetry(
 def _newest(caller: Caller, request: DeviceTelemetryRequest, number: int) -> list[TelemetryItem]:
     """So many at most, oldest first."""
     items: list[TelemetryItem] = []
-    for item in caller.pages(routes.DEVICE_TELEMETRY, request):
+    for item in caller.pages(routes.DEVICE_TELEMETRY, request, timeout_s=LONG_S):
         items.append(item)
         if len(items) == number:
             break

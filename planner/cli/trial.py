@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stageloom.planner.api import routes
-from stageloom.planner.cli.connection import call
+from stageloom.planner.cli.connection import LONG_S, call
 from stageloom.planner.cli.options import checked
 from stageloom.planner.cli.output import compared, emit, pair, show
 from stageloom.planner.schema.outputs import OutputsInfo
@@ -30,7 +30,7 @@ def compare(
     stageloom plan compare shop-7 --generation 4
     """
     request = TrialCompareRequest(device=DeviceId(device), generation=generation)
-    comparison = call(routes.TRIAL_COMPARE, checked(request))
+    comparison = call(routes.TRIAL_COMPARE, checked(request), timeout_s=LONG_S)
     show(comparison, lambda: emit("\n".join(_lines(comparison))))
 
 

@@ -1,5 +1,6 @@
 """An operator's walk through the page in a browser, at a desk and on a telephone, by day and by night."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,24 @@ def test_a_rollout_is_paused_and_aborted_on_a_telephone(browser: Any, fleet: Pag
     page.get_by_text("aborted", exact=True).first.wait_for()
     assert page.get_by_role("button", name="Resume").count() == 0
     assert walk.wrong == []
+    walk.context.close()
+
+
+def test_figures_are_told_to_be_old_for_as_long_as_the_planner_answers_with_errors(
+    browser: Any, fleet: PageFleet
+) -> None:
+    walk = Walk(browser, fleet, 1400, "light")
+    page, stale = walk.page, walk.page.locator("#stale")
+    page.route("**/live?*", lambda route: route.fulfill(status=503, body="it is busy"))
+    walk.go(f"/ui/devices/{DeviceId('shop-12')}")
+    stale.wait_for()
+    with page.expect_response(lambda answer: "/live" in answer.url):
+        pass
+    assert re.search(r"the figures are of \d\d:\d\d:\d\d UTC\.$", stale.text_content())
+    assert stale.is_visible()
+    page.unroute("**/live?*")
+    stale.wait_for(state="hidden")
+    assert all("503" in said for said in walk.wrong)
     walk.context.close()
 
 

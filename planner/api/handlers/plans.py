@@ -12,6 +12,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles, then
 from stageloom.planner.api.handlers.devices import measured, pushed
 from stageloom.planner.api.jobs import Job
+from stageloom.planner.api.work import waited
 from stageloom.planner.auto_plan import is_auto, make, named
 from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.plan_request import request_of
@@ -169,13 +170,14 @@ def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) ->
     splits = Entrants((), {})
     if request.device is not None:
         found = api.apart(entrants, request, request.device)
-        splits = found.result() if isinstance(found, Future) else found
+        splits = waited(job, found) if isinstance(found, Future) else found
     return create(api.store, api.live.pool, api.clock, request, job, splits)
 
 
 def _auto(api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job) -> schema.PlanReply:
     began_s = api.clock.monotonic_s()
     plan, known = make(api.store, request, device)
+    job.check()
     search_s = api.clock.monotonic_s() - began_s
     graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
     costs = plan_costs(
@@ -192,7 +194,8 @@ def _split(
     began_s = api.clock.monotonic_s()
     job.progress("searching")
     found = api.apart(make_split, request, device)
-    made = found.result() if isinstance(found, Future) else found
+    made = waited(job, found) if isinstance(found, Future) else found
+    job.check()  # it may have been cancelled when the plan was there already
     search_s = api.clock.monotonic_s() - began_s
     row = _found_row(made.plan, made.prediction, scheduler_of(request), search_s)
     return _keep(api, request, made.plan, row, made.known)

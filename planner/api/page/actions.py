@@ -1,7 +1,10 @@
 """What the buttons do: each is a verb of the API, with its role and its entry in the audit log."""
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +14,7 @@ from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.handlers import handler_of
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.page.visit import Visit
+from stageloom.planner.api.problem import ApiRefused, problem_of
 from stageloom.planner.api.route import Route, plainly
 from stageloom.planner.schema.base import Reply, Request
 from stageloom.planner.schema.device import DeviceReleaseRequest, DeviceRevokeRequest
@@ -20,8 +24,10 @@ from stageloom.planner.schema.replan import ReplanningChangeRequest
 from stageloom.planner.schema.rollout import RolloutAbortRequest, RolloutPauseRequest, RolloutResumeRequest
 from stageloom.planner.store.access import note_request
 from stageloom.planner.store.devices import device_info
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, StageloomError, TokenError, UnavailableError
 from stageloom.shared.ids import DeviceId
+
+logger = logging.getLogger(__name__)
 
 _PUSH_S: Final = 30.0
 
@@ -68,10 +74,48 @@ def _search_and_push(
     job.check()
     if found.digest == api.store.read(device_info, device).report.active:
         return PageReplan(plan=found.plan, pushed=False)
-    request = _request(PlanPushRequest, plan=found.plan, devices=(device,))
-    handler_of(routes.PLAN_PUSH)(api, request, call).result(_PUSH_S)
-    api.store.write(note_request, call.principal, routes.PLAN_PUSH.name, found.plan, 201)
+    _push(api, device, call, found.plan)
     return PageReplan(plan=found.plan, pushed=True)
+
+
+def _push(api: ApiContext, device: DeviceId, call: ApiCall, plan: str) -> None:
+    """As a request for it: while the token holds, and with its entry in the audit log however it ends.
+
+    Raises:
+        ApiRefused: it was not pushed, or not committed in time.
+    """
+    status: int = HTTPStatus.CREATED
+    try:
+        if not api.live.tokens.holds(call.principal):
+            raise TokenError(
+                f"the access token {call.principal.name} was revoked during the search",
+                remedy="sign in with one that holds",
+            )
+        request = _request(PlanPushRequest, plan=plan, devices=(device,))
+        _in_time(handler_of(routes.PLAN_PUSH)(api, request, call), device, plan)
+    except Exception as error:
+        refused = problem_of(error, routes.PLAN_PUSH.name)
+        status = refused.status
+        raise ApiRefused(refused) from error
+    finally:
+        try:
+            api.store.write(note_request, call.principal, routes.PLAN_PUSH.name, plan, status)
+        except StageloomError as error:
+            logger.warning("the audit log lacks an entry: %s", error)
+
+
+def _in_time(reply: "Future[Any]", device: DeviceId, plan: str) -> None:
+    """Raises:
+    UnavailableError: the push was not committed in time.
+    StageloomError: it was refused.
+    """
+    try:
+        reply.result(_PUSH_S)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the push of {plan} was not committed within {_PUSH_S:g} s and may still be",
+            remedy=f"see `stageloom plan history {device}`",
+        ) from error
 
 
 def revoke(visit: Visit) -> PageAction:

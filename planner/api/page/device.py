@@ -1,7 +1,8 @@
 """One device: what runs, how it does, what was decided for it and why, and its alarms."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,6 +26,8 @@ from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quant
 _CHANGES: Final = 30
 _CURVES_S: Final = 2 * 3600.0
 _CURVE_PAGES: Final = 4
+_MINUTE_US: Final = 60_000_000
+_GAP_US: Final = 2 * _MINUTE_US
 
 
 class PlanChange(NamedTuple):
@@ -38,10 +41,12 @@ class PlanChange(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """One chart: its title and unit, moments in seconds since 1970, and for each model its values."""
+    """One chart: its title and unit, the span that it shows and moments in seconds since 1970, and for each
+    model its values. A moment at which no model has one stands for a time in which nothing was measured."""
 
     title: str
     unit: str
+    span: tuple[float, float]
     moments: Sequence[float]
     models: Sequence[str]
     values: Sequence[Sequence[float | None]]
@@ -53,9 +58,9 @@ class Curves(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[int, list[float | None]]]:
-        """(microseconds since 1970, each model's value), newest first."""
-        by_moment = enumerate(self.moments)
-        return [(round(1e6 * at), [values[i] for values in self.values]) for i, at in by_moment][::-1]
+        """(microseconds since 1970, each model's value) of what was measured, newest first."""
+        by_moment = [(round(1e6 * at), [one[i] for one in self.values]) for i, at in enumerate(self.moments)]
+        return [(at_us, row) for at_us, row in reversed(by_moment) if any(one is not None for one in row)]
 
 
 def show(visit: Visit) -> Rendered:
@@ -143,7 +148,9 @@ def _answer(alarm: Alarm, replans: Sequence[ReplanInfo]) -> ReplanInfo | None:
 def curves(visit: Visit) -> Rendered:
     """Queues and latency of the last hours, by the minute."""
     kinds = (RowKind.LATENCY_HISTOGRAM.value, RowKind.QUEUE_SAMPLE.value)
-    since_us = max(visit.api.clock.wall_us() - round(1e6 * _CURVES_S), 0)
+    # By whole minutes: a page that is loaded again asks for the same, and waits for what was begun for it.
+    until_us = visit.api.clock.wall_us()
+    since_us = max(until_us - round(1e6 * _CURVES_S), 0) // _MINUTE_US * _MINUTE_US
     items: list[TelemetryItem] = []
     after = ""
     for _ in range(_CURVE_PAGES):
@@ -166,15 +173,26 @@ def curves(visit: Visit) -> Rendered:
         elif item.kind is RowKind.LATENCY_HISTOGRAM and "buckets" in item.values:
             histogram = LatencyHistogram(**item.values)
             latencies[histogram.model][item.at_us] = quantile_us([histogram], 0.99) / 1e3
-    charts = [_chart("Queue", "tasks, mean of a minute", queues), _chart("Latency", "ms, p99", latencies)]
+    span = since_us / 1e6, until_us / 1e6
+    charts = [
+        _chart("Queue", "tasks, mean of a minute", span, queues),
+        _chart("Latency", "ms, p99", span, latencies),
+    ]
     return Rendered("curves.html", {"charts": [chart for chart in charts if len(chart.moments) > 1]})
 
 
-def _chart(title: str, unit: str, found: dict[str, dict[int, float]]) -> Curves:
-    moments = sorted({at_us for values in found.values() for at_us in values})
+def _chart(title: str, unit: str, span: tuple[float, float], found: dict[str, dict[int, float]]) -> Curves:
+    moments = _broken({at_us for values in found.values() for at_us in values})
     models = sorted(found)
     values = [[found[model].get(at_us) for at_us in moments] for model in models]
-    return Curves(title, unit, [at_us / 1e6 for at_us in moments], models, values)
+    return Curves(title, unit, span, [at_us / 1e6 for at_us in moments], models, values)
+
+
+def _broken(measured: Collection[int]) -> list[int]:
+    """Moments in order, with one more in each time in which nothing was measured: a curve breaks there."""
+    moments = sorted(measured)
+    breaks = [before + _MINUTE_US for before, at in pairwise(moments) if at - before > _GAP_US]
+    return sorted([*moments, *breaks])
 
 
 # -- buttons ----------------------------------------------------------------------------------------------

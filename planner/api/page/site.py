@@ -26,8 +26,8 @@ from stageloom.planner.api.bounds import Refusal, RequestLimits, receive, source
 from stageloom.planner.api.context import ApiCall, ApiContext
 from stageloom.planner.api.page.actions import ACTIONS, Action
 from stageloom.planner.api.page.rendering import render, static_files
-from stageloom.planner.api.page.sessions import IDLE_S, Sessions, SignedIn
-from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.api.page.sessions import Sessions, SignedIn
+from stageloom.planner.api.page.views import SLOW_VIEWS, VIEWS
 from stageloom.planner.api.page.visit import View, Visit
 from stageloom.planner.api.problem import problem, problem_of
 from stageloom.planner.api.route import Route
@@ -71,7 +71,8 @@ class PageSite:
     def __init__(self, context: ApiContext, verbs: VerbRunner, limits: RequestLimits) -> None:
         self._context, self._verbs, self._limits = context, verbs, limits
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="page")  # its own: pages may take long
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._slow_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="slow-page")  # and some for minutes
+        self._turns: dict[tuple[str, bool], asyncio.Semaphore] = {}
         self._begun: dict[tuple[str, bytes], Future[Any]] = {}
         self._router = Router(
             [
@@ -98,6 +99,7 @@ class PageSite:
     def close(self) -> None:
         """Finish what is being rendered."""
         self._pool.shutdown()
+        self._slow_pool.shutdown()
 
     async def serve(self, request: Request) -> Response:
         """The answer to one request, whatever it asks."""
@@ -151,6 +153,8 @@ class PageSite:
         """To the form; a part of a page that asks for news takes the whole page there."""
         if "hx-request" in request.headers:
             return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"hx-redirect": SIGN_IN})
+        if request.method != "GET":  # a button's address is no page to come back to
+            return RedirectResponse(SIGN_IN, HTTPStatus.SEE_OTHER)
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN}?back={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
 
@@ -167,6 +171,8 @@ class PageSite:
         tokens, source = self._context.live.tokens, source_of(request)
         bearer = form.get("token", "").strip().partition(".")[0]  # what follows is for other clients
         principal = tokens.principal(bearer, source)
+        if principal is not None and not tokens.may_ask(principal, self._now_s()):
+            raise too_many(f"requests of {principal.name}")
         cookie = self._sessions.begin(bearer, source, self._now_s())
         if principal is None or cookie is None:
             if not tokens.may_fail(source, self._now_s()):
@@ -176,9 +182,8 @@ class PageSite:
             return self._sign_in_page(request, form.get("back", ""), cause)
         await self._verbs.note(principal, "page.sign_in", "", HTTPStatus.OK)
         response = RedirectResponse(_own_path(form.get("back", "")), HTTPStatus.SEE_OTHER)
-        response.set_cookie(
-            self._cookie, cookie, max_age=int(IDLE_S), secure=True, httponly=True, samesite="strict"
-        )
+        # It has no age of its own: the session knows when it was used last, and ends for idleness here.
+        response.set_cookie(self._cookie, cookie, secure=True, httponly=True, samesite="strict")
         return response
 
     async def _sign_out(self, request: Request) -> Response:
@@ -240,9 +245,11 @@ class PageSite:
             shown = view(visit)
             return render(shown.template, {**shown.values, **self._frame(request, signed_in)})
 
-        turns = self._turns.setdefault(signed_in.principal.name, asyncio.Semaphore(_THREADS // 2))
-        async with turns:
-            body = await asyncio.get_running_loop().run_in_executor(self._pool, made)
+        slow = view in SLOW_VIEWS
+        name = signed_in.principal.name
+        async with self._turns.setdefault((name, slow), asyncio.Semaphore(_THREADS // 2)):
+            pool = self._slow_pool if slow else self._pool
+            body = await asyncio.get_running_loop().run_in_executor(pool, made)
         return Response(body, media_type="text/html")
 
     async def _act(self, action: Action, request: Request) -> Response:

@@ -27,3 +27,6 @@ VIEWS: Final[tuple[tuple[str, View], ...]] = (
     ("/ui/rollouts/{rollout}/abort", rollouts.confirm_abort),
     ("/ui/audit", audit.audit),
 )
+
+SLOW_VIEWS: Final[frozenset[View]] = frozenset({device.curves, plan.timeline, plan.explanation})
+"""Parts of a page that wait for what is computed beside the planner, which may take minutes."""

@@ -8,11 +8,14 @@ from stageloom.shared.policy.trigger import Cause
 
 _CAUSES: Final = {
     Cause.POWER_MODE: "the power mode changed",
-    Cause.REGIME: "arrivals moved by a factor of {value:.3g}, more than {threshold:.3g}",
-    Cause.VARIANCE: "queues drifted apart: their variance was {value:.3g}, above {threshold:.3g}",
-    Cause.OLDEST_AGE: "a task had waited for {value:.3g} s, longer than {threshold:.3g} s",
-    Cause.DRIFT: "latency differed from the plan by a factor of {value:.3g}, more than {threshold:.3g}",
+    Cause.REGIME: "arrivals moved by a factor of {value}, more than {threshold}",
+    Cause.VARIANCE: "queues drifted apart: their variance was {value}, above {threshold}",
+    Cause.OLDEST_AGE: "a task had waited for {value} s, longer than {threshold} s",
+    Cause.DRIFT: "latency differed from the plan by a factor of {value}, more than {threshold}",
 }
+
+_WHOLE: Final = 999.5
+"""From here on three digits would be written with an exponent."""
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -21,8 +24,8 @@ def cause_text(cause: str, value: float, threshold: float) -> str:
     """What fired an alarm, in words; a cause of a later agent as it is spelled."""
     known = next((text for one, text in _CAUSES.items() if one.value == cause), None)
     if known is None:
-        return f"{cause.replace('_', ' ')}: {value:.3g}, limit {threshold:.3g}"
-    return known.format(value=value, threshold=threshold)
+        return f"{cause.replace('_', ' ')}: {figure(value)}, limit {figure(threshold)}"
+    return known.format(value=figure(value), threshold=figure(threshold))
 
 
 def moment(at_us: int) -> str:
@@ -43,14 +46,14 @@ def count(number: int, noun: str) -> str:
 def size(octets: int) -> str:
     """Bytes in a unit that fits."""
     power = min(int(math.log(octets, 1024)), len(_UNITS) - 1) if octets > 0 else 0
-    return f"{octets / 1024**power:.3g} {_UNITS[power]}" if power else f"{octets} B"
+    return f"{figure(octets / 1024**power)} {_UNITS[power]}" if power else f"{octets} B"
 
 
 def figure(value: float | None) -> str:
     """Three digits that count; a dash for what is not known."""
     if value is None:
         return "\N{EN DASH}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
 
 
 def ratio(value: float | None, low: float | None, high: float | None) -> str:

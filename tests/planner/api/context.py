@@ -60,10 +60,10 @@ def planner_context(
     *,
     certificate: bytes = b"",
     database_url: str = "",
+    readers: Any = None,
 ) -> ApiContext:
     """A running planner on a store, without processes; tokens pin the certificate."""
     pool: Any = None
-    readers: Any = None
     running = RunningPlanner(
         store=store,
         fleet=fleet or QuietFleet(),

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import unescape
 from http.client import HTTPSConnection
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -309,10 +309,37 @@ def test_curves_of_a_device_that_measured_nothing_say_so(viewer: Browser) -> Non
 def test_curves_show_queues_and_latency_by_the_minute(
     viewer: Browser, store: Store, device: DeviceId
 ) -> None:
-    start_us = (round(1e6 * time()) // 60_000_000 - 3) * 60_000_000
-    samples = [(start_us + place * 60_000_000, place) for place in (0, 1)]
+    measured = _measured(store, device, (0, 1))
+    text = viewer.see(f"/ui/devices/{device}/curves")
+    charts = _charts(text)
+    assert [chart["title"] for chart in charts] == ["Queue", "Latency"]
+    assert all(chart["models"] == ["relu"] for chart in charts)
+    assert charts[0]["moments"] == measured
+    assert charts[0]["values"] == [[4.0, 5.0]]
+    assert all(0.8 < value < 1.25 for value in charts[1]["values"][0])
+    assert text.count("<tr>") == 2 * (1 + 2)
+    for chart in charts:
+        since, until = chart["span"]
+        assert since <= measured[0] < measured[1] < until and 7200.0 <= until - since < 7260.0
+
+
+def test_curves_break_where_nothing_was_measured_for_more_than_two_minutes(
+    viewer: Browser, store: Store, device: DeviceId
+) -> None:
+    measured = _measured(store, device, (0, 2, 5))
+    text = viewer.see(f"/ui/devices/{device}/curves")
+    for chart in _charts(text):
+        assert chart["moments"] == [measured[0], measured[1], measured[1] + 60.0, measured[2]]
+        assert [value is None for value in chart["values"][0]] == [False, False, True, False]
+    assert text.count("<tr>") == 2 * (1 + 3), "what was not measured is no row of a table"
+
+
+def _measured(store: Store, device: DeviceId, minutes: Sequence[int]) -> list[float]:
+    """Have a device measure in these of the last minutes; returns when that was, in seconds since 1970."""
+    start_us = (round(1e6 * time()) // 60_000_000 - 6) * 60_000_000
+    moments = [start_us + minute * 60_000_000 for minute in minutes]
     told: list[tuple[int, RowKind, RowData]] = []
-    for at_us, place in samples:
+    for place, at_us in enumerate(moments):
         told.append((at_us, RowKind.QUEUE_SAMPLE, QueueSample("relu", 4 + place, 10, 20)))
         told.append((at_us, RowKind.LATENCY_HISTOGRAM, histogram_of("relu", [1000] * 100)))
     rows = [
@@ -320,14 +347,11 @@ def test_curves_show_queues_and_latency_by_the_minute(
         for number, (at_us, kind, data) in enumerate(told)
     ]
     LinkStore(store).append_telemetry([TelemetryWrite(device, tuple(rows), (Ledger(7, len(rows), 0),))])
-    text = viewer.see(f"/ui/devices/{device}/curves")
-    charts = [json.loads(found) for found in re.findall(r'data-chart="(.*?)" role', text)]
-    assert [chart["title"] for chart in charts] == ["Queue", "Latency"]
-    assert all(chart["models"] == ["relu"] for chart in charts)
-    assert charts[0]["moments"] == [at_us / 1e6 for at_us, _ in samples]
-    assert charts[0]["values"] == [[4.0, 5.0]]
-    assert all(0.8 < value < 1.25 for value in charts[1]["values"][0])
-    assert text.count("<tr>") == 2 * (1 + 2)
+    return [at_us / 1e6 for at_us in moments]
+
+
+def _charts(text: str) -> list[dict[str, Any]]:
+    return [json.loads(found) for found in re.findall(r'data-chart="(.*?)" role', text)]
 
 
 def test_a_plan_is_drawn_listed_and_explained(viewer: Browser) -> None:

@@ -290,6 +290,27 @@ def test_a_request_during_which_the_planner_ended_is_not_carried_out_again(tmp_p
         assert rig.calls == [] and write(rig, "new").status == 201
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("the store did not commit within 60 s", remedy="try again"),
+        StorageError("the connection broke", remedy="see the log"),
+        ZeroDivisionError("amid it"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_request_that_may_have_been_carried_out_is_not_carried_out_again(
+    tmp_path: Path, error: Exception
+) -> None:
+    def fail(_: TryRequest) -> Done:
+        raise error
+
+    with served(tmp_path, {WRITE: fail}) as rig:
+        assert write(rig, "k").status >= 500
+        refused(write(rig, "k"), 409, "and may have done so")
+        assert len(rig.calls) == 1
+
+
 def test_a_job_that_ended_with_the_planner_is_not_answered_as_if_it_ran(tmp_path: Path) -> None:
     path = unbind(STORED, ONE)[0]
     with served(tmp_path, {STORED: lambda request: lambda job: Done()}) as rig:

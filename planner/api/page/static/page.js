@@ -14,7 +14,7 @@
     const options = {
       width: Math.max(holder.clientWidth, 200),
       height: 240,
-      scales: { y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
+      scales: { x: { min: told.span[0], max: told.span[1] }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
       tzDate: (moment) => uPlot.tzDate(new Date(moment * 1e3), "Etc/UTC"),
       axes: [{ ...axis, values: (_, moments) => moments.map((moment) => clock(moment).slice(0, 5)) }, { ...axis, size: 60 }],
       series: [
@@ -48,10 +48,10 @@
     }
   }
 
-  let since = new Date();
+  let since = Date.now() / 1e3;
   const stale = () => document.getElementById("stale");
   function old() {
-    stale().textContent = `The planner does not answer; the figures are of ${since.toLocaleTimeString()}.`;
+    stale().textContent = `The planner does not answer; the figures are of ${clock(since)} UTC.`;
     stale().hidden = false;
   }
 
@@ -71,8 +71,11 @@
 
   document.addEventListener("htmx:sendError", failed);
   document.addEventListener("htmx:responseError", failed);
-  document.addEventListener("htmx:afterOnLoad", () => {
-    since = new Date();
+  document.addEventListener("htmx:afterOnLoad", (event) => {
+    if (event.detail.xhr.status >= 400) {
+      return; // htmx says so of an answer that is an error, too
+    }
+    since = Date.now() / 1e3;
     stale().hidden = true;
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((_, holder) => draw(holder)));
