@@ -1,5 +1,6 @@
 """Which plan won a trial on a device under which arrivals; every function is one part of a transaction."""
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Final
 
@@ -57,6 +58,14 @@ def known_plan(session: Session, digest: str) -> Plan | None:
     return None if wire is None else _decoded(wire, Digest(digest))
 
 
+def known_structures(session: Session, digests: Collection[str]) -> dict[str, Digest]:
+    """The structures of those of these plans that are known here, by digest."""
+    if not digests:
+        return {}
+    rows = session.execute(select(PlanRow.digest, PlanRow.wire).where(PlanRow.digest.in_(digests)))
+    return {digest: _decoded(wire, Digest(digest)).structure for digest, wire in rows}
+
+
 def known_regimes(
     session: Session, device: DeviceId, environment: str, since_us: int = 0
 ) -> list[KnownRegime]:
@@ -64,6 +73,7 @@ def known_regimes(
 
     A winner that was rolled back on the device after it won is not among them, nor one that was under the
     probation after its own trial: that re-plan is decided when the trial ends, and rolled back after that.
+    Launch intervals that were rolled back say nothing of the structure that ran under them, as on the device.
     """
     decided_us = ReplanRow.at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
     rolled_back = exists().where(
@@ -71,6 +81,7 @@ def known_regimes(
         ReplanRow.environment == RegimeRow.environment,
         ReplanRow.structure == RegimeRow.won_structure,
         ReplanRow.outcome == "rolled_back",
+        ReplanRow.replan.not_in(_only_paced(session, device, environment)),
         decided_us > RegimeRow.at_us - _ROUNDED_US,
     )
     rows = session.execute(
@@ -97,3 +108,17 @@ def known_regimes(
         for row in rows
         if (plan := plans[row.won]) is not None
     ]
+
+
+def _only_paced(session: Session, device: DeviceId, environment: str) -> list[int]:
+    """Re-plans that were rolled back, and had pushed the plan that ran with other launch intervals."""
+    rows = session.execute(
+        select(ReplanRow.replan, ReplanRow.structure, ReplanRow.control).where(
+            ReplanRow.device == device,
+            ReplanRow.environment == environment,
+            ReplanRow.outcome == "rolled_back",
+            ReplanRow.control.is_not(None),
+        )
+    ).all()
+    structures = known_structures(session, {row.control for row in rows})
+    return [row.replan for row in rows if structures.get(row.control) == row.structure]

@@ -217,6 +217,22 @@ def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
     assert observe(rig.store, NANO, number, now + round(BARRED_S * 2e6)).barred == ()
 
 
+@pytest.mark.parametrize("outcome", ["rejected", "rolled_back"])
+def test_launch_intervals_that_failed_bar_neither_the_plan_that_ran_nor_what_it_won(
+    rig: Rig, outcome: str
+) -> None:
+    """1. The plan that runs won. 2. Other intervals of it failed. 3. Another plan runs."""
+    other, paced_anew = replace(rig.runs, lanes=2), paced(rig.runs, 7)
+    rig.replanned(other, "reject")
+    rig.store.write(_ended, rig.replanned(paced_anew, "reject", how="guard"), outcome)
+    rig.store.write(add_plan, "other", other, "search")
+    number, now = rig.replan(other, 2.0), rig.store.read(now_us)
+    barred = observe(rig.store, NANO, number, now).barred
+    assert (paced_anew.digest, paced_anew.digest) in barred
+    assert rig.runs.structure not in {structure for _, structure in barred}
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [rig.runs]
+
+
 def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
     with pytest.raises(InputError, match="there is no re-plan 99"):
         observe(rig.store, NANO, 99, T0_US)
