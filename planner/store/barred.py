@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.replan.alarm_loads import loads_of
@@ -12,6 +12,7 @@ from stageloom.planner.replan.backoff import judged_rates
 from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, ReplanRow
+from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, DeviceState
 from stageloom.shared.policy.plain import Load
@@ -25,7 +26,7 @@ _BARRED: Final = (
         ReplanRow.control,
         ReplanRow.outcome,
         ReplanRow.pairs,
-        AlarmRow.body,
+        func.coalesce(MOVED_ALARM, AlarmRow.body).label("body"),
     )
     .join(
         AlarmRow,

@@ -5,13 +5,14 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import exists, func, not_, select
+from sqlalchemy import and_, exists, func, not_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
 from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
+from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm
@@ -31,11 +32,10 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
     if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES or ended.control is None:
         return
     candidate, control = known_plan(session, ended.candidate), known_plan(session, ended.control)
-    alarm = session.get(AlarmRow, (replan.device, replan.boot, replan.number))
+    alarm = _met(session, replan)
     if candidate is None or control is None or alarm is None or candidate.structure == control.structure:
         return
     won, lost = (candidate, control) if _ENTRIES[ended.verdict] else (control, candidate)
-    loads = loads_of(msgspec.msgpack.decode(alarm.body, type=Alarm))
     session.merge(
         RegimeRow(
             device=replan.device,
@@ -46,10 +46,27 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             won_structure=won.structure,
             lost_structure=lost.structure,
             replaced=control.digest if won is candidate else None,
-            loads=msgspec.msgpack.encode(rates_of(replan.cause, loads)),
+            loads=msgspec.msgpack.encode(rates_of(alarm.cause, loads_of(alarm))),
             at_us=ended.decided_us,
         )
     )
+
+
+def _met(session: Session, replan: ReplanRow) -> Alarm | None:
+    """The alarm with the arrivals that the verdict on a re-plan's plan is about."""
+    found = session.execute(
+        select(AlarmRow.body, MOVED_ALARM)
+        .join(
+            ReplanRow,
+            and_(
+                AlarmRow.device == ReplanRow.device,
+                AlarmRow.boot == ReplanRow.boot,
+                AlarmRow.number == ReplanRow.number,
+            ),
+        )
+        .where(ReplanRow.replan == replan.replan)
+    ).first()
+    return None if found is None else msgspec.msgpack.decode(found[1] or found[0], type=Alarm)
 
 
 def known_plan(session: Session, digest: str) -> Plan | None:

@@ -470,7 +470,7 @@ class TrialRow(Table):
 
 
 class RegimeRow(Table):
-    """Which plan won a trial under which arrivals, those of the alarm that led to it; keyed as its trial.
+    """Which plan won a trial under which arrivals, as an alarm told them; keyed as its trial.
 
     `replaced`: the plan that the winner took the place of; none where that ran before. `loads`: the models'
     `stageloom.planner.replan.regimes.RegimeRate`.

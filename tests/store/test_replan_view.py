@@ -98,6 +98,7 @@ class Rig:
         known: bool = True,
         generation: tuple[int, int] = (1, 1),
         how: str = "trial",
+        after_us: int = 0,
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -115,7 +116,7 @@ class Rig:
             ratio_high=None,
             pairs=8,
             began_us=T0_US,
-            decided_us=T0_US + self.rows,
+            decided_us=T0_US + after_us + self.rows,
             reason="",
         )
         self._row(ended)
@@ -215,6 +216,31 @@ def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
     expected = ((other.digest, other.structure),) if barred else ()
     assert observe(rig.store, NANO, number, now).barred == expected
     assert observe(rig.store, NANO, number, now + round(BARRED_S * 2e6)).barred == ()
+
+
+@pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
+def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
+    rig: Rig, moved_s: int, met_per_s: float
+) -> None:
+    """1. A plan is tried at 10/s. 2. Arrivals move to 40/s; nothing is pushed for them. 3. The trial ends
+    after 3 s."""
+    other = replace(rig.runs, lanes=2)
+    number = rig.replanned(other, "")
+    rig.store.write(_pending)
+    moved = structs.replace(alarm(50, rig.runs, 40.0), cause="regime", at_us=T0_US + moved_s * 1_000_000)
+    overtaking = LinkStore(rig.store).record_alarm(NANO, moved)
+    assert overtaking is not None
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, "reject", known=False, generation=generation, after_us=3_000_000)
+    for ended in (number, overtaking):
+        rig.store.write(_ended, ended, "rejected", 8)
+    (entry,) = rig.store.read(known_regimes, NANO, CLASS)
+    assert [rate.arrivals_per_s for rate in entry.rates] == [met_per_s]
+    for per_s in (10.0, 40.0):
+        asking = rig.replan(rig.runs, per_s)
+        barred = observe(rig.store, NANO, asking, rig.store.read(now_us)).barred
+        assert bool(barred) == (per_s == met_per_s)
+        rig.store.write(_ended, asking, "")
 
 
 @pytest.mark.parametrize("outcome", ["rejected", "rolled_back"])
