@@ -13,7 +13,7 @@ from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
 from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
-from stageloom.shared.engine.trial import Verdict
+from stageloom.shared.engine.trial import UNDECIDED, TrialConfig, Verdict
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import TrialEnded
@@ -24,12 +24,15 @@ _ROUNDED_US: Final = 100  # of a decision that is stored in milliseconds after i
 _ENTRIES: Final = {Verdict.COMMIT.value: True, Verdict.REJECT.value: False, Verdict.NO_GAIN.value: False}
 """Of the verdicts that compared: whether the candidate won."""
 
+_LOOKED_AT: Final = TrialConfig().min_pairs
+"""With fewer pairs no gain means that time was up before anything was compared."""
+
 _decoded = lru_cache(maxsize=256)(decode_plan)
 
 
 def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: TrialEnded) -> None:
     """Note who won a re-plan's trial; nothing where nothing was compared, or a plan is not known here."""
-    if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES or ended.control is None:
+    if not _compared(ended) or ended.control is None:
         return
     candidate, control = known_plan(session, ended.candidate), known_plan(session, ended.control)
     alarm = _met(session, replan)
@@ -50,6 +53,15 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             at_us=ended.decided_us,
         )
     )
+
+
+def _compared(ended: TrialEnded) -> bool:
+    """Whether the verdict says which plan is better: not where trials ended before that was looked at."""
+    if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES:
+        return False
+    if ended.verdict == Verdict.NO_GAIN.value:
+        return ended.pairs >= _LOOKED_AT
+    return not ended.reason.startswith(UNDECIDED)
 
 
 def _met(session: Session, replan: ReplanRow) -> Alarm | None:

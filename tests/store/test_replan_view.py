@@ -35,6 +35,7 @@ from stageloom.planner.store.replans import (
 )
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
+from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin
@@ -99,6 +100,8 @@ class Rig:
         generation: tuple[int, int] = (1, 1),
         how: str = "trial",
         after_us: int = 0,
+        pairs: int = 8,
+        reason: str = "",
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -114,10 +117,10 @@ class Rig:
             ratio=None,
             ratio_low=None,
             ratio_high=None,
-            pairs=8,
+            pairs=pairs,
             began_us=T0_US,
             decided_us=T0_US + after_us + self.rows,
-            reason="",
+            reason=reason,
         )
         self._row(ended)
 
@@ -216,6 +219,25 @@ def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
     expected = ((other.digest, other.structure),) if barred else ()
     assert observe(rig.store, NANO, number, now).barred == expected
     assert observe(rig.store, NANO, number, now + round(BARRED_S * 2e6)).barred == ()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "pairs", "reason", "kept"),
+    [
+        ("no_gain", 8, "no difference of 2% is sure after 8 pairs", True),
+        ("no_gain", 7, "only 7 pairs before time was up", False),
+        ("reject", 4, "worse by more than 25%: latency 1.40 of before", True),
+        ("reject", 5, f"{UNDECIDED}3 trials, the last abandoned: the control crashed", False),
+    ],
+)
+def test_a_trial_that_ended_before_it_compared_is_no_win_of_the_plan_that_runs(
+    rig: Rig, verdict: str, pairs: int, reason: str, kept: bool
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    rig.replanned(other, "")
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, verdict, known=False, generation=generation, pairs=pairs, reason=reason)
+    assert bool(rig.store.read(known_regimes, NANO, CLASS)) == kept
 
 
 @pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
