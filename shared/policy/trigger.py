@@ -172,11 +172,14 @@ class Trigger:
     is tried. Every level that is above its threshold when one fires is answered by the same re-plan.
     """
 
-    def __init__(self, config: TriggerConfig | None = None, *, samples: int = 10) -> None:
+    def __init__(
+        self, config: TriggerConfig | None = None, *, samples: int = 10, power_mode: str | None = None
+    ) -> None:
+        """`power_mode`: the one that the running plan was made for; None: that of the first observation."""
         self.config = config or TriggerConfig()
         self.ring = SampleRing(samples)
         self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
-        self._power_mode: str | None = None  # the one that the running plan was made for
+        self._power_mode = power_mode
         self._fired_s = -math.inf
         self._patience = _Patience()
 
