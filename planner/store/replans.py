@@ -117,7 +117,11 @@ _UNDECIDED: Final = select(ReplanRow.replan).where(
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
-DRIFTED: Final = "the device drifted before a plan was found; its costs are renewed first"
+_CHANGED: Final = {
+    Cause.DRIFT.value: "the device drifted before a plan was found; its costs are renewed first",
+    Cause.POWER_MODE.value: "the power mode changed before a plan was found; other costs hold in it",
+}
+"""Why alarms that say so end a re-plan that has pushed nothing: the device is another than it began with."""
 
 OVERDUE_US: Final = 900_000_000
 _OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
@@ -164,7 +168,8 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`).
 
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
-    So does a drift, while nothing is pushed: the device tells it once, and only its own re-plan renews costs.
+    So do a drift and another power mode, while nothing is pushed: the device tells either once, only a
+    drift's own re-plan renews costs, and a search under way plans by those of the mode before.
     """
     at_us = now_us(session)
     connection = session.connection()
@@ -192,8 +197,8 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     running = None if pending is None else _running(session, device, at_us)
     overtakes = OVERTAKEN if alarm.cause == Cause.REGIME.value else ""
-    if alarm.cause == Cause.DRIFT.value and running is not None and not running.generation:
-        overtakes = DRIFTED
+    if running is not None and not running.generation:
+        overtakes = _CHANGED.get(alarm.cause, overtakes)
     if running is not None and not overtakes:
         running.later_alarms += 1
         return None

@@ -375,20 +375,23 @@ def test_a_replan_on_trial_goes_on_under_a_generation_that_only_measures_and_end
     assert newest.reason == f"overtaken by generation {now.epoch}.{now.generation}"
 
 
-def test_a_drift_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(rig: Rig) -> None:
-    link, drifted = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause="drift")
+@pytest.mark.parametrize(("cause", "why"), [("drift", "drifted"), ("power_mode", "power mode changed")])
+def test_what_makes_another_device_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(
+    rig: Rig, cause: str, why: str
+) -> None:
+    link, changed = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause=cause)
     rig.replan(rig.runs)
-    number = link.record_alarm(NANO, drifted)
+    number = link.record_alarm(NANO, changed)
     newest, overtaken = rig.store.read(replan_infos, NANO)
     assert (newest.replan, newest.outcome) == (number, "pending")
-    assert overtaken.outcome == "no_gain" and "drifted" in overtaken.reason
+    assert overtaken.outcome == "no_gain" and why in overtaken.reason
     assert number is not None
     plan = paced(rig.runs, 5)
     pushed = rig.store.write(
         push_replan, NANO, number, plan, scheduler="proven", above=(1, 1), how="proven", predicted=0.5
     )
     assert pushed is not None
-    assert link.record_alarm(NANO, structs.replace(drifted, number=3)) is None, "a plan is on its way"
+    assert link.record_alarm(NANO, structs.replace(changed, number=3)) is None, "a plan is on its way"
 
 
 def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
