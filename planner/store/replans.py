@@ -179,9 +179,11 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     device_class, enabled, stored_us, pending = known or ("", None, None, None)
     if stored_us is not None:
         return None
-    if alarm.environment and alarm.environment != device_class:
+    another = alarm.environment not in ("", device_class)
+    if another:
         device_class = alarm.environment
         connection.execute(_ANOTHER, {"who": device, "now_is": device_class})
+    if another or alarm.cause == Cause.POWER_MODE.value:  # of a mode its hello has told before the alarm
         environment_changed(session, device, device_class, alarm.at_us)
     connection.execute(
         _ALARM,
