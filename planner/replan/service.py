@@ -20,6 +20,7 @@ from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.backoff import not_again_yet
 from stageloom.planner.replan.decide import (
+    NOTHING_BETTER,
     ReplanDecision,
     asked_alone,
     by_regime,
@@ -212,7 +213,9 @@ class Replanner:
         arranged = () if asked_alone(seen, at_once) else self._policy.arranged(seen)
         proposals = [*at_once, *arranged, *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
-        remarks = (drifted, self._policy.remark(seen))
+        best = decision.proposal
+        in_vain = best is not None and best.plan.structure == seen.incumbent.structure
+        remarks = (NOTHING_BETTER if in_vain else "", drifted, self._policy.remark(seen))
         self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
         for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
             plans = [plan for job, plan in found if job.scheduler == scheduler]
