@@ -50,7 +50,7 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             lost_structure=lost.structure,
             replaced=control.digest if won is candidate else None,
             loads=msgspec.msgpack.encode(rates_of(alarm.cause, loads_of(alarm))),
-            at_us=ended.decided_us,
+            at_us=replan.begun_at_us + round(1e3 * (replan.trigger_to_decision_ms or 0.0)),
         )
     )
 
@@ -98,13 +98,13 @@ def known_structures(session: Session, digests: Collection[str]) -> dict[str, Di
 def known_regimes(
     session: Session, device: DeviceId, environment: str, since_us: int = 0
 ) -> list[KnownRegime]:
-    """The library of a device in an environment, newest first: entries since a moment by its clock.
+    """The library of a device in an environment, newest first: entries since a moment by the planner's clock.
 
     A winner that was rolled back on the device after it won is not among them, nor one that was under the
     probation after its own trial: that re-plan is decided when the trial ends, and rolled back after that.
     Launch intervals that were rolled back say nothing of the structure that ran under them, as on the device.
     """
-    decided_us = ReplanRow.at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
+    decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
     rolled_back = exists().where(
         ReplanRow.device == RegimeRow.device,
         ReplanRow.environment == RegimeRow.environment,

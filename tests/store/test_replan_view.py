@@ -454,6 +454,23 @@ def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: R
         rig.store.read(regime_infos, DeviceId("nobody"))
 
 
+@pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
+def test_whether_costs_were_renewed_since_is_asked_by_the_planners_clock_whatever_the_devices_says(
+    rig: Rig, ahead_s: int
+) -> None:
+    """The trial is decided two seconds after its alarm."""
+    other, ahead_us, now = replace(rig.runs, lanes=2), ahead_s * 1_000_000, rig.store.read(now_us)
+    raised = structs.replace(alarm(1, rig.runs), at_us=T0_US + ahead_us)
+    number = LinkStore(rig.store).record_alarm(NANO, raised)
+    assert number is not None
+    rig.store.write(
+        push_replan, NANO, number, other, scheduler="ios", above=(1, 1), how="search", predicted=None
+    )
+    rig.tried(other, "commit", known=False, generation=(1, 2), after_us=ahead_us + 2_000_000)
+    assert len(rig.store.read(known_regimes, NANO, CLASS, now + 1_000_000)) == 1
+    assert rig.store.read(known_regimes, NANO, CLASS, now + 3_000_000) == []
+
+
 def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> None:
     other = replace(rig.runs, lanes=2)
     rig.replanned(other, "commit")
@@ -522,5 +539,5 @@ def _rolled_back(session: Session, number: int) -> None:
     session.execute(
         update(ReplanRow)
         .where(ReplanRow.replan == number)
-        .values(outcome="rolled_back", at_us=ReplanRow.at_us + 1_000_000)
+        .values(outcome="rolled_back", begun_at_us=ReplanRow.begun_at_us + 1_000_000)
     )
