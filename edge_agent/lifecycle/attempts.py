@@ -440,5 +440,6 @@ def _row(
         result.latency_ratio,
         result.busy_ratio,
         result.outputs,
+        record.environment,
     )
     return (row,)

@@ -434,7 +434,10 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
 
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
-    owner = session.get(DeviceRow, device)
+    environment = ended.environment
+    if not environment:  # of an agent that does not tell it: the class of now, which may be another by then
+        owner = session.get(DeviceRow, device)
+        environment = owner.device_class if owner is not None else ""
     outputs = asdict(ended.outputs) if ended.outputs is not None else None
     if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
         told = {**_told(ended, _VERDICT_FIELDS), "outputs": outputs}
@@ -444,9 +447,9 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
             device=device,
             boot=row.boot,
             sequence=row.sequence,
-            environment=owner.device_class if owner is not None else "",
             **{
                 **asdict(ended),
+                "environment": environment,
                 "origin": ended.origin.value,
                 "outputs": outputs,
             },
@@ -458,6 +461,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
         replan.pairs, replan.figure = ended.pairs, ended.figure
         replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+        replan.environment = ended.environment or replan.environment  # what is found out holds for that
         keep_regime(session, replan, row, ended)
 
 

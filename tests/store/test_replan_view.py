@@ -9,7 +9,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
-from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.replan.observing import BARRED_S, observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
@@ -24,6 +24,7 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import (
+    committed_plans,
     end_overdue,
     is_trying,
     plan_wires,
@@ -38,7 +39,7 @@ from stageloom.planner.store.tables import GenerationRow, ReplanRow
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
@@ -102,6 +103,7 @@ class Rig:
         after_us: int = 0,
         pairs: int = 8,
         reason: str = "",
+        environment: str = "",
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -121,6 +123,7 @@ class Rig:
             began_us=T0_US,
             decided_us=T0_US + after_us + self.rows,
             reason=reason,
+            environment=environment,
         )
         self._row(ended)
 
@@ -238,6 +241,23 @@ def test_a_trial_that_ended_before_it_compared_is_no_win_of_the_plan_that_runs(
     generation = rig.store.read(newest_desired, NANO)
     rig.tried(other, verdict, known=False, generation=generation, pairs=pairs, reason=reason)
     assert bool(rig.store.read(known_regimes, NANO, CLASS)) == kept
+
+
+@pytest.mark.parametrize("outcome", ["committed", "rolled_back"])
+def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_the_device_is_by_then(
+    rig: Rig, outcome: str
+) -> None:
+    """1. An alarm in one mode. 2. The trial is in a second one. 3. Its row comes when there is a third."""
+    other = replace(rig.runs, lanes=2)
+    number = rig.replanned(other, "")
+    LinkStore(rig.store).record_reports([ReportRecord(NANO, 7, Report(), "0.1.0", "third")])
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, "commit", known=False, generation=generation, environment="second")
+    rig.store.write(_ended, number, outcome)
+    kept = {of: len(rig.store.read(known_regimes, NANO, of)) for of in (CLASS, "second", "third")}
+    assert kept == {CLASS: 0, "second": int(outcome == "committed"), "third": 0}
+    proven = {of: rig.store.read(committed_plans, NANO, of) for of in (CLASS, "second", "third")}
+    assert proven == {CLASS: [], "second": [other.digest], "third": []}
 
 
 @pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
