@@ -119,7 +119,7 @@ class Agent:
         self._parts = parts = make_parts(config, self.loop, make_lifecycle, self._on_report)
         self._engine, self._plans, self._lifecycle = parts.engine, parts.plans, parts.lifecycle
         self._journal, self._profiles = parts.journal, parts.profiles
-        self._load = LoadWatch(parts)
+        self._load = LoadWatch(parts, parts.lifecycle.core.state.environment)
         self._choice = choice
         self._ways = WayWatch(parts)
         self._counters = _counted(parts) if config.metrics.listen else None

@@ -24,7 +24,7 @@ from stageloom.edge_agent.lifecycle.states import (
     RunnablePlan,
     TransitionCause,
 )
-from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
+from stageloom.shared.engine.trial import UNDECIDED, TrialRecord, TrialResult, Verdict, found_at_boot
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Activation, Desired, DeviceState
@@ -241,7 +241,7 @@ def _tried_again(state: LinkState, decided: TrialResult) -> TrialResult:
     """An abandoned trial, or its last one: then the plan is rejected as undecided."""
     if decided.verdict is not Verdict.ABANDONED or state.abandoned + 1 < MAX_ABANDONED:
         return decided
-    reason = f"undecided after {MAX_ABANDONED} trials, the last abandoned: {decided.reason}"
+    reason = f"{UNDECIDED}{MAX_ABANDONED} trials, the last abandoned: {decided.reason}"
     return replace(decided, verdict=Verdict.REJECT, reason=reason)
 
 
@@ -440,5 +440,6 @@ def _row(
         result.latency_ratio,
         result.busy_ratio,
         result.outputs,
+        record.environment,
     )
     return (row,)

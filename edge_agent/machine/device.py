@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
 from stageloom.edge_agent.machine.utilisation import (
     Metric,
@@ -100,6 +101,10 @@ def device_class(
     return f"{text[: _LONGEST - _DIGEST - 1]} {whole}"
 
 
+_ANY_MODE: Final = "\0"
+"""Stands for a power mode where the text around it is wanted."""
+
+
 class MachineWatch:
     """What the agent reports of its machine; between calls of `look` answers come from the last reading."""
 
@@ -131,6 +136,19 @@ class MachineWatch:
         """The device class in the power mode of now: what a profile of now is filed under."""
         self._look_at_mode()
         return self._environment(self.power_mode)
+
+    def mode_then(self, environment: str) -> str:
+        """The other power mode in which this was the environment of the machine as it is.
+
+        Empty where it is the one of now, where more than the mode is another, and where a mode is not known.
+        """
+        if not self.power_mode:
+            return ""
+        before, _, after = self._environment(_ANY_MODE).partition(_ANY_MODE)
+        if not (environment.startswith(before) and environment.endswith(after)):
+            return ""
+        mode = environment[len(before) : len(environment) - len(after)]
+        return mode if mode != self.power_mode else ""
 
     def _look_at_mode(self) -> None:
         """A mode that cannot be read just now has not changed: a change makes the agent plan anew."""

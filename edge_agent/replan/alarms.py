@@ -99,11 +99,15 @@ class Alarms:
         threshold: float | None = None,
         regime: float = 2.0,
         cooldown_s: float = 10.0,
+        power_mode: str | None = None,
     ) -> None:
-        """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks."""
+        """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks.
+
+        `power_mode`: the one that the last decision was made for; None: that of the first glance.
+        """
         self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
         self._regime_factor = regime
-        self.trigger = Trigger(self.config(None))
+        self.trigger = Trigger(self.config(None), power_mode=power_mode)
         self._arrivals = Arrivals()
         self._regime = RegimeWatch(self._arrivals)
         self._returns = ReturnWatch()

@@ -22,7 +22,11 @@ _PLANS: Final = 16
 class LoadWatch:
     """Measures what the running plan's tasks cost, and asks for another plan where queues diverge."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, environment: str = "") -> None:
+        """`environment`: that of the state found on disk, in which the last decision was made.
+
+        A mode that takes a reboot changes while no agent runs.
+        """
         config = parts.config
         self.stats: Stats | None = None  # the newest of this engine process
         self._parts = parts
@@ -34,6 +38,7 @@ class LoadWatch:
             threshold=config.alarm_threshold,
             regime=config.alarm_regime,
             cooldown_s=config.alarm_cooldown_s,
+            power_mode=(parts.machine.mode_then(environment) or None) if environment else None,
         )
 
     def plan_active(self, key: PlanKey, facts: PlanFacts) -> None:

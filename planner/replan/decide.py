@@ -39,6 +39,9 @@ KEPT_BY_REGIME: Final = "this load is known here, and the plan that runs won und
 NOTHING_TO_TRY: Final = "no plan to try: "
 """So begins the reason of a re-plan whose proposals were all looked at in vain."""
 
+NOTHING_BETTER: Final = "a search found nothing better"
+"""So begins the remark of a re-plan that pushed the plan that runs with other launch intervals after it."""
+
 FEW_TASKS: Final = 200
 """Of each stream, where the answer must come at once."""
 

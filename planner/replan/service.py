@@ -20,6 +20,7 @@ from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.backoff import not_again_yet
 from stageloom.planner.replan.decide import (
+    NOTHING_BETTER,
     ReplanDecision,
     asked_alone,
     by_regime,
@@ -36,6 +37,7 @@ from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
+from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replans import (
     OVERDUE_US,
     OVERTAKEN,
@@ -212,7 +214,9 @@ class Replanner:
         arranged = () if asked_alone(seen, at_once) else self._policy.arranged(seen)
         proposals = [*at_once, *arranged, *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
-        remarks = (drifted, self._policy.remark(seen))
+        best = decision.proposal
+        in_vain = best is not None and best.plan.structure == seen.incumbent.structure
+        remarks = (NOTHING_BETTER if in_vain else "", drifted, self._policy.remark(seen))
         self._carry_out(seen, replan, decision, "; ".join(remark for remark in remarks if remark))
         for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
             plans = [plan for job, plan in found if job.scheduler == scheduler]
@@ -336,7 +340,7 @@ class Replanner:
                 fitting=self._policy.fitting(seen, proposal.plan),
                 activation=Activation.NOW if decision.at_once else Activation.TRIAL,
             )
-        if desired is None and self._goes_on(seen, replan):
+        if desired is None and self._goes_on(seen, replan, proposal.plan):
             self._queue.put((seen.device, replan))
             return
         if desired is None:
@@ -354,15 +358,21 @@ class Replanner:
         )
         self._keep_considered(seen, replan, decision)
 
-    def _goes_on(self, seen: Observation, replan: int) -> bool:
+    def _goes_on(self, seen: Observation, replan: int, found: Plan) -> bool:
         """Whether something newer is desired that leaves the re-plan its reason: a measurement, not a plan.
 
-        Or any plan, where arrivals moved, which is told once.
+        Or any plan, where arrivals moved, which is told once. Launch intervals that the device gave itself
+        meanwhile are no other plan, unless intervals are all that was found.
         """
         begun = self._store.read(begun_replan, replan)
         if begun is None or begun.desired == seen.desired:
             return False
-        return seen.cause == Cause.REGIME.value or begun.desired_plan == seen.incumbent.digest
+        incumbent, newest = seen.incumbent, begun.desired_plan
+        if seen.cause == Cause.REGIME.value or newest == incumbent.digest:
+            return True
+        if newest is None or found.structure == incumbent.structure:
+            return False
+        return self._store.read(known_structures, [newest]).get(newest) == incumbent.structure
 
     def _keep_considered(self, seen: Observation, replan: int, decision: ReplanDecision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""

@@ -112,8 +112,8 @@ class RegimeLoad(Reply, frozen=True, kw_only=True):
 
 
 class RegimeInfo(Reply, frozen=True, kw_only=True):
-    """The plan that won a trial under such arrivals, at a moment of the device's clock; or the one that is
-    expected to be best, found ahead at a moment of the planner's and not tried yet.
+    """The plan that won a trial under such arrivals; or the one that is expected to be best, found ahead and
+    not tried yet. When is by the planner's clock.
 
     `plan`: a name of it; empty where it has none any more. `active`: it is what the device runs. `chance`:
     that the expected plan gains over the one it was compared with; None where it is that one.

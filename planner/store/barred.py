@@ -1,16 +1,18 @@
 """Plans that did not gain on a device lately, and so are not tried there again yet; part of a transaction."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.backoff import judged_rates
 from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
+from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, ReplanRow
+from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, DeviceState
 from stageloom.shared.policy.plain import Load
@@ -18,7 +20,14 @@ from stageloom.shared.policy.plain import Load
 _AGAINST: Final = (DeviceState.REJECTED.value, DeviceState.NO_GAIN.value, DeviceState.ROLLED_BACK.value)
 
 _BARRED: Final = (
-    select(ReplanRow.digest, ReplanRow.structure, ReplanRow.outcome, ReplanRow.pairs, AlarmRow.body)
+    select(
+        ReplanRow.digest,
+        ReplanRow.structure,
+        ReplanRow.control,
+        ReplanRow.outcome,
+        ReplanRow.pairs,
+        func.coalesce(MOVED_ALARM, AlarmRow.body).label("body"),
+    )
     .join(
         AlarmRow,
         and_(
@@ -55,15 +64,23 @@ def barred_plans(
     What a trial compared holds for arrivals like those that it met: the plan that gains nothing by day may be
     the one for the night. A plan that was rolled back, or that failed before any pair of windows said
     something, is barred under all. One of which its device said nothing in the end is not barred: something
-    newer was desired while it was on its way or on trial.
+    newer was desired while it was on its way or on trial. Of a plan that differed from the one that ran in
+    launch intervals alone nothing but its digest is barred: its structure was compared with none.
     """
     now = judged_rates(loads)
-    rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})
+    asked = {"of": device, "there": environment, "since_us": since_us}
+    rows = session.connection().execute(_BARRED, asked).all()
+    ran = known_structures(session, {row.control for row in rows if row.control})
     return [
-        (Digest(row.digest), Digest(row.structure or row.digest))
+        (Digest(row.digest), _structure(row, ran))
         for row in rows
         if row.outcome == "rolled_back" or not row.pairs or distance(_met(row.body), now) <= NEAR
     ]
+
+
+def _structure(row: Any, ran: Mapping[str, Digest]) -> Digest:
+    only_paced = row.structure is None or row.structure == ran.get(row.control)
+    return Digest(row.digest if only_paced else row.structure)
 
 
 def _met(alarm: bytes) -> tuple[RegimeRate, ...]:

@@ -1,14 +1,14 @@
-"""Searches of re-plans that found nothing to try, as far as they hold yet; part of a transaction."""
+"""Searches of re-plans that found no other plan to try, as far as they hold yet; part of a transaction."""
 
 from typing import Final
 
 import msgspec
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.backoff import FruitlessSearch, judged_rates
-from stageloom.planner.replan.decide import NOTHING_TO_TRY
+from stageloom.planner.replan.decide import NOTHING_BETTER, NOTHING_TO_TRY
 from stageloom.planner.store.regimes import known_plan
 from stageloom.planner.store.tables import AlarmRow, ExecutorTimeRow, OperatorCostRow, ReplanRow, StageCostRow
 from stageloom.shared.ids import DeviceId, Digest
@@ -22,8 +22,9 @@ def fruitless_searches(
 ) -> list[FruitlessSearch]:
     """Those of a device since anything was measured that plans are judged by, newest first.
 
-    Nor do those count that are older than `since_us`, or than a re-plan that pushed a plan of
-    another structure than `runs`: who won its trial is known since.
+    One after which the plan that ran got other launch intervals is among them: a backlog always asks for
+    some. None counts that is older than `since_us`, or than a re-plan that pushed a plan of another structure
+    than `runs`: who won its trial is known since.
     """
     since_us = max(since_us, measured_us(session, device, environment, costs_key))
     of_device = (ReplanRow.device == device, ReplanRow.environment == environment)
@@ -43,8 +44,10 @@ def fruitless_searches(
             *of_device,
             ReplanRow.replan > (pushed or 0),
             ReplanRow.begun_at_us >= since_us,
-            ReplanRow.outcome == "no_gain",
-            ReplanRow.reason.startswith(NOTHING_TO_TRY),
+            or_(
+                and_(ReplanRow.outcome == "no_gain", ReplanRow.reason.startswith(NOTHING_TO_TRY)),
+                ReplanRow.remark.startswith(NOTHING_BETTER),
+            ),
         )
         .order_by(ReplanRow.replan.desc())
         .limit(_MOST)

@@ -1,17 +1,19 @@
 """Which plan won a trial on a device under which arrivals; every function is one part of a transaction."""
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import exists, func, not_, select
+from sqlalchemy import and_, exists, func, not_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
 from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
-from stageloom.shared.engine.trial import Verdict
+from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
+from stageloom.shared.engine.trial import UNDECIDED, TrialConfig, Verdict
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import TrialEnded
@@ -22,19 +24,21 @@ _ROUNDED_US: Final = 100  # of a decision that is stored in milliseconds after i
 _ENTRIES: Final = {Verdict.COMMIT.value: True, Verdict.REJECT.value: False, Verdict.NO_GAIN.value: False}
 """Of the verdicts that compared: whether the candidate won."""
 
+_LOOKED_AT: Final = TrialConfig().min_pairs
+"""With fewer pairs no gain means that time was up before anything was compared."""
+
 _decoded = lru_cache(maxsize=256)(decode_plan)
 
 
 def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: TrialEnded) -> None:
     """Note who won a re-plan's trial; nothing where nothing was compared, or a plan is not known here."""
-    if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES or ended.control is None:
+    if not _compared(ended) or ended.control is None:
         return
     candidate, control = known_plan(session, ended.candidate), known_plan(session, ended.control)
-    alarm = session.get(AlarmRow, (replan.device, replan.boot, replan.number))
+    alarm = _met(session, replan)
     if candidate is None or control is None or alarm is None or candidate.structure == control.structure:
         return
     won, lost = (candidate, control) if _ENTRIES[ended.verdict] else (control, candidate)
-    loads = loads_of(msgspec.msgpack.decode(alarm.body, type=Alarm))
     session.merge(
         RegimeRow(
             device=replan.device,
@@ -45,10 +49,36 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             won_structure=won.structure,
             lost_structure=lost.structure,
             replaced=control.digest if won is candidate else None,
-            loads=msgspec.msgpack.encode(rates_of(replan.cause, loads)),
-            at_us=ended.decided_us,
+            loads=msgspec.msgpack.encode(rates_of(alarm.cause, loads_of(alarm))),
+            at_us=replan.begun_at_us + round(1e3 * (replan.trigger_to_decision_ms or 0.0)),
         )
     )
+
+
+def _compared(ended: TrialEnded) -> bool:
+    """Whether the verdict says which plan is better: not where trials ended before that was looked at."""
+    if ended.how != "trial" or not ended.pairs or ended.verdict not in _ENTRIES:
+        return False
+    if ended.verdict == Verdict.NO_GAIN.value:
+        return ended.pairs >= _LOOKED_AT
+    return not ended.reason.startswith(UNDECIDED)
+
+
+def _met(session: Session, replan: ReplanRow) -> Alarm | None:
+    """The alarm with the arrivals that the verdict on a re-plan's plan is about."""
+    found = session.execute(
+        select(AlarmRow.body, MOVED_ALARM)
+        .join(
+            ReplanRow,
+            and_(
+                AlarmRow.device == ReplanRow.device,
+                AlarmRow.boot == ReplanRow.boot,
+                AlarmRow.number == ReplanRow.number,
+            ),
+        )
+        .where(ReplanRow.replan == replan.replan)
+    ).first()
+    return None if found is None else msgspec.msgpack.decode(found[1] or found[0], type=Alarm)
 
 
 def known_plan(session: Session, digest: str) -> Plan | None:
@@ -57,20 +87,30 @@ def known_plan(session: Session, digest: str) -> Plan | None:
     return None if wire is None else _decoded(wire, Digest(digest))
 
 
+def known_structures(session: Session, digests: Collection[str]) -> dict[str, Digest]:
+    """The structures of those of these plans that are known here, by digest."""
+    if not digests:
+        return {}
+    rows = session.execute(select(PlanRow.digest, PlanRow.wire).where(PlanRow.digest.in_(digests)))
+    return {digest: _decoded(wire, Digest(digest)).structure for digest, wire in rows}
+
+
 def known_regimes(
     session: Session, device: DeviceId, environment: str, since_us: int = 0
 ) -> list[KnownRegime]:
-    """The library of a device in an environment, newest first: entries since a moment by its clock.
+    """The library of a device in an environment, newest first: entries since a moment by the planner's clock.
 
     A winner that was rolled back on the device after it won is not among them, nor one that was under the
     probation after its own trial: that re-plan is decided when the trial ends, and rolled back after that.
+    Launch intervals that were rolled back say nothing of the structure that ran under them, as on the device.
     """
-    decided_us = ReplanRow.at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
+    decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
     rolled_back = exists().where(
         ReplanRow.device == RegimeRow.device,
         ReplanRow.environment == RegimeRow.environment,
         ReplanRow.structure == RegimeRow.won_structure,
         ReplanRow.outcome == "rolled_back",
+        ReplanRow.replan.not_in(_only_paced(session, device, environment)),
         decided_us > RegimeRow.at_us - _ROUNDED_US,
     )
     rows = session.execute(
@@ -97,3 +137,17 @@ def known_regimes(
         for row in rows
         if (plan := plans[row.won]) is not None
     ]
+
+
+def _only_paced(session: Session, device: DeviceId, environment: str) -> list[int]:
+    """Re-plans that were rolled back, and had pushed the plan that ran with other launch intervals."""
+    rows = session.execute(
+        select(ReplanRow.replan, ReplanRow.structure, ReplanRow.control).where(
+            ReplanRow.device == device,
+            ReplanRow.environment == environment,
+            ReplanRow.outcome == "rolled_back",
+            ReplanRow.control.is_not(None),
+        )
+    ).all()
+    structures = known_structures(session, {row.control for row in rows})
+    return [row.replan for row in rows if structures.get(row.control) == row.structure]

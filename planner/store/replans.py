@@ -117,7 +117,11 @@ _UNDECIDED: Final = select(ReplanRow.replan).where(
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
-DRIFTED: Final = "the device drifted before a plan was found; its costs are renewed first"
+_CHANGED: Final = {
+    Cause.DRIFT.value: "the device drifted before a plan was found; its costs are renewed first",
+    Cause.POWER_MODE.value: "the power mode changed before a plan was found; other costs hold in it",
+}
+"""Why alarms that say so end a re-plan that has pushed nothing: the device is another than it began with."""
 
 OVERDUE_US: Final = 900_000_000
 _OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
@@ -164,7 +168,8 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`).
 
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
-    So does a drift, while nothing is pushed: the device tells it once, and only its own re-plan renews costs.
+    So do a drift and another power mode, while nothing is pushed: the device tells either once, only a
+    drift's own re-plan renews costs, and a search under way plans by those of the mode before.
     """
     at_us = now_us(session)
     connection = session.connection()
@@ -174,9 +179,11 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     device_class, enabled, stored_us, pending = known or ("", None, None, None)
     if stored_us is not None:
         return None
-    if alarm.environment and alarm.environment != device_class:
+    another = alarm.environment not in ("", device_class)
+    if another:
         device_class = alarm.environment
         connection.execute(_ANOTHER, {"who": device, "now_is": device_class})
+    if another or alarm.cause == Cause.POWER_MODE.value:  # of a mode its hello has told before the alarm
         environment_changed(session, device, device_class, alarm.at_us)
     connection.execute(
         _ALARM,
@@ -192,8 +199,8 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     running = None if pending is None else _running(session, device, at_us)
     overtakes = OVERTAKEN if alarm.cause == Cause.REGIME.value else ""
-    if alarm.cause == Cause.DRIFT.value and running is not None and not running.generation:
-        overtakes = DRIFTED
+    if running is not None and not running.generation:
+        overtakes = _CHANGED.get(alarm.cause, overtakes)
     if running is not None and not overtakes:
         running.later_alarms += 1
         return None
@@ -427,7 +434,10 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
 
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
-    owner = session.get(DeviceRow, device)
+    environment = ended.environment
+    if not environment:  # of an agent that does not tell it: the class of now, which may be another by then
+        owner = session.get(DeviceRow, device)
+        environment = owner.device_class if owner is not None else ""
     outputs = asdict(ended.outputs) if ended.outputs is not None else None
     if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
         told = {**_told(ended, _VERDICT_FIELDS), "outputs": outputs}
@@ -437,9 +447,9 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
             device=device,
             boot=row.boot,
             sequence=row.sequence,
-            environment=owner.device_class if owner is not None else "",
             **{
                 **asdict(ended),
+                "environment": environment,
                 "origin": ended.origin.value,
                 "outputs": outputs,
             },
@@ -451,6 +461,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
         replan.pairs, replan.figure = ended.pairs, ended.figure
         replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+        replan.environment = ended.environment or replan.environment  # what is found out holds for that
         keep_regime(session, replan, row, ended)
 
 

@@ -470,10 +470,11 @@ class TrialRow(Table):
 
 
 class RegimeRow(Table):
-    """Which plan won a trial under which arrivals, those of the alarm that led to it; keyed as its trial.
+    """Which plan won a trial under which arrivals, as an alarm told them; keyed as its trial.
 
-    `replaced`: the plan that the winner took the place of; none where that ran before. `loads`: the models'
-    `stageloom.planner.replan.regimes.RegimeRate`.
+    `at_us` is by the planner's clock: as long after it heard of the alarm as the device decided after it
+    raised it. `replaced`: the plan that the winner took the place of; none where that ran before. `loads`:
+    the models' `stageloom.planner.replan.regimes.RegimeRate`.
     """
 
     __tablename__ = "regimes"

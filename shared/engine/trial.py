@@ -20,7 +20,7 @@ launches go to the next plan, and its window begins once nothing is in flight on
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -78,6 +78,10 @@ class TrialResult:
     latency_ratio: float | None = None  # the control's over the candidate's
     busy_ratio: float | None = None  # likewise, device seconds per completed task
     outputs: OutputsVerdict | None = None  # of two versions, which are compared by what they give
+
+
+UNDECIDED: Final = "undecided after "
+"""So begins the reason of a rejection that no trial decided: which plan is better is not known."""
 
 
 def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str:

@@ -210,7 +210,8 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds. `figure` is
     what `ratio` compares, a value of `stageloom.shared.engine.evidence.Figure`; empty where nothing was
     compared, and in rows of agents that knew busy seconds and tasks per second alone. `outputs`: what two
-    versions of models gave for the same inputs, where `how` is `outputs`.
+    versions of models gave for the same inputs, where `how` is `outputs`. `environment`: the device class
+    that the verdict holds for; empty in rows of agents that did not tell it.
     """
 
     epoch: Epoch
@@ -231,6 +232,7 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     latency_ratio: Real | None = None
     busy_ratio: Real | None = None
     outputs: OutputsVerdict | None = None
+    environment: ShortText = ""
 
 
 class PlanActivated(Struct, frozen=True, tag=13, array_like=True):

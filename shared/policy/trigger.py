@@ -168,15 +168,18 @@ class _Patience:
 class Trigger:
     """Watches one device. Feed `observe` at an even pace, some ten times as often as a re-plan may be wanted.
 
-    It does not fire before the ring is full, so every firing has all its samples. Every level that is above
-    its threshold when one fires is answered by the same re-plan.
+    It does not fire before the ring is full, so every firing has all its samples, but for those while a plan
+    is tried. Every level that is above its threshold when one fires is answered by the same re-plan.
     """
 
-    def __init__(self, config: TriggerConfig | None = None, *, samples: int = 10) -> None:
+    def __init__(
+        self, config: TriggerConfig | None = None, *, samples: int = 10, power_mode: str | None = None
+    ) -> None:
+        """`power_mode`: the one that the running plan was made for; None: that of the first observation."""
         self.config = config or TriggerConfig()
         self.ring = SampleRing(samples)
         self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
-        self._power_mode: str | None = None  # the one that the running plan was made for
+        self._power_mode = power_mode
         self._fired_s = -math.inf
         self._patience = _Patience()
 
@@ -219,8 +222,9 @@ class Trigger:
 
         While `held` none is, and while `trying` a plan, none but for arrivals that moved, since the plan was
         found for those before: whatever else is above its threshold then keeps its turn, and is judged by
-        what is seen once that has ended. Where arrivals are to be answered `at_once`, since the answer is
-        known, the cool-down does not count.
+        what is seen once that has ended. Nor is a full ring waited for then: plans that cut a model elsewhere
+        change places with every window, and each change starts the ring anew. Where arrivals are to be
+        answered `at_once`, since the answer is known, the cool-down does not count.
 
         Raises:
             ValueError: a drift that is not above 0, or a regime below 1.
@@ -256,7 +260,7 @@ class Trigger:
         cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
         if trying and Cause.REGIME not in due:
             due, changed = [], False
-        if cooling or not self.ring.full or not (due or changed):
+        if cooling or not (self.ring.full or trying) or not (due or changed):
             return None
         self._fired_s = now
         for cause, level in self._levels.items():

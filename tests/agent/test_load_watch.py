@@ -62,28 +62,34 @@ def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:
     assert rows == []
 
 
-def test_a_trial_is_told_since_when_other_tasks_come_and_of_no_burst() -> None:
+def _watched(handled: list[object], *, mode: str = "", environment: str = "", **plans: Any) -> Device:
+    """A device whose glances go to a watch of a machine in this power mode; what that raises is `handled`."""
     device = Device()
-    told: list[float] = []
-    handled: list[object] = []
     ignored: Any = lambda *_, **__: None  # noqa: E731
+    machine = SimpleNamespace(power_mode=mode, mode_then=lambda before: before)
+    held: dict[str, Any] = {"incumbent": None, "phase": None, "facts_of": ignored, "plan_of": ignored}
     parts: Any = SimpleNamespace(
         config=AgentConfig(),
-        machine=SimpleNamespace(power_mode=""),
-        plans=SimpleNamespace(
-            incumbent=None, tried=object(), phase=None, facts_of=ignored, arrivals_moved=told.append
-        ),
+        machine=machine,
+        plans=SimpleNamespace(**held | plans),
         profiles=SimpleNamespace(drift=SimpleNamespace(ratio=1.0)),
         journal=SimpleNamespace(note=ignored),
         waiting=SimpleNamespace(seen=ignored),
         lifecycle=SimpleNamespace(handle=handled.append),
         local=SimpleNamespace(fired=ignored),
     )
-    watch: Any = LoadWatch(parts)
+    watch: Any = LoadWatch(parts, environment)
     watch._service = SimpleNamespace(per_task_us=lambda: {name: one * 1e6 for name, one in SERVICE_S.items()})
     device.alarms = SimpleNamespace(  # type: ignore[assignment]
         glance=lambda seen, *_, **__: watch.glanced(seen, alarms=True, disturbed=False)
     )
+    return device
+
+
+def test_a_trial_is_told_since_when_other_tasks_come_and_of_no_burst() -> None:
+    told: list[float] = []
+    handled: list[object] = []
+    device = _watched(handled, tried=object(), arrivals_moved=told.append)
     device.run(60.0, NIGHT)
     device.run(3.0, NIGHT | {"a": 40.0})
     device.run(20.0, NIGHT)
@@ -93,3 +99,10 @@ def test_a_trial_is_told_since_when_other_tasks_come_and_of_no_burst() -> None:
     (since_s,), (alarm,) = told, handled
     assert isinstance(alarm, Alarm) and alarm.cause == "regime"
     assert began_s <= since_s <= began_s + 5.0
+
+
+def test_a_power_mode_that_took_a_reboot_is_told_once_after_it() -> None:
+    for environment, causes in (("15W", ["power_mode"]), ("", [])):
+        handled: list[object] = []
+        _watched(handled, mode="MAXN", environment=environment, tried=None).run(60.0, NIGHT)
+        assert [one.cause for one in handled if isinstance(one, Alarm)] == causes

@@ -226,3 +226,16 @@ def test_a_mode_that_cannot_be_read_for_a_moment_has_not_changed(tmp_path: Path)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0000")
     watch.look()
     assert watch.power_mode == "15W"
+
+
+def test_another_mode_is_told_from_whatever_else_an_environment_may_differ_in(tmp_path: Path) -> None:
+    watch = MachineWatch(chain(tmp_path, "orin_nano", ask=refuse), lambda mode: f"class, {mode}; onnx-1")
+    then = [
+        watch.mode_then(f"{before}; onnx-{version}")
+        for before in ("class, 15W", "class")
+        for version in (1, 2)
+    ]
+    assert then == ["15W", "", "", ""]
+    assert watch.mode_then(watch.environment()) == watch.mode_then("") == ""
+    watch.power_mode = ""
+    assert watch.mode_then("class, 15W; onnx-1") == "", "no mode is known now"

@@ -122,6 +122,7 @@ def test_a_trial_found_at_boot_is_a_rejection_with_a_row() -> None:
     assert driver.disk.trial is None
     (row,) = rows(driver.booted)
     assert (row.verdict, row.candidate, row.control) == ("reject", PLAN, GOOD.ref.digest)
+    assert row.environment == "env"
     assert "StagePlan" not in kinds(driver.online().do(ev.TimePassed()))
 
 

@@ -66,6 +66,7 @@ ROWS: tuple[Any, ...] = (
         1.31,
         1.02,
         OutputsVerdict(0.01, 32, False, "resnet50", "logits", 0.75, 3.0, 0.25, 0.875, (0, 17), "3", "-0.5"),
+        "cpu-2/1.31.1",
     ),
     telemetry.PlanActivated(PLAN, control.Origin.PLANNER, 2, 9),
     telemetry.MachineFacts(

@@ -168,6 +168,24 @@ def test_a_trial_that_an_agent_told_which_compared_no_outputs_decodes_without_th
     assert (ended.verdict, ended.figure, ended.outputs) == ("commit", "latency", None)
 
 
+@pytest.mark.promise("message-type-telemetry-row")
+def test_a_trial_that_an_agent_told_without_its_environment_decodes_without_it() -> None:
+    """The bytes are those of agents that left it to the planner to know."""
+    body = bytes.fromhex(
+        "92cf00060a24181e4000dc00130c0209a7706c616e6e6572a5747269616ca6636f6d6d6974d940616261626162616261"
+        "626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162616261"
+        "62616261626162d940636463646364636463646364636463646364636463646364636463646364636463646364636463"
+        "64636463646364636463646364636463646364636463646364cb3ff4f5c28f5c28f6cb3ff451eb851eb852cb3ff5c28f"
+        "5c28f5c309cf00060a24181e4000cf00060a241865f760b6626574746572206279206d6f7265207468616e203225a76c"
+        "6174656e6379cb3ff4f5c28f5c28f6cb3ff051eb851eb8529ccb3f847ae147ae147b20c2a87265736e65743530a66c6f"
+        "67697473cb3fe8000000000000cb4008000000000000cb3fd0000000000000cb3fec000000000000920011a133a42d30"
+        "2e35"
+    )
+    ended = telemetry.decode_row(body).data
+    assert isinstance(ended, telemetry.TrialEnded)
+    assert (ended.verdict, ended.outputs is not None, ended.environment) == ("commit", True, "")
+
+
 def test_an_older_planner_reads_a_trial_without_what_it_does_not_know() -> None:
     """Trailing fields of a row are skipped, as its decoder of then did."""
 

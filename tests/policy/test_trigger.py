@@ -376,6 +376,21 @@ def test_while_a_plan_is_tried_only_other_arrivals_fire_and_at_once_even_in_the_
     assert watch.trigger.observe(**moved, now=watch.now, held=True, at_once=True) is None
 
 
+def test_other_arrivals_fire_while_plans_of_other_cuts_change_places_sooner_than_the_ring_fills() -> None:
+    """Windows of a quarter of a second: every third sample or so is of another shape."""
+    watch, fired = Watch(), None
+    watch.see(DIVERGED)
+    for at in range(120):
+        watch.now += PACE_S
+        cuts = ((1,), (1, 0)) if at // 3 % 2 else ((1, 0), (1, 0))
+        moved = CALM | {"regime": 3.0, "progress": cuts}
+        fired = watch.trigger.observe(**moved, now=watch.now, trying=True)
+        if fired is not None:
+            break
+    assert fired is not None and fired.cause is Cause.REGIME
+    assert 1 <= len(fired.samples) <= 3 and len({sample.shape for sample in fired.samples}) == 1
+
+
 def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> None:
     watch = Watch()
     assert watch.see(DIVERGED) is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stageloom.planner.replan.backoff import FruitlessSearch, judged_rates, not_again_yet, wait_s
-from stageloom.planner.replan.decide import NOTHING_TO_TRY
+from stageloom.planner.replan.decide import NOTHING_BETTER, NOTHING_TO_TRY
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.desired import Push, newest_desired, push
@@ -160,6 +160,18 @@ def test_what_needs_no_search_is_proposed_meanwhile_and_leaves_the_wait_as_it_is
     world = alarms.world
     world.store.write(push, Push(device=NANO, plan="first", decided_by="operator"))  # which overtakes it
     assert not alarms.answered()[1]
+
+
+def test_a_search_after_which_only_launch_intervals_change_was_in_vain_as_well(alarms: Alarms) -> None:
+    """A backlog asks for other intervals each time, whether anything is searched or not."""
+    replan, searched = alarms.answered(queued=8)
+    assert (replan.how, searched, replan.remark) == ("intervals", True, NOTHING_BETTER)
+    alarms.world.pushed(replan)
+    replan, searched = alarms.answered(queued=16)
+    assert (replan.how, searched, replan.remark) == ("intervals", False, "")
+    alarms.world.pushed(replan)
+    alarms.clock.advance(60.0)
+    assert alarms.answered(queued=32)[1], "one in a row, and its minute is over"
 
 
 def test_once_another_plan_was_tried_it_is_searched_for_at_once(alarms: Alarms) -> None:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.store.costs import (
     calibration_of,
     keep_schedules,
@@ -20,7 +21,7 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId, Digest, OpId
-from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.control import Alarm, Report
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, RowKind
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.costs import MeasuredStage
@@ -97,6 +98,18 @@ def test_an_alarm_in_another_power_mode_makes_the_device_one_of_that_class(rig: 
     assert rig.costs(NANO) == [25.0] * 4, "a repeat of the first alarm says nothing"
     LinkStore(rig.store).record_alarm(NANO, alarm(2, CLASS))
     assert rig.costs(NANO) == [11.0] * 4 == rig.costs(OTHER)
+
+
+def test_steps_of_before_another_power_mode_say_nothing_of_its_costs_whatever_told_of_it_first(
+    rig: Rig,
+) -> None:
+    """A hello says so before the alarm comes; one for other queues brings no other device."""
+    link = LinkStore(rig.store)
+    link.record_reports([ReportRecord(NANO, 7, Report(), "0.1.0", SLOW)])
+    link.record_alarm(NANO, structs.replace(alarm(1, SLOW), cause="variance"))
+    assert rig.store.read(calibration_of, NANO).steps_since_us == 0
+    link.record_alarm(NANO, alarm(2, SLOW))
+    assert rig.store.read(calibration_of, NANO).steps_since_us == T0_US
 
 
 @pytest.mark.promise("drifted-device-costs-own")

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.measured import STALE_S
-from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.replan.observing import BARRED_S, observe, without_costs
 from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
@@ -24,6 +24,7 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import (
+    committed_plans,
     end_overdue,
     is_trying,
     plan_wires,
@@ -35,9 +36,10 @@ from stageloom.planner.store.replans import (
 )
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
+from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
@@ -98,6 +100,10 @@ class Rig:
         known: bool = True,
         generation: tuple[int, int] = (1, 1),
         how: str = "trial",
+        after_us: int = 0,
+        pairs: int = 8,
+        reason: str = "",
+        environment: str = "",
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -113,10 +119,11 @@ class Rig:
             ratio=None,
             ratio_low=None,
             ratio_high=None,
-            pairs=8,
+            pairs=pairs,
             began_us=T0_US,
-            decided_us=T0_US + self.rows,
-            reason="",
+            decided_us=T0_US + after_us + self.rows,
+            reason=reason,
+            environment=environment,
         )
         self._row(ended)
 
@@ -217,6 +224,83 @@ def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
     assert observe(rig.store, NANO, number, now + round(BARRED_S * 2e6)).barred == ()
 
 
+@pytest.mark.parametrize(
+    ("verdict", "pairs", "reason", "kept"),
+    [
+        ("no_gain", 8, "no difference of 2% is sure after 8 pairs", True),
+        ("no_gain", 7, "only 7 pairs before time was up", False),
+        ("reject", 4, "worse by more than 25%: latency 1.40 of before", True),
+        ("reject", 5, f"{UNDECIDED}3 trials, the last abandoned: the control crashed", False),
+    ],
+)
+def test_a_trial_that_ended_before_it_compared_is_no_win_of_the_plan_that_runs(
+    rig: Rig, verdict: str, pairs: int, reason: str, kept: bool
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    rig.replanned(other, "")
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, verdict, known=False, generation=generation, pairs=pairs, reason=reason)
+    assert bool(rig.store.read(known_regimes, NANO, CLASS)) == kept
+
+
+@pytest.mark.parametrize("outcome", ["committed", "rolled_back"])
+def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_the_device_is_by_then(
+    rig: Rig, outcome: str
+) -> None:
+    """1. An alarm in one mode. 2. The trial is in a second one. 3. Its row comes when there is a third."""
+    other = replace(rig.runs, lanes=2)
+    number = rig.replanned(other, "")
+    LinkStore(rig.store).record_reports([ReportRecord(NANO, 7, Report(), "0.1.0", "third")])
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, "commit", known=False, generation=generation, environment="second")
+    rig.store.write(_ended, number, outcome)
+    kept = {of: len(rig.store.read(known_regimes, NANO, of)) for of in (CLASS, "second", "third")}
+    assert kept == {CLASS: 0, "second": int(outcome == "committed"), "third": 0}
+    proven = {of: rig.store.read(committed_plans, NANO, of) for of in (CLASS, "second", "third")}
+    assert proven == {CLASS: [], "second": [other.digest], "third": []}
+
+
+@pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
+def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
+    rig: Rig, moved_s: int, met_per_s: float
+) -> None:
+    """1. A plan is tried at 10/s. 2. Arrivals move to 40/s; nothing is pushed for them. 3. The trial ends
+    after 3 s."""
+    other = replace(rig.runs, lanes=2)
+    number = rig.replanned(other, "")
+    rig.store.write(_pending)
+    moved = structs.replace(alarm(50, rig.runs, 40.0), cause="regime", at_us=T0_US + moved_s * 1_000_000)
+    overtaking = LinkStore(rig.store).record_alarm(NANO, moved)
+    assert overtaking is not None
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(other, "reject", known=False, generation=generation, after_us=3_000_000)
+    for ended in (number, overtaking):
+        rig.store.write(_ended, ended, "rejected", 8)
+    (entry,) = rig.store.read(known_regimes, NANO, CLASS)
+    assert [rate.arrivals_per_s for rate in entry.rates] == [met_per_s]
+    for per_s in (10.0, 40.0):
+        asking = rig.replan(rig.runs, per_s)
+        barred = observe(rig.store, NANO, asking, rig.store.read(now_us)).barred
+        assert bool(barred) == (per_s == met_per_s)
+        rig.store.write(_ended, asking, "")
+
+
+@pytest.mark.parametrize("outcome", ["rejected", "rolled_back"])
+def test_launch_intervals_that_failed_bar_neither_the_plan_that_ran_nor_what_it_won(
+    rig: Rig, outcome: str
+) -> None:
+    """1. The plan that runs won. 2. Other intervals of it failed. 3. Another plan runs."""
+    other, paced_anew = replace(rig.runs, lanes=2), paced(rig.runs, 7)
+    rig.replanned(other, "reject")
+    rig.store.write(_ended, rig.replanned(paced_anew, "reject", how="guard"), outcome)
+    rig.store.write(add_plan, "other", other, "search")
+    number, now = rig.replan(other, 2.0), rig.store.read(now_us)
+    barred = observe(rig.store, NANO, number, now).barred
+    assert (paced_anew.digest, paced_anew.digest) in barred
+    assert rig.runs.structure not in {structure for _, structure in barred}
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [rig.runs]
+
+
 def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
     with pytest.raises(InputError, match="there is no re-plan 99"):
         observe(rig.store, NANO, 99, T0_US)
@@ -311,20 +395,23 @@ def test_a_replan_on_trial_goes_on_under_a_generation_that_only_measures_and_end
     assert newest.reason == f"overtaken by generation {now.epoch}.{now.generation}"
 
 
-def test_a_drift_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(rig: Rig) -> None:
-    link, drifted = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause="drift")
+@pytest.mark.parametrize(("cause", "why"), [("drift", "drifted"), ("power_mode", "power mode changed")])
+def test_what_makes_another_device_overtakes_a_replan_that_has_pushed_nothing_since_it_is_told_once(
+    rig: Rig, cause: str, why: str
+) -> None:
+    link, changed = LinkStore(rig.store), structs.replace(alarm(2, rig.runs), cause=cause)
     rig.replan(rig.runs)
-    number = link.record_alarm(NANO, drifted)
+    number = link.record_alarm(NANO, changed)
     newest, overtaken = rig.store.read(replan_infos, NANO)
     assert (newest.replan, newest.outcome) == (number, "pending")
-    assert overtaken.outcome == "no_gain" and "drifted" in overtaken.reason
+    assert overtaken.outcome == "no_gain" and why in overtaken.reason
     assert number is not None
     plan = paced(rig.runs, 5)
     pushed = rig.store.write(
         push_replan, NANO, number, plan, scheduler="proven", above=(1, 1), how="proven", predicted=0.5
     )
     assert pushed is not None
-    assert link.record_alarm(NANO, structs.replace(drifted, number=3)) is None, "a plan is on its way"
+    assert link.record_alarm(NANO, structs.replace(changed, number=3)) is None, "a plan is on its way"
 
 
 def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
@@ -385,6 +472,23 @@ def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: R
     assert names == [one.digest for one in shown], "named so that other commands find them"
     with pytest.raises(InputError, match="there is no device"):
         rig.store.read(regime_infos, DeviceId("nobody"))
+
+
+@pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
+def test_whether_costs_were_renewed_since_is_asked_by_the_planners_clock_whatever_the_devices_says(
+    rig: Rig, ahead_s: int
+) -> None:
+    """The trial is decided two seconds after its alarm."""
+    other, ahead_us, now = replace(rig.runs, lanes=2), ahead_s * 1_000_000, rig.store.read(now_us)
+    raised = structs.replace(alarm(1, rig.runs), at_us=T0_US + ahead_us)
+    number = LinkStore(rig.store).record_alarm(NANO, raised)
+    assert number is not None
+    rig.store.write(
+        push_replan, NANO, number, other, scheduler="ios", above=(1, 1), how="search", predicted=None
+    )
+    rig.tried(other, "commit", known=False, generation=(1, 2), after_us=ahead_us + 2_000_000)
+    assert len(rig.store.read(known_regimes, NANO, CLASS, now + 1_000_000)) == 1
+    assert rig.store.read(known_regimes, NANO, CLASS, now + 3_000_000) == []
 
 
 def test_a_winner_that_was_rolled_back_since_is_not_in_the_library(rig: Rig) -> None:
@@ -455,5 +559,5 @@ def _rolled_back(session: Session, number: int) -> None:
     session.execute(
         update(ReplanRow)
         .where(ReplanRow.replan == number)
-        .values(outcome="rolled_back", at_us=ReplanRow.at_us + 1_000_000)
+        .values(outcome="rolled_back", begun_at_us=ReplanRow.begun_at_us + 1_000_000)
     )
