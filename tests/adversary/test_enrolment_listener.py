@@ -84,6 +84,7 @@ VISITS: list[Callable[[EnrolmentRig], socket.socket]] = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_connections_that_ask_nothing_end_within_their_limits(rig: EnrolmentRig) -> None:
     with ExitStack() as opened:

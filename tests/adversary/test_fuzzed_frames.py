@@ -93,6 +93,7 @@ def is_let_in(rig: Rig, bad: Device) -> bool:
     return isinstance(answer, control.HeartbeatAck) or isinstance(bad.hello(), control.Welcome)
 
 
+@pytest.mark.more
 @pytest.mark.promise("extreme-field-message-taken")
 @pytest.mark.timeout(300)
 def test_frames_that_mean_harm_are_the_senders_own(rig: Rig) -> None:

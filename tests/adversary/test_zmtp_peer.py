@@ -156,6 +156,7 @@ def test_a_flood_of_handshakes_stops_no_device(visit: Callable[[Rig, str], socke
             assert isinstance(wire.reply(), control.HeartbeatAck)
 
 
+@pytest.mark.more
 @pytest.mark.promise("key-connects-too-often")
 def test_a_key_that_connects_too_often_is_left_waiting_and_others_are_not() -> None:
     with running("bad", "good") as (rig, (bad, good)), ExitStack() as opened:

@@ -66,6 +66,7 @@ def ended(fleet: Fleet, name: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.more
 @pytest.mark.promise("rollout-goes-on-after-kill")
 def test_agents_take_a_good_version_and_a_bad_one_reaches_the_first_alone(
     own_fleet: Fleet, tmp_path: Path

@@ -62,6 +62,7 @@ def world(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield World(config.data_dir, planner.store)
 
 
+@pytest.mark.more
 @pytest.mark.promise("stranger-s-scheduler-by-name")
 def test_a_strangers_scheduler_is_used_by_name_and_a_broken_one_stops_nothing(
     world: World, capsys: pytest.CaptureFixture[str]

@@ -60,6 +60,7 @@ def end_sessions(server: str, name: str) -> None:
     told(server, f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
+@pytest.mark.more
 def test_whatever_has_a_device_measure_stages_waits_for_it_in_the_planners_database(
     planner: PlannerProcess, model_file: Path, tmp_path: Path
 ) -> None:

@@ -261,7 +261,7 @@ def test_an_alarm_during_a_replan_is_noted_against_it(rig: Rig) -> None:
 
 def test_what_did_not_gain_is_not_proposed_again_and_the_reason_is_said(rig: Rig) -> None:
     """With nothing queued: a backlog asks for other launch intervals, and no search follows those at once."""
-    seen = set()
+    seen: set[str] = set()
     for number in range(1, 12):
         rig.alarm(number, rig.first.plan_digest, queued=0)
         rig.acknowledged(number)

@@ -27,14 +27,14 @@ def fed(rate_per_s: float, seconds: float, rng: Random) -> Arrivals:
 def test_the_rate_of_late_is_off_by_one_over_the_root_of_its_tasks(rate_per_s: float, tasks: float) -> None:
     """Of ten seconds, of 25 tasks, or of two seconds, whichever comes first, but two seconds at least."""
     rng = Random(7)
-    found = [fed(rate_per_s, 15.0, rng).late("a").per_s / rate_per_s for _ in range(800)]
+    found = [fed(rate_per_s, 15.0, rng).late("a").per_s / rate_per_s for _ in range(400)]
     assert fmean(found) == pytest.approx(1.0, abs=0.05)
     assert stdev(found) == pytest.approx(1.0 / math.sqrt(tasks), rel=0.15)
 
 
 def test_the_usual_rate_is_that_of_a_minute() -> None:
     rng = Random(7)
-    found = [fed(2.5, 70.0, rng).usual("a") for _ in range(300)]
+    found = [fed(2.5, 70.0, rng).usual("a") for _ in range(150)]
     assert all(one.seconds == pytest.approx(60.0, abs=0.6) for one in found)
     rates = [one.per_s / 2.5 for one in found]
     assert fmean(rates) == pytest.approx(1.0, abs=0.02)

@@ -46,6 +46,7 @@ def test_ten_thousand_worlds_keep_every_promise_and_converge(first: int) -> None
         world.run(seed)
 
 
+@pytest.mark.more
 @pytest.mark.promise("converges-under-loss-delay", "two-committed-plans-generations")
 def test_worlds_visit_every_state_and_every_fault() -> None:
     """A simulator that never gets anywhere proves nothing."""

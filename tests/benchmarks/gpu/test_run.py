@@ -36,6 +36,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.more
 def test_all_parts_run_on_the_host_and_no_row_fails(tmp_path: Path) -> None:
     settings = replace(
         quick_settings("cpu", "torch_cpu"),

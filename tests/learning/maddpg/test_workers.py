@@ -45,6 +45,7 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
     assert len(decode(there.checkpoint).book) > len(there.plan.combined)
 
 
+@pytest.mark.more
 @pytest.mark.promise("worker-trains-this-process")
 @pytest.mark.parametrize(
     "kinds", [(EPISODE,), pytest.param((EPISODE, VALIDATION, FRESH), marks=pytest.mark.full)]

@@ -66,6 +66,7 @@ def test_what_cannot_be_predicted_is_refused(
     assert refused.value.status in (404, 422)
 
 
+@pytest.mark.more
 def test_a_long_simulation_tells_how_far_it_is_and_ends_when_it_is_cancelled(client: PlannerClient) -> None:
     rates = (ArrivalRate(model="diamond", per_s=50.0),)
     job = client.start(routes.PREDICTION_CREATE, wanted(seconds=80_000.0, rates=rates))
