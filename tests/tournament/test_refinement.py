@@ -259,7 +259,7 @@ def test_the_reply_and_the_record_say_which_plan_a_neighbour_comes_from(
     request = PlanCreateRequest(
         models=(ModelOptions(model="diamond"),),
         budget_s=60.0,
-        rates=(ArrivalRate(model="diamond", per_s=100.0),),
+        rates=(ArrivalRate(model="diamond", per_s=1000.0),),
     )
     info = JobInfo(
         job="1",
