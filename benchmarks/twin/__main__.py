@@ -8,7 +8,8 @@ to 1.25 of what the device can do). All are served in turns, each turn in an ord
 of the calibration before every turn and after the last. The twin is fitted to the calibration's plans alone,
 and then replays the arrivals of every turn. What is compared is a plan's median over its turns, measured and
 predicted: a shared machine's speed changes by the minute. `floor_*` are the same figures of the even turns
-against the odd ones: no prediction can be much better than a plan predicts itself.
+against the odd ones: no prediction can be much better than a plan predicts itself. `free_items_*` are those
+of the twin without what an item costs beside another lane.
 
 `times_real_time_*`: simulated seconds per second, of the paper's workload (Inception V3, ResNet-50 and
 SqueezeNet, 30, 60 and 120 tasks a second) on the A100's device file.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,19 +103,25 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     device = cpu_device(len(os.sched_getaffinity(0)))
     measured = collected.measured(operators, device.cores, "steps served by this benchmark")
     calibrated = calibrate(device, measured)
+    free_items = replace(calibrated, device=replace(calibrated.device, item_beside_s=0.0))
     rows = []
     for trial in trials:
         windows = [window for window, _ in served[trial.name]]
-        predicted = [
-            predict(calibrated, trial, arrived, seconds, turn)
-            for turn, (_, arrived) in enumerate(served[trial.name])
-        ]
+        predicted, without = (
+            [
+                predict(fit, trial, arrived, seconds, turn)
+                for turn, (_, arrived) in enumerate(served[trial.name])
+            ]
+            for fit in (calibrated, free_items)
+        )
         halves = {"measured": windows, "predicted": predicted, "odd": windows[::2], "even": windows[1::2]}
+        halves["free_items"] = without
         rows.append(row(trial.name, halves))
     report.add(
         {
             **figures(rows, "predicted", "measured", ""),
             **figures(rows, "even", "odd", "floor_"),
+            **figures(rows, "free_items", "measured", "free_items_"),
             "plans": float(count),
             "turns": float(turns),
             "calibration_median_relative_error": median(abs(one) for one in calibrated.errors),

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
-from stageloom.planner.api.jobs import Job
 from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
@@ -18,7 +17,6 @@ from stageloom.planner.explain.plan import explain
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import model_choices
 from stageloom.planner.replan.predict import serves
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.plan import (
     ArrivalRate,
     CoreSet,
@@ -69,6 +67,7 @@ from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from tests.learning.pools import InlinePool
+from tests.planner.jobs import running_job
 from tests.store.helpers import NANO, enrol, row
 from tests.store.migrated import new_store
 
@@ -338,7 +337,7 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     assert entrants(rig.store, replace(asked, precision="bf16"), NANO) == Entrants((), {})
     for one in (found, none):
         assert pickle.loads(pickle.dumps(one)) == one, "a tournament's plans are judged in other processes"
-    reply = create(rig.store, InlinePool(), SystemClock(), asked, _job(), found)
+    reply = create(rig.store, InlinePool(), SystemClock(), asked, running_job(SystemClock()), found)
     assert reply.contest is not None
     judged = {one.name: one for one in reply.contest.judged}
     assert next(iter(judged)) == "sequential, whole"
@@ -350,18 +349,6 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     (busy,) = [one.busy for one, _ in looked_at if one.plan == said.digest]
     assert busy is not None
     assert 1e3 * busy == pytest.approx(said.predicted_ms), "predicted from the same parts"
-
-
-def _job() -> Job:
-    info = JobInfo(
-        job="1",
-        operation="plan.create",
-        state=JobState.RUNNING,
-        who="",
-        began_at_us=0,
-        progress=JobProgress(),
-    )
-    return Job(info, SystemClock())
 
 
 def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> None:

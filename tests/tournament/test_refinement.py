@@ -15,7 +15,6 @@ from stageloom.planner.api.jobs import Job
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.replan.predict import serves
 from stageloom.planner.schema.explanation import EvaluationVerdict
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanReply
 from stageloom.planner.split_search import Entrants
 from stageloom.planner.store.predictions import considered_plans
@@ -37,6 +36,7 @@ from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS
 from stageloom.shared.search.job import run_search
 from stageloom.shared.search.neighbours import neighbours, shape_of
+from tests.planner.jobs import running_job
 from tests.planner.world import World
 from tests.search.test_rivals import LEFT, RIGHT, choice
 from tests.twin.cases import device
@@ -261,16 +261,8 @@ def test_the_reply_and_the_record_say_which_plan_a_neighbour_comes_from(
         budget_s=60.0,
         rates=(ArrivalRate(model="diamond", per_s=1000.0),),
     )
-    info = JobInfo(
-        job="1",
-        operation="plan-create",
-        state=JobState.RUNNING,
-        who="test",
-        began_at_us=0,
-        progress=JobProgress(),
-    )
     reply: PlanReply = stored.create(
-        world.store, Here(clock), clock, request, Job(info, clock), Entrants((), {})
+        world.store, Here(clock), clock, request, running_job(clock), Entrants((), {})
     )
     assert reply.contest is not None
     led = [one for one in reply.contest.judged if one.policy == REFINED]

@@ -1,6 +1,5 @@
 """A planner as the API's handlers see it, without a process, and answers of handlers without HTTP."""
 
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -8,17 +7,17 @@ from typing import Any, TypeVar
 from stageloom.planner.api.access import Principal, Tokens
 from stageloom.planner.api.context import ApiCall, ApiContext, RunningPlanner
 from stageloom.planner.api.handlers import handler_of
-from stageloom.planner.api.jobs import Job, Jobs
+from stageloom.planner.api.jobs import Jobs
 from stageloom.planner.api.route import AnswerForm, Route
 from stageloom.planner.config import PlannerConfig
 from stageloom.planner.schema.access import Role
 from stageloom.planner.schema.base import Request
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.token import JoinToken
+from tests.planner.jobs import running_job
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
@@ -81,14 +80,6 @@ def answer_of(api: ApiContext, route: Route[Q, R], request: Q) -> R:
     """What a handler answers; of a job, its result."""
     reply: Any = handler_of(route)(api, request, OPERATOR)
     if route.form is AnswerForm.JOB:
-        info = JobInfo(
-            job=secrets.token_hex(8),
-            operation=route.name,
-            state=JobState.RUNNING,
-            who="local",
-            began_at_us=api.clock.wall_us(),
-            progress=JobProgress(),
-        )
-        reply = reply(Job(info, api.clock))
+        reply = reply(running_job(api.clock, route.name))
     answer: R = reply.result() if isinstance(reply, Future) else reply
     return answer

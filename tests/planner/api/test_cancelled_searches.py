@@ -12,11 +12,11 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiContext
 from stageloom.planner.api.handlers import handler_of, plans
 from stageloom.planner.api.jobs import Job, JobCancelled
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.plans import plan_infos
 from stageloom.shared.clock import ManualClock
 from tests.planner.api.context import OPERATOR, planner_context
+from tests.planner.jobs import running_job
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 from tests.store.migrated import new_store
 
@@ -51,15 +51,7 @@ def api(tmp_path: Path, answer: Computed) -> ApiContext:
 @pytest.fixture
 def job() -> Job:
     """One that runs."""
-    info = JobInfo(
-        job="1",
-        operation="plan.create",
-        state=JobState.RUNNING,
-        who="",
-        began_at_us=0,
-        progress=JobProgress(),
-    )
-    return Job(info, ManualClock())
+    return running_job(ManualClock())
 
 
 @pytest.mark.parametrize("request_", [SPLIT, TOURNAMENT], ids=["split", "tournament"])

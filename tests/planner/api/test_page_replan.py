@@ -11,17 +11,16 @@ import pytest
 
 from stageloom.planner.api.access import Principal, bearer_digest
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
-from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.page import actions
 from stageloom.planner.api.page.visit import Visit
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.routes import PLAN_CREATE, PLAN_PUSH
 from stageloom.planner.schema.access import Role
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 from stageloom.planner.store.access import audit_entries
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from tests.planner.api.context import planner_context
+from tests.planner.jobs import running_job
 from tests.store.helpers import NANO, enrol
 from tests.store.migrated import new_store
 
@@ -39,15 +38,7 @@ class Replan(NamedTuple):
         """What the job of the button results in."""
         call = ApiCall(ADA)
         action = actions.replan(Visit(api=self.api, principal=ADA, path={"device": NANO}))
-        info = JobInfo(
-            job="1",
-            operation="plan.create",
-            state=JobState.RUNNING,
-            who="ada",
-            began_at_us=0,
-            progress=JobProgress(),
-        )
-        return action.do(call)(Job(info, ManualClock()))
+        return action.do(call)(running_job(ManualClock()))
 
     def noted(self) -> list[tuple[str, str, str, int]]:
         """The audit log: who, what, about what, how it was answered."""
