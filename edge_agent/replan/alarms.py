@@ -189,11 +189,12 @@ class Alarms:
 
     def _back(self, structure: Digest | None, *, held: bool) -> Regime | None:
         """A regime that is back, in which another plan ran."""
-        if held or not self._arrivals.moments:
+        newest = self._arrivals.newest
+        if held or newest is None:
             self._returns.rest()
             return None
         return self._returns.look(
-            self._arrivals.moments[-1],
+            newest,
             self._regime.chosen_for,
             structure,
             self._service_s,

@@ -77,19 +77,19 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.moments: deque[Moment] = deque()  # of the last minute, half a second apart, oldest first
-        self._newest: Moment | None = None
+        self.newest: Moment | None = None  # that was taken in
         self._rise: Moment | None = None
 
     def add(self, at_s: float, counts: Mapping[str, int]) -> None:
         """Take in the tasks so far, by model; counts that fell are those of a new engine process."""
-        before = self._newest
+        before = self.newest
         if before is not None and any(count < before.counts.get(name, 0) for name, count in counts.items()):
             self.moments.clear()
             self._rise = None
-        self._newest = Moment(at_s, counts)
+        self.newest = Moment(at_s, counts)
         self._rise = self._newest_rise() or self._rise
         if not self.moments or at_s - self.moments[-1].at_s >= _PACE_S:
-            self.moments.append(self._newest)
+            self.moments.append(self.newest)
         while len(self.moments) > 2 and at_s - self.moments[1].at_s >= _USUAL_S[1]:
             self.moments.popleft()
 
@@ -106,7 +106,7 @@ class Arrivals:
     @property
     def rise_s(self) -> float:
         """The moment since which more come; -inf where none is known in the last ten seconds."""
-        if self._rise is None or self._newest is None or self._newest.at_s - self._rise.at_s > _LATE_S[1]:
+        if self._rise is None or self.newest is None or self.newest.at_s - self._rise.at_s > _LATE_S[1]:
             return -math.inf
         return self._rise.at_s
 
@@ -123,7 +123,7 @@ class Arrivals:
 
         One that is known and not young any more is what later ones are compared with.
         """
-        newest = self._newest
+        newest = self.newest
         assert newest is not None
         known_s = self.rise_s if newest.at_s - self.rise_s >= YOUNG_S else -math.inf
         sure, rise = _SURE + len(newest.counts), None
@@ -160,7 +160,7 @@ class Arrivals:
 
     def _since(self, began: Moment, model: str) -> Arrived:
         """What came since one of the moments; nothing where the model was not there yet."""
-        newest = self._newest
+        newest = self.newest
         if newest is None or model not in began.counts or model not in newest.counts:
             return NOTHING
         return Arrived(newest.counts[model] - began.counts[model], newest.at_s - began.at_s)

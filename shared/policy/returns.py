@@ -1,4 +1,4 @@
-"""Whether arrivals are back that a device has had before, told within a second or two. Pure.
+"""Whether arrivals are back that a device has had before, told within a second or so. Pure.
 
 `stageloom.shared.policy.regime` leaves any five seconds out, since what is shorter may be a burst, and for
 one nobody searches and tries a plan. A regime in which another plan ran needs neither: that plan is known. So
@@ -22,17 +22,20 @@ from stageloom.shared.ids import Digest
 from stageloom.shared.policy.arrivals import Arrived, Moment
 from stageloom.shared.policy.regime import Regime, moved
 
-SURE: Final = 14.0
-"""At constant rates a score that high comes once in exp(14) looks or more: at two a second, in a week."""
+SURE: Final = 16.0
+"""At constant rates a score that high comes once in exp(16) looks or more: at ten a second, in ten days."""
 
-_A_LOOK: Final = SURE / 2
-"""More than that no single look adds: a batch of tasks that come at once is no regime."""
+LEAST_S: Final = 0.8
+"""A score takes that long to become sure at least: a batch of tasks that come at once is no regime."""
 
 _HIGHEST: Final = 2 * SURE
 """So that a score falls soon after arrivals change again, should nobody have asked for a plan meanwhile."""
 
-_FIT: Final = 2.5
+_FIT: Final = 2.0
 """Standard deviations by which what came since a score rose may miss what the known regime explains."""
+
+_LEAST_TASKS: Final = 15
+"""So many the known regime must explain since a score rose: fewer tell it from no other."""
 
 _MOST: Final = 8
 """Known regimes that are kept, the newest."""
@@ -87,6 +90,11 @@ class ReturnWatch:
         ]
         self._known = [_Known(regime, structure), *others][:_MOST]
 
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Of the known regimes, that of the newest first."""
+        return tuple(one.score for one in self._known)
+
     def rest(self) -> None:
         """What comes now is no sign of anything: begin anew."""
         self._before = None
@@ -103,7 +111,7 @@ class ReturnWatch:
     ) -> Regime | None:
         """The known regime that is back, if one is: of another plan, and unlike today's by a factor `least`.
 
-        To be asked at every new moment; one that was seen is passed over.
+        To be asked some ten times a second: what came before the change within a look is counted as after.
         """
         before, self._before = self._before, moment
         if before is None or today is None or structure is None or before.counts.keys() != today.keys():
@@ -136,14 +144,14 @@ def _add(one: _Known, counts: Mapping[str, int], today: Regime, began_s: float, 
         gained += count * math.log(b_per_s / a_per_s) - (b_per_s - a_per_s) * seconds
     if one.score <= 0.0:
         one.since_s, one.tasks = began_s, dict.fromkeys(counts, 0)
-    one.score = min(max(one.score + min(gained, _A_LOOK), 0.0), _HIGHEST)
+    one.score = min(max(one.score + min(gained, SURE * seconds / LEAST_S), 0.0), _HIGHEST)
     one.tasks = {name: tasks + counts[name] for name, tasks in one.tasks.items()}
 
 
 def _fits(one: _Known, now: float) -> bool:
     expected = {name: _per_s(arrived) * (now - one.since_s) for name, arrived in one.regime.items()}
     came, in_all = sum(one.tasks.values()), math.fsum(expected.values())
-    if not came or abs(came - in_all) > _FIT * math.sqrt(in_all) + _HALF:
+    if in_all < _LEAST_TASKS or not came or abs(came - in_all) > _FIT * math.sqrt(in_all) + _HALF:
         return False
     squares = math.fsum((one.tasks[name] - mean) ** 2 / mean for name, mean in expected.items())
     variance = math.fsum(2.0 + 1.0 / mean for mean in expected.values())  # of that sum, of Poisson counts
