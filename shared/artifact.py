@@ -5,7 +5,7 @@ file to the end. The artifact's digest is the digest of the whole blob, so it ca
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
@@ -88,8 +88,9 @@ def open_artifact(path: Path, expected: Digest | None = None) -> Artifact:
         head = file.read(length)
     if len(head) != length:
         raise DecodeError(f"{path.name} ends inside its graph", remedy="fetch it again")
-    graph = _decode_graph(head, path.name)
-    return Artifact(digest, graph, path, len(MAGIC) + 4 + length, path.stat().st_size)
+    offset, size = len(MAGIC) + 4 + length, path.stat().st_size
+    graph = replace(_decode_graph(head, path.name), file_bytes=size - offset)
+    return Artifact(digest, graph, path, offset, size)
 
 
 def _decode_graph(head: bytes, file_name: str) -> Graph:

@@ -4,8 +4,8 @@ Operators are numbered in an order that is topological *and* in which every base
 at position p puts operators 0..p-1 before the cut. A block is therefore a range of operators.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -85,6 +85,16 @@ class Graph:
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
     batchable: bool = False  # re-pinning to a batch b > 1 was tried and b rows equal b single runs
     ranges: ShapeRanges | None = None
+    file_bytes: int = field(default=0, compare=False)  # of the ONNX file; 0: none is known
+
+    def weight_bytes(self, ops: Iterable[int]) -> int:
+        """Bytes of these operators' weights, at most: several may read the same, which the file has once."""
+        weights = sum(self.operators[op].weight_bytes for op in ops)
+        return min(weights, self.file_bytes) if self.file_bytes else weights
+
+    def shares_weights(self, ops: Iterable[int]) -> bool:
+        """Whether some of these operators surely read the same weights, as in a loop that was unrolled."""
+        return 0 < self.file_bytes < sum(self.operators[op].weight_bytes for op in ops)
 
     def takes(self, tensor: TensorId, shape: Sequence[int]) -> bool:
         """Whether an input may have this shape."""

@@ -64,6 +64,20 @@ class Builder:
         return model
 
 
+SHARED_BYTES = 512 * 512 * 4
+"""What `unrolled` multiplies with at every step."""
+
+
+@cache
+def unrolled(steps: int = 8) -> Artifact:
+    """Steps that all read one weight, as exporters write a recurrent layer."""
+    b = Builder()
+    weight, x = b.weight(512, 512, scale=512**-0.5), "x"
+    for _ in range(steps):
+        x = b.node("Tanh", b.node("Gemm", x, weight))
+    return b.artifact({"x": (1, 512)}, {x: (1, 512)})
+
+
 def imported(model: onnx.ModelProto) -> Artifact:
     """A model on disk, through the importer."""
     folder = scratch()

@@ -22,6 +22,7 @@ from stageloom.shared.plan import ExecutorOptions, IssueOrder, Member, Plan
 from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.small_models import SHARED_BYTES, unrolled
 from tests.importer.classes import CLASSES
 
 TOLERANCE = 1e-4
@@ -54,6 +55,15 @@ def test_a_second_plan_reuses_sessions_and_states_no_bytes_for_them(onnx: OnnxEx
     assert onnx.sessions == count
     onnx.unload(PlanKey(2))
     assert onnx.sessions == 0
+
+
+def test_weights_that_many_operators_read_count_once(onnx: OnnxExecutor) -> None:
+    model = unrolled()
+    assert sum(operator.weight_bytes for operator in model.graph.operators) == 8 * SHARED_BYTES
+    bound = bound_of(plan_of([model], [()], [[Member(0, 0, 0)]]), [model])
+    assert SHARED_BYTES < onnx.stated_bytes(bound) < 1.5 * SHARED_BYTES
+    first_half = model.graph.weight_bytes(range(len(model.graph.operators) // 2))
+    assert SHARED_BYTES < first_half < 1.1 * SHARED_BYTES
 
 
 @pytest.mark.promise("second-plan-reuses-sessions")

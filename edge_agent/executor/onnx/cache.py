@@ -70,7 +70,7 @@ SessionT = TypeVar("SessionT")
 
 def weight_bytes(key: SessionKey, graph: Graph) -> int:
     """What a session keeps: its weights, once, in the layout that its kernels want."""
-    weights = sum(graph.operators[op].weight_bytes for op in key.ops)
+    weights = graph.weight_bytes(key.ops)
     if key.merge:
         _, zeros = padding(graph, merged(graph, [OpId(op) for op in key.ops]))
         weights += zeros

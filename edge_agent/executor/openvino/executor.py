@@ -84,14 +84,15 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
     """What a session keeps: weights in its kernels' layout, its own tensors, and its operators' descriptions.
 
     What it reads and makes it may keep again in the layout of its kernels. Kernels that were stacked for a
-    merge are in no file, and are kept as they were read, too.
+    merge are in no file, and are kept as they were read, too; so are weights that several operators share.
     """
     inputs, outputs = borders(graph, key.ops)
     own = sum(graph.tensors[tensor].nbytes for tensor in (*inputs, *outputs))
     if len(key.ops) > 1:
         made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
         own += _OWN_TENSORS * max(made, default=0)
-    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (2 if key.merge else 1)
+    twice = key.merge or graph.shares_weights(key.ops)
+    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (2 if twice else 1)
 
 
 def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:

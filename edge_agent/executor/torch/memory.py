@@ -287,7 +287,9 @@ def stated_weight_bytes(
             else one.weight_bytes
             for one in model.graph.operators
         ]
-        found[model.graph_key, precision] = sum(weights)
+        whole = sum(one.weight_bytes for one in model.graph.operators)
+        once = model.graph.weight_bytes(range(len(model.graph.operators)))
+        found[model.graph_key, precision] = sum(weights) if once == whole else sum(weights) * once // whole
     return found
 
 

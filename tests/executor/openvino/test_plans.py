@@ -20,6 +20,7 @@ from tests.executor.contract.schedules import StepMaker, bound_of, plan_of
 from tests.executor.drive import KEY, halves, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.executor.openvino.small import artifact_from, one_node
+from tests.executor.small_models import SHARED_BYTES, unrolled
 from tests.importer.classes import CLASSES
 from tests.importer.test_classes import HALF_TOLERANCE, _imported
 
@@ -61,6 +62,17 @@ def test_replicas_in_several_lanes_have_sessions_of_their_own(
     assert openvino.held_bytes == stated and openvino.stated_bytes(bound) == 0
     openvino.unload(KEY)
     assert openvino.sessions == 0
+
+
+def test_weights_that_many_operators_read_count_as_in_the_file_and_as_in_the_kernels(
+    openvino: OpenvinoExecutor,
+) -> None:
+    model = unrolled()
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    stated = openvino.stated_bytes(
+        bound_of(replace(plan, executor=ExecutorOptions(name="openvino")), [model])
+    )
+    assert 2 * SHARED_BYTES < stated < 4 * SHARED_BYTES
 
 
 def test_models_of_one_artifact_count_together(model: Artifact) -> None:

@@ -32,7 +32,7 @@ from tests.executor.contract.schedules import (
     random_streams,
 )
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.executor.small_models import Builder
+from tests.executor.small_models import SHARED_BYTES, Builder, unrolled
 from tests.executor.torch.conftest import TorchExecutor
 from tests.executor.torch.steps import (
     KEY,
@@ -291,6 +291,17 @@ def test_what_a_plan_holds_is_no_more_than_it_stated(executor: TorchExecutor) ->
     assert second < stated and executor.stated_bytes(bound, alone=True) == stated
     executor.unload(KEY)
     assert executor.held_bytes == 0
+
+
+def test_weights_that_many_operators_read_are_stated_as_often_as_they_are_held(
+    executor: TorchExecutor,
+) -> None:
+    model = unrolled()
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    bound = bound_of(replace(plan, executor=ExecutorOptions(name=executor.name)), [model])
+    stated = executor.stated_bytes(bound)
+    load(executor, plan, [model])
+    assert SHARED_BYTES < executor.held_bytes <= stated < 1.5 * SHARED_BYTES
 
 
 def _from_a_table(table: np.ndarray) -> Artifact:
