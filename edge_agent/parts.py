@@ -11,9 +11,10 @@ from stageloom.edge_agent.executor_choice import FIRST_CHOICE
 from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.shell import LifecycleShell
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
+from stageloom.edge_agent.lifecycle.waiting import WaitingLog
 from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.machine.device import MachineWatch
 from stageloom.edge_agent.machine.utilisation import this_machine

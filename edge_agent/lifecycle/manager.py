@@ -20,7 +20,7 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.output_runner import OutputRunner
-from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog, unloaded
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, unloaded
 from stageloom.edge_agent.lifecycle.pursuit import (
     Candidate,
     Pursuit,
@@ -29,6 +29,7 @@ from stageloom.edge_agent.lifecycle.pursuit import (
 )
 from stageloom.edge_agent.lifecycle.states import AttemptId, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
+from stageloom.edge_agent.lifecycle.waiting import WaitingLog
 from stageloom.edge_agent.worker.messages import OutputsCompared, PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.interval_guard import GuardVerdict
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -258,7 +259,8 @@ class PlanManager(Pursuit):
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
     def arrivals_moved(self, since_s: float) -> None:
-        """Other tasks come since that instant: what a trial found before it says nothing of these."""
+        """Other tasks come since that instant: what was found before it says nothing of these."""
+        self._waiting.arrivals_moved(since_s)
         if isinstance(runner := self.runner, TrialRunner):
             runner.arrivals_moved(since_s)
 

@@ -20,9 +20,10 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.output_runner import OutputRunner
-from stageloom.edge_agent.lifecycle.probation import Probation, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import Probation
 from stageloom.edge_agent.lifecycle.states import LOCAL_EPOCH, AttemptId, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
+from stageloom.edge_agent.lifecycle.waiting import WaitingLog
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.engine.windows import Side

@@ -22,9 +22,10 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.waiting import WaitingLog
 from stageloom.edge_agent.worker.messages import (
     CompareOutputs,
     ModelFigures,

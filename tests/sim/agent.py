@@ -27,10 +27,11 @@ from stageloom.edge_agent.lifecycle.events import (
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
 from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.waiting import WaitingLog
 from stageloom.edge_agent.link import fetch as fetching
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
