@@ -109,7 +109,7 @@ class Supervisor:
         self._first_delay_s = first_delay_s
         self._longest_delay_s = longest_delay_s
         self._rng = rng
-        self._started_s = 0.0
+        self._started_s: float | None = None  # since when the process takes commands
         self._delays: Iterator[float] | None = None
         self._crashes: dict[Digest, deque[float]] = {}
         self._condemned: set[Digest] = set()
@@ -127,8 +127,9 @@ class Supervisor:
                 crashes.popleft()
             if len(crashes) >= self.max_crashes:
                 self._condemned.add(plan)
-        if now_s - self._started_s >= self._stable_s:
+        if self._started_s is not None and now_s - self._started_s >= self._stable_s:
             self._delays = None
+        self._started_s = None
         if self._delays is None:
             self._delays = backoff_s(self._rng, first_s=self._first_delay_s, cap_s=self._longest_delay_s)
             return 0.0
