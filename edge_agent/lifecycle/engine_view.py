@@ -24,6 +24,8 @@ class EngineView:
     stated_bytes: dict[PlanKey, int] = field(default_factory=dict)  # of loaded plans
     memory_bytes: int = 0  # what plans may take together, when the last one was loaded
     crowded: dict[Digest, PlanTooLarge] = field(default_factory=dict)  # fit alone, but not beside the others
+    tries: int = 0  # of a load that found no room though no plan was loaded, one after another
+    again_s: float = 0.0  # when the next one is due
     asked: PlanKey | None = None  # the last one that was asked to run
     freed: set[PlanKey] = field(default_factory=set)  # being freed, or freeing itself
     active: PlanKey | None = None
@@ -78,6 +80,7 @@ class EngineView:
         self.stated_bytes.pop(key, None)
         self.freed.discard(key)
         self.crowded.clear()
+        self.tries = 0
         if self.active == key:
             self.active = None
         if self.asked == key:
