@@ -550,14 +550,17 @@ class PlanManager(Pursuit):
         What the process said before it ended has been heard, so a plan whose activation it did not report
         has not run.
         """
-        candidate, engine = self._candidate, self._engine
+        candidate, incumbent = self._candidate, self.incumbent
+        loads = next(iter(self._engine.loading.values()), None)  # the others wait for their turn
         if candidate is not None:
-            loads = engine.key_of(candidate.digest, engine.loading) is not None
             compares = isinstance(self.runner, OutputRunner)  # it runs beside what is active
             changes = self.runner is not None and self.runner.settling  # steps of both are in flight
-            if candidate.probation is not None or loads or compares or changes:
+            loaded = loads is not None and loads.ref.digest == candidate.digest
+            if candidate.probation is not None or loaded or compares or changes:
                 return candidate.plan
-        return self.active or next(iter(engine.loading.values()), None)
+        if loads is not None and (incumbent is None or loads.ref.digest != incumbent.ref.digest):
+            return loads  # for an attempt that has ended
+        return self.active or loads
 
     def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
         """A plan does not check or load; `may_pass`: it may later."""
