@@ -316,7 +316,7 @@ class Agent:
         match report:
             case engine.TaskDone():
                 self._task_done(report)
-            case engine.Stats():
+            case engine.Stats(sign=False):
                 self._load.stats_arrived(report)
             case engine.Ready():
                 self._parts.supervisor.started(self.loop.now())

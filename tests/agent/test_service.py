@@ -25,3 +25,15 @@ def test_arena_that_the_engine_refuses_is_among_the_problems(tmp_path: Path) -> 
         agent.loop.call_at(agent.loop.now(), agent.request_stop)
         agent.run()
     assert "arena_refused: tasks that name arena 3 are refused: it can shrink" in problem
+
+
+def test_sign_of_life_of_the_engine_process_is_no_telemetry(tmp_path: Path) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    try:
+        agent._on_report(engine.Stats(1.0, None, 0.0, (), (), sign=True))
+        assert agent._load.stats is None
+        agent._on_report(engine.Stats(2.0, None, 0.0, (), ()))
+        assert agent._load.stats is not None
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()

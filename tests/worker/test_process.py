@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.ingest.messages import TaskEnded, decode_to_application
+from stageloom.edge_agent.parts import _worker_config
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
 from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, TaskDone, WorkerConfig, decode_config
@@ -499,6 +502,16 @@ def test_a_process_without_a_plan_is_heard_from() -> None:
     try:
         assert engine.wait_for(messages.Stats).key is None
         assert engine.wait_for(messages.Stats).models == ()
+    finally:
+        engine.stop()
+
+
+def test_process_of_an_agent_that_takes_telemetry_rarely_shows_that_it_lives(tmp_path: Path) -> None:
+    """Else the agent would kill it for its silence."""
+    config = AgentConfig(home=str(tmp_path), stats_interval_s=3600.0, silent_engine_s=0.3, alarms=False)
+    engine = RealEngine(_worker_config(config))
+    try:
+        assert all(engine.wait_for(messages.Stats).sign for _ in range(3))
     finally:
         engine.stop()
 
