@@ -118,8 +118,10 @@ def make_parts(
 
 
 def _worker_config(config: AgentConfig) -> WorkerConfig:
+    sign_s = config.silent_engine_s / 3.0  # one may be late
     return WorkerConfig(
         stats_interval_s=config.stats_interval_s,
+        sign_interval_s=sign_s if config.stats_interval_s > sign_s else 0.0,
         sample_interval_s=config.alarm_interval_s if config.alarms else 0.0,
         memory_bytes=config.memory_bytes,
         log_level=config.log_level,

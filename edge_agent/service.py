@@ -176,6 +176,7 @@ class Agent:
         finally:
             self._serving.begin_stop()
             self._metrics.begin_stop()
+            self._engine.take_ends()  # of tasks that have not failed
             self._endpoint.end_all(Outcome.FAILED, "agent_restarted", "the agent was stopped")
             self._count()
             self._endpoint.close("the agent was stopped")
@@ -316,7 +317,7 @@ class Agent:
         match report:
             case engine.TaskDone():
                 self._task_done(report)
-            case engine.Stats():
+            case engine.Stats(sign=False):
                 self._load.stats_arrived(report)
             case engine.Ready():
                 self._parts.supervisor.started(self.loop.now())

@@ -41,6 +41,7 @@ class Arena:
     nbytes: int
     detached: bool = False
     open_tasks: int = 0  # that lie in it
+    sent_to: int = 0  # `EngineClient.life` of the engine process that has it
 
 
 @dataclass(slots=True, eq=False)

@@ -379,7 +379,10 @@ class Endpoint:
         self._engine.send(AddApplication(connection.id), [connection.sock.fileno()])
 
     def _add_arena(self, arena: Arena) -> None:
-        self._engine.send(AddArena(arena.id, arena.nbytes), [arena.descriptor])
+        """Tell the engine process an arena once: commands reach one that is not ready yet, too."""
+        life = self._engine.life
+        if arena.sent_to != life and self._engine.send(AddArena(arena.id, arena.nbytes), [arena.descriptor]):
+            arena.sent_to = life
 
     def _drop_layout(self, layout: DeclaredLayout) -> None:
         if layout.sent_to == self._engine.life:

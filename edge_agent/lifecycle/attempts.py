@@ -376,7 +376,7 @@ def _found(state: LinkState, attempt: PlanAttempt, now_us: int) -> Changed:
         return failed(state, attempt, reason, now_us, TransitionCause.BOOT)
     if state.probation_boots:
         reason = "the agent stopped twice while it was under probation"
-        return state.advanced(attempt, TransitionCause.BOOT_AGAIN, reason), ()
+        return failed(state, attempt, reason, now_us, TransitionCause.BOOT_AGAIN)
     reason = "the agent stopped while it was under probation"
     moved = state.advanced(attempt, TransitionCause.BOOT, reason)
     return structs.replace(moved, probation_boots=1), ()

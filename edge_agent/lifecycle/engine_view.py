@@ -24,6 +24,8 @@ class EngineView:
     stated_bytes: dict[PlanKey, int] = field(default_factory=dict)  # of loaded plans
     memory_bytes: int = 0  # what plans may take together, when the last one was loaded
     crowded: dict[Digest, PlanTooLarge] = field(default_factory=dict)  # fit alone, but not beside the others
+    tries: int = 0  # of a load that found no room though no plan was loaded, one after another
+    again_s: float = 0.0  # when the next one is due
     asked: PlanKey | None = None  # the last one that was asked to run
     freed: set[PlanKey] = field(default_factory=set)  # being freed, or freeing itself
     active: PlanKey | None = None
@@ -78,6 +80,7 @@ class EngineView:
         self.stated_bytes.pop(key, None)
         self.freed.discard(key)
         self.crowded.clear()
+        self.tries = 0
         if self.active == key:
             self.active = None
         if self.asked == key:
@@ -109,7 +112,7 @@ class Supervisor:
         self._first_delay_s = first_delay_s
         self._longest_delay_s = longest_delay_s
         self._rng = rng
-        self._started_s = 0.0
+        self._started_s: float | None = None  # since when the process takes commands
         self._delays: Iterator[float] | None = None
         self._crashes: dict[Digest, deque[float]] = {}
         self._condemned: set[Digest] = set()
@@ -127,8 +130,9 @@ class Supervisor:
                 crashes.popleft()
             if len(crashes) >= self.max_crashes:
                 self._condemned.add(plan)
-        if now_s - self._started_s >= self._stable_s:
+        if self._started_s is not None and now_s - self._started_s >= self._stable_s:
             self._delays = None
+        self._started_s = None
         if self._delays is None:
             self._delays = backoff_s(self._rng, first_s=self._first_delay_s, cap_s=self._longest_delay_s)
             return 0.0

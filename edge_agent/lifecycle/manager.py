@@ -37,6 +37,9 @@ from stageloom.shared.engine.trial import TrialConfig, TrialRecord, TrialResult,
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState
 
+_CROWDED_TRIES = 5
+"""A second apart; where what is measured leaves a plan no room for longer, another runs in its place."""
+
 _LATELY_S = 30.0
 """A device to which no task came for so long is idle."""
 
@@ -309,15 +312,24 @@ class PlanManager(Pursuit):
 
     def too_large(self, sizes: PlanTooLarge) -> list[Action]:
         """It was not loaded: it does not fit beside what is, or not at all."""
-        plan = self._engine.loading.pop(PlanKey(sizes.key), None)
+        engine = self._engine
+        plan = engine.loading.pop(PlanKey(sizes.key), None)
         if plan is None:
             return []
-        if sizes.alone_bytes <= sizes.memory_bytes:
-            self._engine.crowded[plan.ref.digest] = sizes
+        if sizes.alone_bytes > sizes.memory_bytes:
+            reason = (
+                f"it needs {sizes.alone_bytes} bytes, and there are {sizes.memory_bytes} for plans; "
+                "make one with fewer replicas, smaller batches or fewer models, or raise `memory_bytes`"
+            )
+            return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
+        engine.crowded[plan.ref.digest] = sizes
+        engine.tries = 0 if engine.loaded else engine.tries + 1
+        instead = self.incumbent
+        if engine.tries < _CROWDED_TRIES or instead is None or instead.ref.digest == plan.ref.digest:
             return self._pursue()
         reason = (
-            f"it needs {sizes.alone_bytes} bytes, and there are {sizes.memory_bytes} for plans; "
-            "make one with fewer replicas, smaller batches or fewer models, or raise `memory_bytes`"
+            f"it needs {sizes.added_bytes} bytes, and what is being measured leaves {sizes.room_bytes} of "
+            f"{sizes.memory_bytes}; push the plan again once profiles and comparisons of outputs have ended"
         )
         return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
 
@@ -401,7 +413,7 @@ class PlanManager(Pursuit):
     def tick(self, now_s: float) -> list[Action]:
         """Look at what has taken too long: a load, a trial, probation, last-known-good that does not load."""
         self._watch_running(now_s)
-        actions = self._end_overdue_load(now_s) + self._restore_again(now_s)
+        actions = self._end_overdue_load(now_s) + self._restore_again(now_s) + self._load_again(now_s)
         candidate = self._candidate
         if candidate is None or self._engine.stopping:
             return actions
@@ -450,6 +462,17 @@ class PlanManager(Pursuit):
             engine.stopping = True
             actions.append(StopEngine())
         return actions
+
+    def _load_again(self, now_s: float) -> list[Action]:
+        """What is to run found no room though no plan is loaded: what is measured takes it, and will end."""
+        engine, target = self._engine, self._target()
+        if target is None or target.ref.digest not in engine.crowded or engine.stopping:
+            return []
+        if engine.loaded or engine.loading or now_s < engine.again_s:
+            return []
+        engine.again_s = now_s + 1.0
+        engine.crowded.clear()
+        return self._pursue()
 
     # -- decisions ------------------------------------------------------------------------------------------
 
@@ -529,14 +552,17 @@ class PlanManager(Pursuit):
         What the process said before it ended has been heard, so a plan whose activation it did not report
         has not run.
         """
-        candidate, engine = self._candidate, self._engine
+        candidate, incumbent = self._candidate, self.incumbent
+        loads = next(iter(self._engine.loading.values()), None)  # the others wait for their turn
         if candidate is not None:
-            loads = engine.key_of(candidate.digest, engine.loading) is not None
             compares = isinstance(self.runner, OutputRunner)  # it runs beside what is active
             changes = self.runner is not None and self.runner.settling  # steps of both are in flight
-            if candidate.probation is not None or loads or compares or changes:
+            loaded = loads is not None and loads.ref.digest == candidate.digest
+            if candidate.probation is not None or loaded or compares or changes:
                 return candidate.plan
-        return self.active or next(iter(engine.loading.values()), None)
+        if loads is not None and (incumbent is None or loads.ref.digest != incumbent.ref.digest):
+            return loads  # for an attempt that has ended
+        return self.active or loads
 
     def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
         """A plan does not check or load; `may_pass`: it may later."""

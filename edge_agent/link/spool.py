@@ -369,6 +369,8 @@ class Spool:
             ranges.append(RowRange(segment.boot, first, first + len(taken) - 1))
             rows += taken
             room_bytes -= sum(len(row) + 5 for row in taken)
+            if ranges[-1].last + 1 < segment.end:
+                break  # the planner takes what comes after later rows of the boot for repeats
         ledgers = self._ledgers(ranges)
         if not rows and not ledgers:
             return None

@@ -110,8 +110,8 @@ class Channel:
             message, ancillary, flags, _ = self._sock.recvmsg(MAX_MESSAGE_BYTES, _FD_SPACE, _CLOSE_ON_EXEC)
         except BlockingIOError:
             return None
-        except ConnectionResetError as error:
-            raise ChannelClosed from error
+        except ConnectionResetError:
+            return self.receive()  # told once, and first: the other process ended with messages unread
         if not message:
             raise ChannelClosed
         fds = descriptors_in(ancillary) if ancillary else []

@@ -13,6 +13,7 @@ from stageloom.edge_agent.worker.channel import MAX_BACKLOG, Channel, ChannelClo
 from stageloom.edge_agent.worker.messages import (
     Command,
     Exited,
+    PassOn,
     Report,
     Stop,
     WorkerConfig,
@@ -151,7 +152,10 @@ class EngineClient:
         return self._reap(0.0)
 
     def _reap(self, grace_s: float) -> int:
-        """Close the channel and return the exit code; a process that lives on after `grace_s` is killed."""
+        """Close the channels and return the exit code; a process that lives on after `grace_s` is killed.
+
+        Ends that it told are handed on, and what it left for applications; whatever else it said is void.
+        """
         process, channel, ends = self._process, self._channel, self._ends
         assert process is not None
         assert channel is not None
@@ -159,13 +163,18 @@ class EngineClient:
         self._process = self._channel = None
         self.sign_s = self._loop.now()
         self._loop.watch(channel.fileno(), 0, self._ready)
-        channel.close()
         try:
             returncode = process.wait(grace_s)
         except subprocess.TimeoutExpired:
             process.kill()
             returncode = process.wait()
         self.take_ends()  # nothing is added any more
+        with contextlib.suppress(ChannelClosed):
+            while received := channel.receive():
+                report = decode_report(received[0])
+                if isinstance(report, PassOn):
+                    self._on_report(report)
+        channel.close()
         self._ends = None
         ends.close()
         return returncode

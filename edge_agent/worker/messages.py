@@ -320,6 +320,7 @@ class Stats(_Message, frozen=True, tag=7):
     busy_s: float  # seconds in which at least one step ran, since the process started
     models: tuple[QueueStats, ...]
     combined: tuple[StepStats, ...]
+    sign: bool = False  # only of life, every `sign_interval_s`: it says nothing else
 
 
 class OperatorTimes(_Message, frozen=True, tag=8):
@@ -510,6 +511,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """An unreadable value stops the start."""
 
     stats_interval_s: float = 1.0  # how often a Stats report leaves
+    sign_interval_s: float = 0.0  # how often a sign of life leaves; 0: never, the reports are enough
     sample_interval_s: float = 0.0  # how often a QueueSnapshot leaves; 0: never
     memory_bytes: int = 0  # what plans may take together; 0: what the machine has
     switch_interval_s: float = 0.0002  # Python's default of 5 ms would be added to a step by any busy thread
@@ -530,6 +532,7 @@ def decode_config(text: str) -> WorkerConfig:
         config = msgspec.json.decode(text, type=WorkerConfig)
     except msgspec.MsgspecError as error:
         raise SettingError(f"the engine's settings cannot be read: {error}") from error
-    if not config.stats_interval_s > 0 or not config.switch_interval_s > 0 or config.sample_interval_s < 0:
+    least_s = min(config.stats_interval_s, config.switch_interval_s)
+    if not least_s > 0 or min(config.sample_interval_s, config.sign_interval_s) < 0:
         raise SettingError("the engine's intervals are not above zero")
     return config

@@ -125,12 +125,9 @@ class OutputComparer:
 
     def _compare(self, order: CompareOutputs, user: tuple[str, int]) -> OutputsCompared:
         driver = self._driver()
-        plans = (
-            [] if driver is None else [driver.plan(PlanKey(key)) for key in (order.control, order.candidate)]
-        )
-        bounds = [bound for bound in plans if bound is not None]
-        if driver is None or len(bounds) != 2:
-            raise ExecutorError("one of the two plans is not loaded any more")
+        if driver is None:
+            raise ExecutorError("no plan is loaded")
+        bounds = _plans(order, driver)
         artifacts = {
             digest: self._artifacts.use(user, digest, {})
             for digest in {model.plan.artifact for bound in bounds for model in bound.models}
@@ -146,20 +143,25 @@ class OutputComparer:
                 version = _Version(bound, artifacts, self._executors, driver)
                 versions.append(version)  # one by one: the first is closed where the second fails
             driver.sampler = sampler
-            return self._answer(order, sampler, versions)
+            return self._answer(order, driver, sampler, versions)
         finally:
             driver.sampler = None
             for version in versions:
                 version.close()
 
     def _answer(
-        self, order: CompareOutputs, sampler: InputSampler, versions: "list[_Version]"
+        self,
+        order: CompareOutputs,
+        driver: EngineRuntime,
+        sampler: InputSampler,
+        versions: "list[_Version]",
     ) -> OutputsCompared:
         old, new = versions
         comparison = OutputComparison(order.tolerance)
         ends_s = time.monotonic() + order.limit_s
         missing, rests_until_s = set(order.models), 0.0
         while missing and self._newest == order.number and time.monotonic() < ends_s:
+            _plans(order, driver)
             if (left_s := min(rests_until_s, ends_s) - time.monotonic()) > 0.0:
                 time.sleep(min(left_s, _LOOK_S))  # no longer: a newer order may come
                 continue
@@ -195,6 +197,19 @@ class OutputComparer:
         until_s = min(time.monotonic() + _PATIENCE_S, ends_s)
         while not self._idle() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
+
+
+def _plans(order: CompareOutputs, driver: EngineRuntime) -> list[BoundPlan]:
+    """The control and the candidate.
+
+    Raises:
+        ExecutorError: one was given up. What a comparison of it holds may be what another plan needs.
+    """
+    plans = [driver.plan(PlanKey(key)) for key in (order.control, order.candidate)]
+    bounds = [bound for bound in plans if bound is not None]
+    if len(bounds) != len(plans):
+        raise ExecutorError("one of the two plans is not loaded any more")
+    return bounds
 
 
 class _CandidateFailed(Exception):

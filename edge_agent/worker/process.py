@@ -100,6 +100,7 @@ class EngineProcess:
             messages.Stop: self._stop,
         }
         self._next_stats_s = time.monotonic() + config.stats_interval_s
+        self._next_sign_s = time.monotonic() if config.sign_interval_s else math.inf
         self._next_sample_s = time.monotonic() if config.sample_interval_s else math.inf
 
     def run(self) -> NoReturn:
@@ -180,7 +181,8 @@ class EngineProcess:
     @property
     def _due_s(self) -> float:
         """When there is something to report or to measure."""
-        return min(self._next_stats_s, self._next_sample_s, self._measuring.due_s, self._recording.due_s)
+        reports_s = min(self._next_stats_s, self._next_sign_s, self._next_sample_s)
+        return min(reports_s, self._measuring.due_s, self._recording.due_s)
 
     def fileno(self) -> int:
         """What commands come from."""
@@ -316,6 +318,9 @@ class EngineProcess:
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
             self.report(_stats(driver))  # without a plan, too: silence means that the process hangs
+        if now >= self._next_sign_s:
+            self._next_sign_s = now + self._config.sign_interval_s
+            self.report(messages.Stats(now, None, 0.0, (), (), sign=True))
         if now >= self._next_sample_s:
             # An even pace, but no crowd of samples after a pause.
             self._next_sample_s = max(self._next_sample_s + self._config.sample_interval_s, now)

@@ -61,6 +61,7 @@ class PlayedBackend:
         self.layouts: dict[int, AddLayout] = {}
         self.cancelled: list[TaskId] = []
         self.arenas: dict[int, mmap.mmap] = {}
+        self.added_arenas: list[int] = []
         self.dropped_layouts: list[int] = []
         self.endpoint: Endpoint | None = None
 
@@ -79,6 +80,7 @@ class PlayedBackend:
             case CancelTask(task):
                 self.cancel(task)
             case AddArena(arena, size_bytes):
+                self.added_arenas.append(arena)
                 self.arenas[arena] = mmap.mmap(fds[0], size_bytes)
             case DropArena(arena):
                 self.arenas.pop(arena).close()

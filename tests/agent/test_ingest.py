@@ -445,6 +445,22 @@ def test_arena_that_could_shrink_under_the_engine_is_refused(hosted: Hosted) -> 
     os.close(descriptor)
 
 
+def test_each_engine_process_is_told_an_arena_once_though_it_was_told_before_it_was_ready(
+    hosted: Hosted,
+) -> None:
+    """It refuses one that it knows, and the agent would say that tasks in it are refused."""
+    backend = hosted.backend
+    backend.echo = True
+    with Client(hosted.path) as client:
+        client.run("echo", {"input": ROW}, timeout_s=20)
+        told = list(backend.added_arenas)
+        hosted.call(hosted.endpoint.engine_ready)
+        assert told and backend.added_arenas == told
+        backend.life += 1
+        hosted.call(hosted.endpoint.engine_ready)
+        assert backend.added_arenas == told * 2
+
+
 def test_an_arena_in_huge_pages_is_refused(hosted: Hosted) -> None:
     try:
         descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.shell import alone
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
-from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.reporting.status import AgentStatus, task_totals
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.worker import messages as engine
+from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 
@@ -25,3 +27,40 @@ def test_arena_that_the_engine_refuses_is_among_the_problems(tmp_path: Path) -> 
         agent.loop.call_at(agent.loop.now(), agent.request_stop)
         agent.run()
     assert "arena_refused: tasks that name arena 3 are refused: it can shrink" in problem
+
+
+def test_sign_of_life_of_the_engine_process_is_no_telemetry(tmp_path: Path) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    try:
+        agent._on_report(engine.Stats(1.0, None, 0.0, (), (), sign=True))
+        assert agent._load.stats is None
+        agent._on_report(engine.Stats(2.0, None, 0.0, (), ()))
+        assert agent._load.stats is not None
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+
+
+def test_task_that_ended_as_the_time_to_drain_ran_out_counts_as_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end wakes nobody: it lies there when the loop has come to its end."""
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    ends: list[engine.TaskDone] = []
+    now_s = agent.loop.now()
+    task = agent._ledger.open(owner=1, owner_task=1, model="net", now_s=now_s)
+
+    def take_ends() -> None:
+        while ends:
+            agent._on_report(ends.pop())
+
+    def run_out() -> None:
+        done = engine.TaskDone(task.id, Outcome.COMPLETED, "", "", now_s, now_s, now_s, told=True)
+        ends.append(done)
+        agent.loop.stop()
+
+    monkeypatch.setattr(agent._engine, "take_ends", take_ends)
+    agent.loop.call_at(now_s, run_out)
+    agent.run()
+    (totals,) = task_totals(agent._ledger)
+    assert (totals.completed, totals.failed) == (1, 0)

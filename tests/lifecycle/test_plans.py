@@ -270,6 +270,43 @@ def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_han
     assert load.plan == plan("n")
 
 
+def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_crashes() -> None:
+    manager = manager_alone(Supervisor(Random(0)))
+    manager.ready()
+    manager.stage((1, 1), plan("h"))
+    manager.checked(facts("h"))
+    manager.stage((1, 2), plan("n"))
+    manager.checked(facts("n"))
+    actions = manager.exited("signal 11", 1.0)
+    assert [type(action) for action in actions] == [JournalNote, StartEngine]
+    (load,) = manager.ready()
+    assert isinstance(load, LoadInEngine)
+    assert load.plan == plan("n")
+    told = manager.exited("signal 11", 2.0)[1]
+    assert isinstance(told, Tell)
+    assert told.event == orders.PlanFailed((1, 2), "the engine crashed while it was loaded: signal 11")
+
+
+def test_newcomer_that_crashes_while_it_loads_is_blamed_after_its_attempt_has_ended_and_not_what_runs() -> (
+    None
+):
+    supervisor = Supervisor(Random(0))
+    manager = manager_alone(supervisor)
+    manager.restore(plan("g"))
+    manager.checked(facts("g"))
+    for number in range(1, 4):
+        (load,) = manager.ready()
+        assert isinstance(load, LoadInEngine)
+        manager.loaded(load.key)
+        manager.activated(load.key, float(number))
+        manager.stage((1, number), plan("h"))
+        manager.checked(facts("h"))
+        manager.abandon((1, number))
+        manager.exited("signal 11", float(number))
+    assert supervisor.condemned(plan("h").ref.digest)
+    assert not supervisor.condemned(plan("g").ref.digest)
+
+
 def test_plans_that_were_refused_are_forgotten() -> None:
     manager = manager_alone(Supervisor(Random(0)))
     manager.ready()

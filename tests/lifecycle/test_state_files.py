@@ -28,7 +28,7 @@ VERSIONS = sorted(folder.name for folder in WRITTEN.iterdir())
 STARTS = {
     "received": (DeviceState.RECEIVED, []),
     "trial": (DeviceState.REJECTED, ["reject"]),
-    "probation": (DeviceState.ROLLED_BACK, []),
+    "probation": (DeviceState.ROLLED_BACK, ["reject"]),
     "rejected": (DeviceState.REJECTED, []),
     "local_trial": (DeviceState.NO_GAIN, ["reject"]),
     "local_probation": (DeviceState.REJECTED, ["reject"]),

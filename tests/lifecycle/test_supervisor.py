@@ -33,6 +33,18 @@ def test_a_process_that_lived_long_starts_the_pace_anew() -> None:
     assert supervisor.crashed(A, 40.0) == 0.0
 
 
+def test_processes_that_end_before_they_take_commands_are_restarted_ever_later() -> None:
+    """The clock ran long before the agent began, or the last process that was ready began long ago."""
+    never = Supervisor(Random(1), first_delay_s=1.0)
+    once = Supervisor(Random(1), first_delay_s=1.0)
+    once.started(1000.0)
+    for supervisor in (never, once):
+        delays = [supervisor.crashed(None, 1100.0 + 40.0 * at) for at in range(4)]
+        assert delays[0] == 0.0
+        for delay, whole_s in zip(delays[1:], (1.0, 2.0, 4.0), strict=True):
+            assert whole_s / 2 <= delay <= whole_s
+
+
 @pytest.mark.promise("crashing-engines-restarted-guard")
 def test_three_crashes_within_the_window_condemn_the_plan_and_no_other() -> None:
     supervisor = Supervisor(Random(1))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.lifecycle import events as ev
-from stageloom.edge_agent.lifecycle.attempts import MAX_PROVEN, proven_with
+from stageloom.edge_agent.lifecycle.attempts import MAX_PROVEN, proven_with, structure_of
 from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, Proven, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import IDLE
@@ -124,6 +124,29 @@ def test_a_trial_found_at_boot_is_a_rejection_with_a_row() -> None:
     assert (row.verdict, row.candidate, row.control) == ("reject", PLAN, GOOD.ref.digest)
     assert row.environment == "env"
     assert "StagePlan" not in kinds(driver.online().do(ev.TimePassed()))
+
+
+@pytest.mark.parametrize("way", ["now", "first", "guard", "proven"])
+def test_a_plan_found_twice_under_probation_is_not_proven_and_its_failure_is_told(way: str) -> None:
+    """New launch intervals alone cost no proof; of a desired plan that is proven a row was told before."""
+    structure = structure_of(RunnablePlan(PlanRef(PLAN, Origin.PLANNER), b"plan", ()))
+    proven = (Proven(structure, "env"),)
+    state = LinkState(
+        desired=desired(1),
+        state=DeviceState.PROBATION,
+        last_good=GOOD,
+        trial=RECORD,
+        way=way,
+        probation_boots=1,
+        proven=proven,
+        environment="env",
+    )
+    driver = Driver(decode_state(encode_state(state)))
+    assert driver.state is DeviceState.ROLLED_BACK
+    assert driver.core.report().reason == "the agent stopped twice while it was under probation"
+    assert driver.disk.proven == (proven if way == "guard" else ())
+    told = [(row.how, row.verdict) for row in rows(driver.booted)]
+    assert told == ([] if way == "proven" else [(way, "reject")])
 
 
 @pytest.mark.parametrize(

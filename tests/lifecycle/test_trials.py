@@ -8,7 +8,7 @@ import pytest
 
 from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
-from stageloom.edge_agent.lifecycle.events import JournalNote, LoadInEngine
+from stageloom.edge_agent.lifecycle.events import Action, JournalNote, LoadInEngine
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import LinkState, Proven
 from stageloom.edge_agent.worker.messages import PauseLaunches, PlanTooLarge, SwitchPlan, Unload
@@ -379,6 +379,60 @@ def test_old_plan_comes_back_if_the_one_that_took_its_place_cannot_be_loaded() -
     assert isinstance(again, LoadInEngine)
     assert again.plan == plan("g")
     assert manager.loaded(again.key, 70, 100) == [SwitchPlan(again.key)]
+
+
+def loads(actions: list[Action], letter: str) -> PlanKey:
+    """The key under which this plan is to be loaded, as the only action."""
+    (load,) = actions
+    assert isinstance(load, LoadInEngine)
+    assert load.plan == plan(letter)
+    return load.key
+
+
+def test_ordered_plan_that_measurements_leave_no_room_is_loaded_once_they_have_ended() -> None:
+    """What a profile or a comparison of outputs holds stays when the old plan is gone, until it has ended."""
+    manager, old = crowded_manager()
+    manager.activate((1, 1), plan("a"))
+    manager.drained()
+    key = loads(manager.released(old), "a")
+    for now_s in (10.0, 11.0, 12.0):
+        assert manager.tick(now_s - 0.1) == [], "it is being loaded"
+        assert manager.too_large(PlanTooLarge(key, 60, 30, 60, 100)) == []
+        key = loads(manager.tick(now_s), "a")
+    manager.too_large(PlanTooLarge(key, 60, 30, 60, 100))
+    assert manager.tick(12.9) == [], "once a second"
+    key = loads(manager.tick(13.0), "a")
+    assert manager.loaded(key, 60, 100) == [SwitchPlan(key)]
+    manager.activated(key, 14.0)
+    assert not manager.exchanging
+
+
+def test_old_plan_comes_back_if_measurements_leave_the_one_that_took_its_place_no_room() -> None:
+    manager, old = crowded_manager()
+    manager.activate((1, 1), plan("a"))
+    manager.drained()
+    actions, now_s = manager.released(old), 0.0
+    while len(actions) == 1 and now_s < 10.0:
+        key, now_s = loads(actions, "a"), now_s + 1.0
+        actions = manager.too_large(PlanTooLarge(key, 60, 30, 60, 100)) or manager.tick(now_s)
+    told, *again = actions
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, orders.PlanFailed)
+    assert "it needs 60 bytes, and what is being measured leaves 30 of 100" in told.event.reason
+    assert "push the plan again" in told.event.reason
+    key = loads(again, "g")
+    assert manager.loaded(key, 70, 100) == [SwitchPlan(key)]
+
+
+def test_plan_that_no_other_could_replace_is_loaded_whenever_measurements_leave_it_room() -> None:
+    manager = manager_alone(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    key = loads(manager.checked(facts("g")), "g")
+    for second in range(20):
+        assert manager.too_large(PlanTooLarge(key, 70, 30, 70, 100)) == []
+        key = loads(manager.tick(float(second)), "g")
+    assert manager.loaded(key, 70, 100) == [SwitchPlan(key)]
 
 
 def test_plan_that_does_not_fit_alone_is_refused_with_sizes_and_a_remedy() -> None:

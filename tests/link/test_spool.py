@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageloom.edge_agent.link.spool import Account, Spool, _read_rows, add_range
+from stageloom.planner.telemetry import TelemetryAccount
 from stageloom.shared.clock import ManualClock
-from stageloom.shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
+from stageloom.shared.messages.telemetry import MAX_BATCH_BYTES, MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
 from tests.sim.world import scratch
 
 
@@ -40,6 +41,25 @@ def test_rows_come_out_in_order_and_once(tmp_path: Path) -> None:
     assert spool.append(rows[:1500]) == 1500 and spool.append(rows[1500:]) == 500
     assert _drain(spool) == rows
     assert spool.counts().acknowledged == 2000 and spool.next_batch(1) is None
+    spool.close()
+
+
+def test_a_batch_that_its_bytes_end_inside_a_file_takes_nothing_of_the_next_one(tmp_path: Path) -> None:
+    """The planner takes a row that comes after later ones of its boot for a repeat."""
+    spool = Spool(tmp_path, boot=7)
+    large = [b"%04d" % at + bytes(MAX_ROW_BYTES - 4) for at in range(MAX_BATCH_BYTES // MAX_ROW_BYTES + 8)]
+    rows = [*large, b"small" * 2]
+    for file in (large, [rows[-1]]):
+        spool.append(file)
+        spool._seal()
+    assert len(list(tmp_path.glob("*.new"))) == 2
+    account, stored = TelemetryAccount(), list[bytes]()
+    while (batch := spool.next_batch(1)) is not None:
+        came = [at for one in batch.ranges for at in range(one.first, one.last + 1)]
+        account, new = account.take(came, batch.ledgers)
+        stored += [row for at, row in zip(came, batch.rows, strict=True) if at in new]
+        spool.acknowledge(_ack(batch))
+    assert stored == rows and account.lost == 0
     spool.close()
 
 

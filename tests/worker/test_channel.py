@@ -51,6 +51,18 @@ def test_a_peer_that_does_not_read_blocks_nobody_and_loses_nothing() -> None:
     other.close()
 
 
+def test_what_a_peer_said_is_read_though_it_ended_before_it_had_read_everything() -> None:
+    one, other = _pair()
+    one.send(b"unread")
+    other.send(b"a")
+    other.send(b"b")
+    other.close()
+    assert [one.receive(), one.receive()] == [(b"a", []), (b"b", [])]
+    with pytest.raises(ChannelClosed):
+        one.receive()
+    one.close()
+
+
 def test_the_backlog_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BACKLOG", 3)
     one, other = _pair()

@@ -3,12 +3,18 @@
 import mmap
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import CompareOutputs, OutputsCompared
+from stageloom.edge_agent.worker.output_comparer import OutputComparer
+from stageloom.edge_agent.worker.resources import ArtifactTable
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import PlanKey
 from tests.worker.engine import RealEngine
 from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _serve, _task, model
 
@@ -67,6 +73,30 @@ def test_a_plan_that_is_not_loaded_is_compared_with_nothing(serving: tuple[RealE
     engine, _ = serving
     engine.send(order(1, candidate=9))
     found = engine.wait_for(OutputsCompared)
+    assert (found.verdict, found.failed) == (None, False)
+    assert "not loaded any more" in found.reason
+
+
+class GivenUp:
+    """An engine that has two plans loaded, until inputs of tasks are asked for."""
+
+    def __init__(self, bound: BoundPlan) -> None:
+        self.sampler: object = None
+        self._bound = bound
+
+    def plan(self, key: PlanKey) -> BoundPlan | None:
+        return self._bound if self.sampler is None else None
+
+
+def test_a_comparison_ends_as_soon_as_one_of_its_plans_is_given_up(model: Artifact) -> None:
+    """What it holds may be what another plan needs."""
+    driver: Any = GivenUp(bind(_plan(model), {model.digest: model.graph}))
+    artifacts, reports = ArtifactTable(), list[Any]()
+    artifacts.use("plan", model.digest, {model.digest: str(model.path)})
+    comparer = OutputComparer(reports.append, lambda: driver, Executors(), artifacts, lambda: True, 0)
+    comparer.handlers[CompareOutputs](order(1, limit_s=1.0), [])
+    comparer._carry_out(comparer._orders.get())
+    (found,) = reports
     assert (found.verdict, found.failed) == (None, False)
     assert "not loaded any more" in found.reason
 

@@ -4,18 +4,22 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.ingest.messages import TaskEnded, decode_to_application
+from stageloom.edge_agent.parts import _worker_config
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
 from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, TaskDone, WorkerConfig, decode_config
@@ -429,19 +433,25 @@ def test_the_agent_hears_of_ends_before_it_hears_that_the_process_is_gone(
     assert [report.task for report in fresh.reports if isinstance(report, TaskDone)] == [1, 2]
 
 
+def _fill(engine: RealEngine) -> int:
+    """Run tasks until the application's socket takes no more; how many."""
+    tasks = 0
+    while not any(isinstance(report, messages.PassOn) for report in engine.reports):
+        for _ in range(64):
+            _run(engine, tasks)
+            tasks += 1
+        while len([report for report in engine.reports if isinstance(report, TaskDone)]) < tasks:
+            engine.loop.turn(0.01)
+            engine.client.take_ends()
+    return tasks
+
+
 @pytest.mark.promise("end-told-before-agent")
 def test_what_a_full_socket_does_not_take_is_passed_on_by_the_agent(
     fresh: RealEngine, application: socket.socket
 ) -> None:
     """1. The application reads nothing. 2. Each end is in its socket or is the agent's to pass on, once."""
-    tasks = 0
-    while not any(isinstance(report, messages.PassOn) for report in fresh.reports):
-        for _ in range(64):
-            _run(fresh, tasks)
-            tasks += 1
-        while len([report for report in fresh.reports if isinstance(report, TaskDone)]) < tasks:
-            fresh.loop.turn(0.01)
-            fresh.client.take_ends()
+    tasks = _fill(fresh)
     application.setblocking(False)
     ended = []
     with contextlib.suppress(BlockingIOError):
@@ -453,6 +463,31 @@ def test_what_a_full_socket_does_not_take_is_passed_on_by_the_agent(
         packet = decode_to_application(passed.packet)
         ended += [packet.task] if isinstance(packet, TaskEnded) else []
     assert sorted(ended) == list(range(100, 100 + tasks))
+
+
+@pytest.mark.promise("end-told-before-agent")
+def test_what_is_to_be_passed_on_is_not_lost_where_the_agent_ends_the_process(
+    fresh: RealEngine, application: socket.socket
+) -> None:
+    """1. The application reads nothing. 2. The agent has not read what is for it. 3. It ends the process."""
+    tasks = _fill(fresh)
+    for _ in range(10):
+        _run(fresh, tasks)
+        tasks += 1
+    ends = fresh.client._ends
+    assert ends is not None
+    while len([report for report in fresh.reports if isinstance(report, TaskDone)]) < tasks:
+        assert select.select([ends.fileno()], [], [], TIMEOUT_S)[0]
+        fresh.client.take_ends()
+    fresh.client.end()
+    assert isinstance(fresh.reports[-1], messages.Exited)
+    ended = [report.packet for report in fresh.reports if isinstance(report, messages.PassOn)]
+    application.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while packet := application.recv(1 << 16):
+            ended.append(packet)
+    told = [decode_to_application(packet) for packet in ended]
+    assert sorted(end.task for end in told if isinstance(end, TaskEnded)) == list(range(100, 100 + tasks))
 
 
 @pytest.mark.promise("end-told-before-agent")
@@ -499,6 +534,16 @@ def test_a_process_without_a_plan_is_heard_from() -> None:
     try:
         assert engine.wait_for(messages.Stats).key is None
         assert engine.wait_for(messages.Stats).models == ()
+    finally:
+        engine.stop()
+
+
+def test_process_of_an_agent_that_takes_telemetry_rarely_shows_that_it_lives(tmp_path: Path) -> None:
+    """Else the agent would kill it for its silence."""
+    config = AgentConfig(home=str(tmp_path), stats_interval_s=3600.0, silent_engine_s=0.3, alarms=False)
+    engine = RealEngine(_worker_config(config))
+    try:
+        assert all(engine.wait_for(messages.Stats).sign for _ in range(3))
     finally:
         engine.stop()
 
