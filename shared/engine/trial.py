@@ -108,6 +108,10 @@ def found_at_boot(record: TrialRecord) -> TrialResult:
     )
 
 
+Loss: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
+"""What a figure may be worse by. All of it would leave a ratio of 0, which no plan falls below."""
+
+
 class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run; the defaults are those whose error rates docs/trial.md states."""
 
@@ -119,10 +123,10 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 2.0  # likewise, of each model that matters
     min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
     early_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 4  # first look at gross differences: two whole ABBA
-    gross: Share = 0.25
+    gross: Loss = 0.25
     spared: Share = 0.005  # so much of the tasks in time a gain may cost on average
     confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.998  # of each bound at each look
-    gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
+    gain: Loss = 0.02  # less is not worth a change; as much worse is a rejection
     worth: Share = 0.1  # so much lower latency may be paid for with busy seconds
     limit_s: Seconds = 60.0  # longer only where windows are long: `TrialCore.limit_s`
     longest_s: Seconds = 600.0
