@@ -254,6 +254,7 @@ def launch_one(w: World, model: int, now: float, lanes: int) -> None:
         source, row = w.queues[model, launcher.head], w.rows[index, i]
         row.arrived_s, row.task = source.arrived_s, source.task
         drop_first(w, model)
+    launcher.last_s, launcher.last_count = now, count
     launcher.next_s = now + launcher.interval_s * count
     launcher.launched += count
     instance.used, instance.on_board, instance.over, instance.started = 1, 1, 0, 0
@@ -352,6 +353,7 @@ def activate(w: World, index: int, now: float) -> None:
         target = w.targets[launcher.target]
         launcher.batch, launcher.work_conserving = target.batch, target.work_conserving
         launcher.interval_s, launcher.delay_s = target.interval_s, target.delay_s
+        launcher.next_s = launcher.last_s + launcher.interval_s * launcher.last_count
         launcher.max_tasks, launcher.drop_oldest = target.max_tasks, target.drop_oldest
         while launcher.queued > launcher.max_tasks:
             if launcher.drop_oldest:

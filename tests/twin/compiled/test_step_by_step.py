@@ -194,6 +194,12 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "launcher.interval_s * count",
         "launcher.interval_s",
     ),
+    "the spacing of the plan before goes on": (
+        137,
+        "ledger",
+        "launcher.next_s = launcher.last_s + launcher.interval_s * launcher.last_count",
+        "launcher.next_s = launcher.next_s",
+    ),
     "the queue holds one more": (
         12,
         "ledger",
