@@ -119,6 +119,14 @@ class Instance:
         self.wanted_by_s = min(wanted_by_s(row, self.turn_s) for row in rows)
         self.bucket = self.track.bound.bucket_for(len(rows))
 
+    def rank(self) -> bool:
+        """Work out again by when it is wanted once it has started and lost a row; whether that changed."""
+        live = [row for row in self.rows if not row.ended]
+        before = self.deadline_s, self.wanted_by_s
+        self.deadline_s = min(row.deadline_s for row in live)
+        self.wanted_by_s = min(wanted_by_s(row, self.turn_s) for row in live)
+        return before != (self.deadline_s, self.wanted_by_s)
+
 
 COPY_LANE = 63
 """Stands for the lane of a copy: none that a plan has."""

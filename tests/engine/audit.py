@@ -3,6 +3,7 @@
 from stageloom.shared.bitmask import bits
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.patience import wanted_by_s
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import COPY_LANE, Instance
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
@@ -323,6 +324,9 @@ def _audit_track(track: Track) -> None:
             continue
         assert instance.block == block and instance.track is track
         assert bool(home.ready & bit) == bool(instance.live) != bool(home.empty & bit)
+        if instance.live:
+            wanted_s = min(wanted_by_s(row, instance.turn_s) for row in instance.rows if not row.ended)
+            assert instance.wanted_by_s == wanted_s, "it is ranked by a task that has ended"
         for held in range(block + 1):
             if readers[held] >= block:
                 assert holder[held] is None, "two instances hold one slot"

@@ -285,7 +285,13 @@ def fit(w: World, index: int, batch: int) -> None:
         level += 1
     instance.level = level
     instance.bucket = min(size, batch)
-    oldest = w.rows[index, instance.begin]
+    rank(w, index, w.rows[index, instance.begin])
+
+
+@jit
+def rank(w: World, index: int, oldest: Records) -> None:
+    """By when an instance is wanted whose oldest task that has not ended is this one."""
+    instance = w.instances[index]
     instance.deadline_s = instance.expires_s = oldest.arrived_s + w.models[instance.model].deadline_s
     instance.wanted_by_s = wanted_by_s(w, instance.model, oldest, instance.turn_s)
 
@@ -314,7 +320,9 @@ def drop_row(w: World, index: int, now: float) -> None:
     if not instance.live:
         bury(w, index)
     elif instance.started:
-        instance.expires_s = w.rows[index, first + 1].arrived_s + w.models[instance.model].deadline_s
+        rank(w, index, w.rows[index, first + 1])
+        if instance.on_board:
+            touch(w, w.slots[w.tracks[instance.track].first_slot + instance.block].home)
     else:
         instance.begin += 1
         instance.count -= 1

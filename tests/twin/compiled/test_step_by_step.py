@@ -257,6 +257,12 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "max(row.arrived_s + launcher.patience_s, turn_s)",
         "row.arrived_s + launcher.patience_s",
     ),
+    "a batch is ranked by a task that has ended": (
+        136,
+        "ledger",
+        "rank(w, index, w.rows[index, first + 1])",
+        "instance.expires_s = w.rows[index, first + 1].arrived_s + w.models[instance.model].deadline_s",
+    ),
     "endless patience": (
         10,
         "ledger",
