@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stageloom.shared.engine.slots import CombinedState, PlanState, Slot, Track
 
 
-MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
+MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are never prepared
 
 
 class ProgramStatus(Enum):
@@ -61,6 +61,8 @@ class ProgramTable:
             found = ProgramState(ProgramKey(self._plan, self._combined, mask, buckets, variant))
             if len(self._programs) < MAX_REMEMBERED:
                 self._programs[key] = found
+            else:  # nobody would know it again once it is ready: it would count as being prepared for ever
+                found.settle(ProgramStatus.FAILED)
         return found
 
 
