@@ -23,7 +23,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.telemetry import PLAN_CHARS, StepTimings, StepTrace
 from stageloom.shared.schedule import Stage, StageSchedule, joint_stage
-from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.costs import CostTable, MeasuredStage, stage_batch
 from stageloom.shared.search.stage_costs import StageCosts
 from stageloom.shared.stage_times import stage_spans
 
@@ -198,7 +198,7 @@ def renewal(
     An operator is taken to have changed as its stage has, where that was measured before and is seen now;
     else as its block; else as everything together. `stages` are of the plan's first executor; those of the
     others are `unseen`, and a profile that is asked for keeps them under theirs. Stages with groups on other
-    resources are nobody's costs.
+    resources, or of members with different batches, are nobody's costs.
     """
     ratios = {block.combined_block: block.ratio for block in drift.blocks}
     weights = {block.combined_block: float(block.steps) for block in drift.blocks}
@@ -212,7 +212,7 @@ def renewal(
         members = tuple(
             (bound.models[m.model].plan.artifact, *_span(bound, m.model, m.block)) for m in combined.members
         )
-        batch = max(bound.models[m.model].plan.batch for m in combined.members)
+        batch = stage_batch(bound.models[m.model].plan.batch for m in combined.members)
         factors = {
             op: stage.seconds / known.one_stage_s(stage.stage)
             for stage in seen
@@ -230,7 +230,7 @@ def renewal(
                 members, batch, stage.stage.groups, stage.seconds, stage.stage.merge, stage.samples, now_us
             )
             for stage in seen
-            if not combined.plan.executor and not split and not stage.stage.resources
+            if batch is not None and not combined.plan.executor and not split and not stage.stage.resources
         ]
         if (not seen or combined.plan.executor) and isinstance(combined.plan.schedule, StageSchedule):
             unseen.append(block)
@@ -268,12 +268,14 @@ def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:
     """Combined blocks with a stage that was not measured, or too long ago, and whose prediction is not sure.
 
     Of blocks that compute the same by the same schedule, as replicas do, the first. A block of streams has no
-    stages; of stages with groups on other resources no time would be kept.
+    stages; of stages with groups on other resources, or of members with different batches, no time would be
+    kept.
     """
     found: dict[object, int] = {}
     for index, combined in enumerate(bound.combined):
         schedule = combined.plan.schedule
-        if not isinstance(schedule, StageSchedule):
+        batch = stage_batch(bound.models[m.model].plan.batch for m in combined.members)
+        if batch is None or not isinstance(schedule, StageSchedule):
             continue
         known = block_costs(bound, index, costs)
         if not all(known.is_sure(stage) for stage in known.runs(schedule.stages) if not stage.resources):

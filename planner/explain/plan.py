@@ -30,7 +30,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan, decode_plan
-from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.costs import CostTable, stage_batch
 from stageloom.shared.split_graph import SplitRole
 
 _LOOKED_AT: Final = 1000  # newest rows
@@ -114,7 +114,8 @@ def _calibration(held: Calibration | None) -> CostsCalibration | None:
 def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> dict[str, Any]:
     """What the store knows of one combined block, for `explain_block`."""
     plan, combined = bound.plan, bound.combined[index]
-    batch = max(plan.models[m.model].batch for m in combined.plan.members)
+    batches = [plan.models[m.model].batch for m in combined.plan.members]
+    batch = stage_batch(batches)
     graphs = {model.plan.artifact: model.source for model in bound.models}
     digest = combined_block_digest(combined.plan, plan.models, graphs)
     executor = bound.executor_of(index)
@@ -128,8 +129,8 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
         ]
     return {
         "operators": operators,
-        "stages": store.read(measured_stages, key, executor, digest, batch),
-        "found": store.read(schedules_of, key, digest, batch) if key else (),
+        "stages": {} if batch is None else store.read(measured_stages, key, executor, digest, batch),
+        "found": store.read(schedules_of, key, digest, max(batches)) if key else (),
         "step_us": steps.get((plan.digest, index)),
     }
 

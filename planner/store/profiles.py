@@ -38,7 +38,7 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, joint_stage
-from stageloom.shared.search.costs import Members
+from stageloom.shared.search.costs import Members, stage_batch
 
 Request: TypeAlias = ProfileRow | StageProfileRow
 
@@ -300,6 +300,8 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
         return ""  # its stages are of other operators than the artifacts', which share what is kept
     key = calibration_of(session, device, there).costs_key
     members, batch = combined_block_key(session, plan, result.combined_block)
+    if batch is None:
+        return ""  # its stages are of no other block
     schedule = plan.combined[result.combined_block].schedule
     assert isinstance(schedule, StageSchedule), "other schedules have no stages to tell of"
     for timing in result.timings:
@@ -335,18 +337,17 @@ def _stage_refusal(plan: Plan, result: StageProfileResult) -> str:
     return implausible(result.timings)
 
 
-def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tuple[Members, int]:
-    """(members, batch) of one combined block of a plan; its last borders come from the artifacts' sizes."""
+def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tuple[Members, int | None]:
+    """(members, `stage_batch`) of a combined block; its last borders come from the artifacts' sizes."""
+    own = plan.combined[combined_block].members
     parts: list[tuple[Digest, int, int]] = []
-    batch = 1
-    for member in plan.combined[combined_block].members:
+    for member in own:
         model = plan.models[member.model]
         artifact = session.get(ArtifactRow, model.artifact)
         borders = (0, *model.cuts, artifact.operators if artifact is not None else 0)
         start, stop = list(pairwise(borders))[member.block]
         parts.append((model.artifact, start, stop))
-        batch = max(batch, model.batch)
-    return tuple(parts), batch
+    return tuple(parts), stage_batch(plan.models[member.model].batch for member in own)
 
 
 def open_requests(session: Session, requests: Sequence[int]) -> list[int]:

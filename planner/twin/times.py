@@ -18,9 +18,9 @@ Beside steps that keep the other cores of a CPU a step's groups find none to run
 after another (`StepTime.crowded_s`), but for groups that each have a resource of their own.
 
 Operators take `CostTable.operator_s` of the batch bucket. A stage that was measured whole, with all
-members at their largest batch, takes what was measured; others what the model of the device class predicts,
-where stages have taught it anything (`stageloom.shared.search.interference`), scaled by batch as their
-operators are.
+members at their largest batch, which is the same of all, takes what was measured; others what the model of
+the device class predicts, where stages have taught it anything (`stageloom.shared.search.interference`),
+scaled by batch as their operators are.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import Barrier, Item, LaunchList, lower
 from stageloom.shared.plan import CombinedBlock, Plan
 from stageloom.shared.schedule import OWN_RESOURCE, Group, StageSchedule
-from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest
+from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest, stage_batch
 from stageloom.shared.search.makespan import launch_list_s
 from stageloom.shared.search.split_costs import split_costs
 
@@ -192,13 +192,16 @@ class BlockTimes:
 
     @cached_property
     def _measured(self) -> dict[tuple[Group, ...], float]:
-        """Stages that were measured whole, with all their members at the largest batch.
+        """Stages that were measured whole, with all their members at the largest batch, the same of all.
 
         Those of one group that follow each other were measured as one, and run as one.
         """
         costs = self._times.costs
+        batch = stage_batch(batch for *_, batch in self._parts)
+        if batch is None:
+            return {}
         digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in self._parts)
-        known = costs.stages_of.get((digest, max(batch for *_, batch in self._parts)), ())
+        known = costs.stages_of.get((digest, batch), ())
         return {stage.groups: stage.seconds for stage in known if not stage.merge}
 
     @cached_property

@@ -239,6 +239,8 @@ class Launcher:
         "ended",
         "graph",
         "interval_s",
+        "last_count",
+        "last_s",
         "launched",
         "name",
         "next_s",
@@ -254,7 +256,9 @@ class Launcher:
         self.name = target.name
         self.queue = TaskQueue(target.bound.plan.queue)
         self.graph = target.bound.graph
-        self.next_s = -math.inf  # the spacing since the last launch is over from here on
+        self.last_s = -math.inf  # the last launch,
+        self.last_count = 0  # its tasks,
+        self.next_s = -math.inf  # and from when on the spacing since then is over
         self.turn_s = -math.inf  # from here on tasks without a deadline are within the model's share
         self.target: ModelState | None = None  # where it launches into; None while no plan serves the model
         self.served = True  # the plan activated last has the model
@@ -270,6 +274,7 @@ class Launcher:
     def follow(self, target: ModelState, *, shrink: bool = True) -> list[Task]:
         """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for.
 
+        Its spacing counts from the last launch, whatever interval the plan before had.
         Without `shrink` the queue's bounds stay where the plan's are smaller.
         """
         plan = target.bound.plan
@@ -279,6 +284,7 @@ class Launcher:
         self.batch = plan.batch
         self.delay_s = plan.batch_max_delay_us * 1e-6
         self.interval_s = plan.launch_interval_us * 1e-6
+        self.next_s = self.last_s + self.interval_s * self.last_count
         self.work_conserving = plan.work_conserving
         bounds, before = plan.queue, self.queue.plan
         if not shrink:
@@ -305,6 +311,7 @@ class Launcher:
     def take(self, now: float) -> list[Task]:
         """Take the tasks of one launch out of the queue and start the spacing."""
         rows = [self.queue.take(self.turn_s) for _ in range(min(self.batch, self.queue.launchable))]
+        self.last_s, self.last_count = now, len(rows)
         self.next_s = now + self.interval_s * len(rows)
         self.launched += len(rows)
         return rows

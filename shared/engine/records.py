@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stageloom.shared.engine.slots import CombinedState, PlanState, Slot, Track
 
 
-MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
+MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are never prepared
 
 
 class ProgramStatus(Enum):
@@ -61,6 +61,8 @@ class ProgramTable:
             found = ProgramState(ProgramKey(self._plan, self._combined, mask, buckets, variant))
             if len(self._programs) < MAX_REMEMBERED:
                 self._programs[key] = found
+            else:  # nobody would know it again once it is ready: it would count as being prepared for ever
+                found.settle(ProgramStatus.FAILED)
         return found
 
 
@@ -118,6 +120,14 @@ class Instance:
         self.deadline_s = min(row.deadline_s for row in rows)
         self.wanted_by_s = min(wanted_by_s(row, self.turn_s) for row in rows)
         self.bucket = self.track.bound.bucket_for(len(rows))
+
+    def rank(self) -> bool:
+        """Work out again by when it is wanted once it has started and lost a row; whether that changed."""
+        live = [row for row in self.rows if not row.ended]
+        before = self.deadline_s, self.wanted_by_s
+        self.deadline_s = min(row.deadline_s for row in live)
+        self.wanted_by_s = min(wanted_by_s(row, self.turn_s) for row in live)
+        return before != (self.deadline_s, self.wanted_by_s)
 
 
 COPY_LANE = 63

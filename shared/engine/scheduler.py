@@ -418,6 +418,8 @@ class StepScheduler:
             instance.rows.remove(task)
             instance.fit()
             self.touched[instance.track.slots[instance.block].home] = None
+        elif instance.rank() and instance.block < instance.track.blocks:
+            self.touched[instance.track.slots[instance.block].home] = None
 
     def bury(self, instance: Instance, *, failed: bool = False) -> None:
         """No task of the instance is left: it goes no further, or travels on empty where others wait."""

@@ -108,6 +108,10 @@ def found_at_boot(record: TrialRecord) -> TrialResult:
     )
 
 
+Loss: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
+"""What a figure may be worse by. All of it would leave a ratio of 0, which no plan falls below."""
+
+
 class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trial is run; the defaults are those whose error rates docs/trial.md states."""
 
@@ -119,10 +123,10 @@ class TrialConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model_tasks: Annotated[float, Meta(ge=0.0, le=10_000.0)] = 2.0  # likewise, of each model that matters
     min_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 8  # first look
     early_pairs: Annotated[int, Meta(ge=2, le=10_000)] = 4  # first look at gross differences: two whole ABBA
-    gross: Share = 0.25
+    gross: Loss = 0.25
     spared: Share = 0.005  # so much of the tasks in time a gain may cost on average
     confidence: Annotated[float, Meta(ge=0.5, lt=1.0)] = 0.998  # of each bound at each look
-    gain: Share = 0.02  # less is not worth a change; as much worse is a rejection
+    gain: Loss = 0.02  # less is not worth a change; as much worse is a rejection
     worth: Share = 0.1  # so much lower latency may be paid for with busy seconds
     limit_s: Seconds = 60.0  # longer only where windows are long: `TrialCore.limit_s`
     longest_s: Seconds = 600.0
@@ -269,7 +273,8 @@ class TrialCore:
         self._evidence = self._no_evidence()
         self._failed = dict.fromkeys(Side, 0)
         self._ended = dict.fromkeys(Side, 0)
-        self._control_age_s = setup.oldest_age_s  # the worst seen
+        self._control_age_s = setup.oldest_age_s  # the worst that a task waited for it
+        self._waits_from_s = -math.inf  # before that tasks waited for the candidate
         self.stalled = False  # the plan that ran did not come to an end: its engine may hang
 
     def _no_evidence(self) -> Evidence:
@@ -311,6 +316,7 @@ class TrialCore:
     def activated(self, now: float) -> list[TrialAction]:
         """The plan of the last `Activate` is the one launched into."""
         if self._phase is _Phase.ACTIVATING:
+            self._waits_from_s = now
             self._enter(_Phase.SETTLING, now + self._patience_s)
         return []
 
@@ -324,7 +330,7 @@ class TrialCore:
             return []
         self._failed[self._side] += figures.failed
         self._ended[self._side] += figures.failed + sum(figures.completed)
-        if harm := self._harm(figures.oldest_age_s):
+        if harm := self._harm(figures.oldest_age_s, now):
             return self._end(Verdict.REJECT, harm, now)
         if self._pending is None:
             self._pending = figures
@@ -363,7 +369,7 @@ class TrialCore:
         """Time passed; `oldest_age_s` is that of the oldest waiting task of all models."""
         if self._phase in (_Phase.NEW, _Phase.OVER):
             return []
-        if harm := self._harm(oldest_age_s):
+        if harm := self._harm(oldest_age_s, now):
             return self._end(Verdict.REJECT, harm, now)
         if now >= self._due_s:
             self.stalled = self._phase is not _Phase.SAVING
@@ -439,10 +445,13 @@ class TrialCore:
             return self._end(Verdict.ABANDONED, f"arrivals moved meanwhile: {reason}", now)
         return self._end(Verdict.NO_GAIN, reason, now)
 
-    def _harm(self, oldest_age_s: float) -> str:
-        """What the candidate does that cannot wait for statistics, or nothing."""
+    def _harm(self, oldest_age_s: float, now: float) -> str:
+        """What the candidate does that cannot wait for statistics, or nothing.
+
+        What it leaves behind is not the control's: else it would raise its own brake with every window.
+        """
         if self._running is Side.CONTROL:
-            self._control_age_s = max(self._control_age_s, oldest_age_s)
+            self._control_age_s = max(self._control_age_s, min(oldest_age_s, now - self._waits_from_s))
             return ""
         if oldest_age_s > self.brake_age_s:
             return f"a task had waited {oldest_age_s:.2f} s, longer than {self.brake_age_s:.2f} s"
@@ -468,8 +477,9 @@ class TrialCore:
         self._window += 1
         before, self._side = self._running, next(self._order)
         if self._side is before:
+            self._waits_from_s = -math.inf  # a backlog that outlasts a window is the control's, too
             return self._measure(now)
-        self._running = self._side
+        self._running, self._waits_from_s = self._side, math.inf
         self._enter(_Phase.ACTIVATING, now + self._patience_s)
         return [Activate(self._side)]
 

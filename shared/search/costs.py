@@ -87,7 +87,7 @@ MemberOf: TypeAlias = tuple[Digest, Graph, Block]
 
 
 class MeasuredStage(NamedTuple):
-    """One stage of a combined block as a device measured it, at the largest batch of its members."""
+    """One stage of a combined block as a device measured it, with all its members at one batch."""
 
     members: Members
     batch: int
@@ -96,6 +96,15 @@ class MeasuredStage(NamedTuple):
     merge: bool = False
     samples: int = 0  # runs behind it
     measured_at_us: int = 0  # wall clock
+
+
+def stage_batch(batches: Iterable[int]) -> int | None:
+    """The batch that stages of members with these batches are kept under.
+
+    None where they differ: such stages are of no other block than theirs, and are not kept.
+    """
+    known = set(batches)
+    return known.pop() if len(known) == 1 else None
 
 
 def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
@@ -139,7 +148,7 @@ class CostTable:
 
     @cached_property
     def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:
-        """Measured stages by combined block and batch."""
+        """Measured stages by combined block and the batch of its members."""
         found: dict[tuple[Digest, int], list[MeasuredStage]] = {}
         for stage in self.stages:
             found.setdefault((combined_digest(stage.members), stage.batch), []).append(stage)
@@ -190,9 +199,9 @@ class CostTable:
         `batches` is per member; without it all have one task at a time.
         """
         batches = batches or (1,) * len(members)
-        batch = max(batches)
+        batch = stage_batch(batches)
         known: tuple[MeasuredStage, ...] = ()
-        if self.stages:
+        if self.stages and batch is not None:
             digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block in members)
             known = self.stages_of.get((digest, batch), ())
         measured_merges = {

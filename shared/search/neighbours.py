@@ -24,6 +24,9 @@ Members: TypeAlias = tuple[Member, ...]
 BATCH_MAX: Final = 32
 """Tasks at once that a move makes, at most."""
 
+SPLITS_MAX: Final = 127
+"""Splits of one combined block: all that one of eight members has; of a larger one, drawn by chance."""
+
 
 class Move(Enum):
     """What is changed."""
@@ -63,12 +66,13 @@ def neighbours(
 ) -> Iterator[tuple[Move, PlanShape]]:
     """Every legal shape that is one move away, once each, in an order drawn by `rng`.
 
+    Splits double in number with every member: of a combined block of more than eight some are drawn.
     The kinds of moves that have any left are equally likely: a plan has thousands of swaps, but few cuts.
     `members_max`: H, of what is combined anew. `wait`: the plan's rule, under which not all blocks combine.
     """
     left: dict[Move, list[_Regrouped | PlanShape]] = {
         Move.MOVE: list(_moves(shape, members_max)),
-        Move.SPLIT: list(_splits(shape)),
+        Move.SPLIT: list(_splits(shape, rng)),
         Move.MERGE: list(_merges(shape, members_max)),
         Move.SWAP: list(_swaps(shape)),
         Move.REPLICAS: list(_repeated(shape)),
@@ -119,13 +123,22 @@ def _moves(shape: PlanShape, members_max: int) -> Iterator[_Regrouped]:
                     yield _Regrouped((source, target), (rest, (*others, member)))
 
 
-def _splits(shape: PlanShape) -> Iterator[_Regrouped]:
+def _splits(shape: PlanShape, rng: Random) -> Iterator[_Regrouped]:
     """In two parts; the first member stays in the first."""
     for index, (first, *others) in enumerate(shape.combined):
+        for leaving in _leaving(others, rng):
+            staying = tuple(member for member in others if member not in leaving)
+            yield _Regrouped((index,), ((first, *staying), leaving))
+
+
+def _leaving(others: list[Member], rng: Random) -> Iterator[Members]:
+    """Who may leave together; of too many choices some are drawn, every size as likely as another."""
+    if 2 ** len(others) - 1 <= SPLITS_MAX:
         for size in range(1, len(others) + 1):
-            for leaving in combinations(others, size):
-                staying = tuple(member for member in others if member not in leaving)
-                yield _Regrouped((index,), ((first, *staying), leaving))
+            yield from combinations(others, size)
+    else:
+        for _ in range(SPLITS_MAX):
+            yield tuple(rng.sample(others, rng.randint(1, len(others))))
 
 
 def _merges(shape: PlanShape, members_max: int) -> Iterator[_Regrouped]:

@@ -144,6 +144,8 @@ def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None
     for text, message in (
         ("[agent]\nprobation_s = -1\n", "probation_s"),
         ("[agent]\nprobation = 1\n", "probation"),
+        ("[agent]\ntrial = { gain = 1.0 }\n", r"`float` < 1\.0 - at `\$\.trial\.gain`"),
+        ("[agent]\ntrial = { gross = 1.0 }\n", r"`float` < 1\.0 - at `\$\.trial\.gross`"),
         ("[agent", "cannot be read"),
         ("probation_s = 1\n", "other than the table"),
     ):

@@ -3,6 +3,7 @@
 from stageloom.shared.bitmask import bits
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.patience import wanted_by_s
 from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import COPY_LANE, Instance
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
@@ -107,12 +108,13 @@ class SpyCore(EngineCore):
         super().__init__(max_preparing=max_preparing, max_programs=max_programs)
         self.spy = self._scheduler.chooser = SpyChooser()
         self.launches: list[tuple[float, str, int]] = []  # when, model, tasks
-        self._allowed_s: dict[str, float] = {}
+        self._last: dict[str, tuple[float, int]] = {}  # launch of each model, and its tasks
 
     def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         assert launcher.target is not None
         plan = launcher.target.bound.plan
-        if now < self._allowed_s.get(launcher.name, now):
+        last_s, tasks = self._last.get(launcher.name, (now, 0))
+        if now < last_s + plan.launch_interval_us * 1e-6 * tasks:
             assert plan.work_conserving, "a strict model was launched before its interval was over"
             assert 0 in self._scheduler.lanes, "launched early without an idle lane"
         before = launcher.launched
@@ -120,7 +122,7 @@ class SpyCore(EngineCore):
         taken = launcher.launched - before
         assert 1 <= taken <= plan.batch
         self.launches.append((now, launcher.name, taken))
-        self._allowed_s[launcher.name] = now + plan.launch_interval_us * 1e-6 * taken
+        self._last[launcher.name] = now, taken
 
     @property
     def plans(self) -> list[PlanState]:
@@ -322,6 +324,9 @@ def _audit_track(track: Track) -> None:
             continue
         assert instance.block == block and instance.track is track
         assert bool(home.ready & bit) == bool(instance.live) != bool(home.empty & bit)
+        if instance.live:
+            wanted_s = min(wanted_by_s(row, instance.turn_s) for row in instance.rows if not row.ended)
+            assert instance.wanted_by_s == wanted_s, "it is ranked by a task that has ended"
         for held in range(block + 1):
             if readers[held] >= block:
                 assert holder[held] is None, "two instances hold one slot"

@@ -6,24 +6,27 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import ValidationError, convert
 
 from stageloom.shared.engine.evidence import Evidence, Figure
+from stageloom.shared.engine.trial import TrialConfig
 from tests.engine.trials import figures
 
 
-def evidence() -> Evidence:
+def evidence(config: TrialConfig | None = None) -> Evidence:
     """Of one model, with the settings of a trial."""
+    config = config or TrialConfig()
     return Evidence(
         (0.005,),
-        min_pairs=8,
-        confidence=0.998,
-        gain=0.02,
-        worth=0.1,
-        guard=0.2,
-        age_floor_s=0.01,
-        early_pairs=4,
-        gross=0.25,
-        spared=0.005,
+        min_pairs=config.min_pairs,
+        confidence=config.confidence,
+        gain=config.gain,
+        worth=config.worth,
+        guard=config.guard,
+        age_floor_s=config.age_floor_s,
+        early_pairs=config.early_pairs,
+        gross=config.gross,
+        spared=config.spared,
     )
 
 
@@ -37,6 +40,22 @@ def seen(
         control = figures(0.008, busy_s=0.1)
         found.take(control, figures(0.008 * latency * noise, busy_s=0.1 * busy, **candidate))
     return found
+
+
+@pytest.mark.parametrize("most", [0.999, 1.0, 10.0])
+@pytest.mark.parametrize("setting", ["gain", "gross"])
+def test_a_setting_that_is_taken_never_stops_a_trial(setting: str, most: float) -> None:
+    """Nothing is worse by all of it: 1.0 is refused, not found out when a trial first looks."""
+    try:
+        config = convert({setting: most}, TrialConfig)
+    except ValidationError:
+        assert most >= 1.0
+        return
+    for candidate in (figures(0.008), figures(0.8), figures(0.008, saturated=True)):
+        found = evidence(config)
+        for _ in range(config.min_pairs):
+            found.take(figures(0.008), candidate)
+            found.decision()
 
 
 @pytest.mark.parametrize(

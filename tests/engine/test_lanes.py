@@ -120,6 +120,27 @@ def test_a_block_on_its_way_competes_by_its_task_s_deadline() -> None:
     assert [step.members[0].tasks[0] for step in driver.issued] == [0, 1, 0, 2]
 
 
+@pytest.mark.parametrize("ends", ["expired", "cancelled"])
+def test_a_batch_that_runs_is_not_ranked_by_a_task_that_has_ended(ends: str) -> None:
+    """1. A batch of two is between its blocks, wanted by 0.5 and by 9. 2. The first of them ends.
+    3. The other model's task is wanted by 5, before what is left of the batch."""
+    driver = Driver(chains(2, 1, step_choice=StepChoice.DEADLINE, run_ahead=1, fields={"batch": 2}))
+    driver.submit("b", deadline_s=0.25)
+    first = driver.submit("a", deadline_s=0.5)
+    driver.submit("a", deadline_s=9.0)
+    driver.end()
+    assert driver.ran()[-1] == [(0, 0, 0)] and driver.issued[-1].members[0].tasks == (1, 2)
+    driver.submit("b", deadline_s=5.0)
+    if ends == "expired":
+        driver.at(0.5)
+    else:
+        driver.do(driver.core.cancel(first, driver.now))
+    assert driver.outcome(first) == ends
+    driver.end_all()
+    assert driver.ran()[2:] == [[(1, 0, 0)], [(0, 0, 1)]]
+    assert driver.issued[-1].members[0].tasks == (1, 2), "it keeps its rows"
+
+
 def test_a_task_past_its_deadline_never_runs() -> None:
     driver = Driver(chains(1, step_choice=StepChoice.DEADLINE, run_ahead=1))
     driver.submit("a", deadline_s=9.0)

@@ -1,5 +1,7 @@
 """Programs: asked for at load, on demand within bounds, replaced by a fallback until they are there."""
 
+import pytest
+
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 
@@ -51,6 +53,25 @@ def test_programs_on_demand_are_bounded() -> None:
     driver.do(driver.core.program_ready(driver.asked[1], 0.0))
     driver.submit("c")
     assert [p.mask for p in driver.asked] == [0b111, 0b001, 0b100]
+
+
+def test_a_program_that_is_not_remembered_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. The first combined block remembers the program of all and of `a`. 2. `b` and `c` run by others, of
+    which it would never know that they are ready. 3. The second combined block still gets its own."""
+    monkeypatch.setattr("stageloom.shared.engine.records.MAX_REMEMBERED", 2)
+    groups = [[(0, 0, 0), (1, 0, 0), (2, 0, 0)], [(3, 0, 0), (4, 0, 0)]]
+    driver = Driver(chains(1, 1, 1, 1, 1, groups=groups, run_ahead=1), prepare=False, max_preparing=1)
+    for model in "abcbcd":
+        driver.submit(model)
+        driver.end_all()
+        for asked in driver.asked:
+            driver.do(driver.core.program_ready(asked, 0.0))
+    assert [(p.combined, p.mask) for p in driver.asked] == [(0, 0b111), (1, 0b11), (0, 0b001), (1, 0b01)]
+    assert [step.fallback for step in driver.issued] == [True] * 6
+    for model in "abd":
+        driver.submit(model)
+        driver.end_all()
+    assert [step.fallback for step in driver.issued[6:]] == [False, True, False]
 
 
 def test_a_program_of_a_released_plan_is_ignored() -> None:

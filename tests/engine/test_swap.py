@@ -30,6 +30,49 @@ def test_new_launches_go_to_the_new_plan() -> None:
     assert driver.issued[0].program.plan == 1
 
 
+def _spaced(interval_us: int, **fields: object):  # type: ignore[no-untyped-def]
+    return _plan(_cut(3, launch_interval_us=interval_us, work_conserving=False, **fields))
+
+
+def test_an_hour_between_launches_does_not_outlast_its_plan() -> None:
+    driver = Driver(_spaced(3_600_000_000))
+    driver.submit("a")
+    driver.end_all()
+    driver.submit("a")
+    assert driver.core.next_wakeup(driver.now) == 3600.0
+    driver.now = 0.25
+    driver.load(1, _spaced(1_000_000))
+    driver.activate(1)
+    assert len(driver.answers) == 1, "a second has not passed since the last launch"
+    assert driver.core.next_wakeup(driver.now) == 1.0
+    driver.at(1.0)
+    driver.end_all()
+    assert len(driver.answers) == 2
+
+
+def test_a_new_plan_without_spacing_launches_at_once() -> None:
+    driver = Driver(_spaced(3_600_000_000))
+    driver.submit("a")
+    driver.end_all()
+    driver.submit("a")
+    driver.load(1, _spaced(0))
+    driver.activate(1)
+    driver.end_all()
+    assert len(driver.answers) == 2
+
+
+def test_a_new_plans_spacing_counts_the_tasks_of_the_last_launch() -> None:
+    """It was a batch of two: two intervals of the new plan, which is slower than the old one."""
+    driver = Driver(_spaced(0, batch=2, batch_max_delay_us=500))
+    for _ in range(2):
+        driver.submit("a")
+    driver.end_all()
+    driver.load(1, _spaced(1_000_000))
+    driver.activate(1)
+    driver.submit("a")
+    assert driver.core.next_wakeup(driver.now) == 2.0
+
+
 @pytest.mark.promise("instances-move-new-plan")
 def test_an_instance_moves_where_its_cut_exists() -> None:
     driver = Driver(_plan(_cut(2, 4)))

@@ -76,6 +76,10 @@ def speeds(ratio: float, spread: float = 0.02) -> Figure:
     return figure
 
 
+CONTROL_FIRST = 1
+"""A seed: windows are of A BB A, then B AA B, where A is the control."""
+
+
 def device(figure: Figure, seed: int = 0, **fields: object) -> Device:
     return Device(TrialCore(setup(**fields), Random(seed)), figure)
 
@@ -335,12 +339,56 @@ def test_ages_that_the_control_had_too_do_not_stop_the_candidate() -> None:
 
 def test_an_old_task_under_the_control_is_not_held_against_the_candidate() -> None:
     """Neither while the control runs nor, until it is twice as old, after the candidate took over."""
-    trial = device(speeds(1.1))
+    trial = device(speeds(1.1), CONTROL_FIRST)
     trial.until(MeasureSide, Side.CONTROL)
     assert trial.core.tick(trial.now, 50.0) == []
     trial.until(MeasureSide, Side.CANDIDATE)
     assert trial.core.tick(trial.now, 99.0) == []
     assert trial.core.tick(trial.now, 101.0) != []
+
+
+def aged(ages_s: dict[int, float]) -> Figure:
+    """Plans of equal speed; the oldest task's age by window."""
+    return lambda side, window: figures(0.008, oldest_age_s=ages_s.get(window, 0.0))
+
+
+def brake_of(trial: Device, windows: int) -> float:
+    """How old a task may become in the candidate's window that follows so many."""
+    for _ in range(windows):
+        trial.until(MeasureSide)
+        trial.step()
+    trial.until(MeasureSide, Side.CANDIDATE)
+    return trial.core.brake_age_s
+
+
+def test_a_backlog_that_the_candidate_left_does_not_raise_its_brake() -> None:
+    """1. Its second window ends with a task of 0.9 s. 2. The control finds that one and serves it.
+    3. In its third window a task waits for 1.5 s: less than twice the 0.9, which were its own."""
+    result = device(aged({2: 0.9, 3: 0.9, 4: 1.5}), CONTROL_FIRST).run()
+    assert result.verdict is Verdict.REJECT
+    assert result.reason == "a task had waited 1.50 s, longer than 1.00 s"
+
+
+def test_a_wait_since_the_control_took_over_counts_for_it() -> None:
+    trial = device(aged({3: 1.2}), CONTROL_FIRST, instance_s=(0.1,))
+    assert trial.core.window_s == 2.0
+    assert brake_of(trial, 4) == 2.4
+    assert brake_of(device(aged({3: 50.0}), CONTROL_FIRST, instance_s=(0.1,)), 4) == pytest.approx(2 * 2.01)
+
+
+def test_a_backlog_that_outlasts_a_window_of_the_control_counts_for_it() -> None:
+    """Where neither plan keeps up both have it: windows 5 and 6 are the control's."""
+    assert brake_of(device(aged({5: 0.9}), CONTROL_FIRST), 7) == 1.0
+    assert brake_of(device(aged({5: 0.9, 6: 0.9}), CONTROL_FIRST), 7) == 1.8
+
+
+def test_an_age_that_is_told_before_the_control_took_over_is_the_candidates() -> None:
+    trial = device(speeds(1.0), CONTROL_FIRST)
+    trial.until(Activate, Side.CANDIDATE)
+    trial.step()
+    trial.until(Activate, Side.CONTROL)
+    assert trial.core.tick(trial.now, 50.0) == []
+    assert brake_of(trial, 1) == 1.0
 
 
 def test_a_candidate_that_fails_tasks_is_rejected_and_one_that_shares_the_fault_is_not() -> None:

@@ -17,11 +17,15 @@ from stageloom.planner.costs.drift import (
     renewal,
     steps_of,
     traced_stages,
+    unsure_blocks,
 )
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import OpId
 from stageloom.shared.messages.telemetry import GroupSpan, StepTimings, StepTrace
+from stageloom.shared.plan import CombinedBlock, Member
 from stageloom.shared.policy.trigger import TriggerConfig
+from stageloom.shared.schedule import stage_schedule
+from stageloom.shared.search.interference import fit
 from tests.replan.test_decide import GRAPHS, LEFT, RIGHT, measured, plan_of
 
 WIDE = bind(plan_of("greedy"), GRAPHS)
@@ -117,6 +121,23 @@ def test_an_operator_changes_as_its_stage_does_else_as_its_block_else_as_everyth
     ]
     assert {one.measured_at_us for one in made.stages} == {77}
     assert made.unseen == (1,), "no trace tells the other model's stages"
+
+
+@pytest.mark.parametrize(("batches", "count"), [((4, 4), 1), ((4, 1), 0)])
+def test_stages_of_members_with_different_batches_are_neither_renewed_nor_asked_for(
+    batches: tuple[int, int], count: int
+) -> None:
+    plan = plan_of()
+    models = tuple(replace(one, batch=batch) for one, batch in zip(plan.models, batches, strict=True))
+    beside = stage_schedule([[[0, 1, 2, 3], [4, 5, 6]]])
+    block = CombinedBlock((Member(0, 0, 0), Member(1, 0, 0)), beside)
+    bound = bind(replace(plan, models=models, combined=(block,)), GRAPHS)
+    assert bound.combined[0].graph.size == 7
+    spans = (GroupSpan(0, 0, 0, _S), GroupSpan(1, 1, 0, _S))
+    traces = [StepTrace(bound.plan.digest[:16], 0, 3, 0, _S, spans, whole=True)] * LEAST_TRACES
+    made = renewal(bound, KNOWN, Drift((BlockDrift(0, 100, 1.0, 1.5),)), traces, 77)
+    assert [one.batch for one in made.stages] == [4] * count
+    assert len(unsure_blocks(bound, replace(KNOWN, interference=fit(())))) == count
 
 
 def test_a_device_is_back_where_its_class_is_only_if_nearer_than_what_it_left_it_for() -> None:

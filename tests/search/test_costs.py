@@ -80,6 +80,22 @@ def test_members_of_a_combined_block_have_batches_of_their_own() -> None:
     assert costs.operators_s == pytest.approx([1.0] * 4 + [8.0] * 4)
 
 
+def test_stages_of_equal_batches_are_not_those_of_members_with_different_ones() -> None:
+    """Measured with eight rows of both members: nothing of that says what eight and one take."""
+    artifact, graph = model("m", DIAMOND)
+    (whole,) = split(graph, ())
+    groups = ((1,), (5,))
+    seen = MeasuredStage(((artifact, 0, 4),) * 2, 8, groups, 0.5)
+    merge = MeasuredStage(((artifact, 0, 4),) * 2, 8, ((1,), (2,)), 0.25, merge=True)
+    table = CostTable(stages=(seen, merge))
+    alike = table.for_members([(artifact, graph, whole)] * 2, batches=[8, 8])
+    assert alike.is_measured(Stage(groups)) and alike.one_stage_s(Stage(groups)) == 0.5
+    assert alike.measured_merges
+    for batches in ([8, 1], [1, 8], [1, 1]):
+        costs = table.for_members([(artifact, graph, whole)] * 2, batches=batches)
+        assert not costs.is_measured(Stage(groups)) and not costs.measured_merges
+
+
 def test_estimate_is_the_launch_plus_the_longer_of_computing_and_moving() -> None:
     # 1e6 flop; operator 3 of the diamond reads two tensors of 16 bytes and writes one: 48 bytes.
     artifact, graph = model("m", DIAMOND)

@@ -12,7 +12,7 @@ from stageloom.shared.errors import PlanError
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, Plan, Resource, Wait
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.compose import Combination, Rules, compose
-from stageloom.shared.search.neighbours import BATCH_MAX, Move, PlanShape, neighbours, shape_of
+from stageloom.shared.search.neighbours import BATCH_MAX, SPLITS_MAX, Move, PlanShape, neighbours, shape_of
 from tests.search.graphs import CHAIN, DIAMOND, model
 from tests.search.test_rivals import choice
 
@@ -117,6 +117,34 @@ def test_every_other_grouping_that_one_move_makes_is_drawn_and_no_other(
     found = [rows(shape) for move, shape in drawn(made, members_max) if move in REGROUPED]
     assert set(found) == expected
     assert len(found) == len(expected), "one was drawn twice"
+
+
+def all_in_one(replicas: int) -> PlanShape:
+    """Five blocks of each instance, in one combined block."""
+    shape = shape_of(plan(replicas=(replicas, replicas)))
+    assert shape is not None
+    return shape._replace(combined=(tuple(member for (member,) in shape.combined),))
+
+
+def test_a_combined_block_of_forty_members_has_its_first_neighbours_at_once() -> None:
+    """It could be split in 2 ** 39 ways."""
+    shape = all_in_one(8)
+    found = list(neighbours(shape, GRAPHS, members_max=40, wait=Wait.NONE, rng=Random(0)))
+    splits = [made.combined for move, made in found if move is Move.SPLIT]
+    assert SPLITS_MAX / 2 < len(splits) == len(set(splits)) <= SPLITS_MAX
+    assert all(sorted((*one, *other)) == list(shape.combined[0]) for one, other in splits)
+    assert len({len(one) for one, _ in splits}) > 20, "parts of every size come up"
+
+
+def test_other_seeds_draw_other_splits_of_a_large_combined_block() -> None:
+    drawn_by = [
+        {made.combined for move, made in found if move is Move.SPLIT}
+        for found in (
+            neighbours(all_in_one(2), GRAPHS, members_max=10, wait=Wait.NONE, rng=Random(seed))
+            for seed in (0, 0, 1)
+        )
+    ]
+    assert drawn_by[0] == drawn_by[1] != drawn_by[2]
 
 
 def test_cuts_are_those_of_another_partition_or_differ_in_one_base_cut() -> None:

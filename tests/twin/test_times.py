@@ -180,6 +180,19 @@ def test_a_stage_that_was_measured_takes_what_was_measured() -> None:
     assert seconds_of(sequential, StepTimes(device(), part)) == pytest.approx(0.010)
 
 
+def test_a_stage_that_was_measured_at_one_batch_tells_nothing_of_members_with_different_ones() -> None:
+    joint = stage_schedule([[[0], [4]], [[1], [2], [5], [6]], [[3], [7]]])
+    bound, graphs = diamonds(joint, 2, batch=8)
+    members = tuple((artifact, 0, 4) for artifact in graphs)
+    known = costs(graphs, flop_per_s=1.0)
+    table = replace(known, stages=(MeasuredStage(members, 8, ((0,), (4,)), 9.0),))
+    first, second = bound.plan.models
+    mixed = bind(replace(bound.plan, models=(first, replace(second, batch=1))), graphs)
+    for one, batches, seen in ((bound, (8, 8), True), (mixed, (8, 1), False)):
+        measured, estimated = (seconds_of(one, StepTimes(device(), t), 0b11, batches) for t in (table, known))
+        assert (measured != estimated) is seen
+
+
 def test_what_stages_taught_of_the_device_class_prices_the_others() -> None:
     """As the searches price them, and scaled by batch as the operators are."""
     bound, graphs = diamonds(FORKED, batch=2)

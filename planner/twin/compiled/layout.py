@@ -82,9 +82,9 @@ LINK: Final = _record(i8="block")  # of a list of slots, by the block
 MEMBER: Final = _record(i8="slot bit")  # of a combined block, downstream first
 PAIR: Final = _record(i8="bit freer")  # see CombinedState.chain
 MODEL: Final = _record(
-    f8="interval_s delay_s next_s deadline_s tightest_s patience_s turn_s busy_s",
-    i8="""batch work_conserving max_tasks drop_oldest head queued arrived launched completed refused expired
-        target""",
+    f8="interval_s delay_s last_s next_s deadline_s tightest_s patience_s turn_s busy_s",
+    i8="""batch work_conserving max_tasks drop_oldest head queued arrived launched last_count completed
+        refused expired target""",
 )
 ROW: Final = _record(f8="arrived_s", i8="task")  # a queued task, or a row of an instance
 INSTANCE: Final = _record(

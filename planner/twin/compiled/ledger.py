@@ -254,6 +254,7 @@ def launch_one(w: World, model: int, now: float, lanes: int) -> None:
         source, row = w.queues[model, launcher.head], w.rows[index, i]
         row.arrived_s, row.task = source.arrived_s, source.task
         drop_first(w, model)
+    launcher.last_s, launcher.last_count = now, count
     launcher.next_s = now + launcher.interval_s * count
     launcher.launched += count
     instance.used, instance.on_board, instance.over, instance.started = 1, 1, 0, 0
@@ -284,7 +285,13 @@ def fit(w: World, index: int, batch: int) -> None:
         level += 1
     instance.level = level
     instance.bucket = min(size, batch)
-    oldest = w.rows[index, instance.begin]
+    rank(w, index, w.rows[index, instance.begin])
+
+
+@jit
+def rank(w: World, index: int, oldest: Records) -> None:
+    """By when an instance is wanted whose oldest task that has not ended is this one."""
+    instance = w.instances[index]
     instance.deadline_s = instance.expires_s = oldest.arrived_s + w.models[instance.model].deadline_s
     instance.wanted_by_s = wanted_by_s(w, instance.model, oldest, instance.turn_s)
 
@@ -313,7 +320,9 @@ def drop_row(w: World, index: int, now: float) -> None:
     if not instance.live:
         bury(w, index)
     elif instance.started:
-        instance.expires_s = w.rows[index, first + 1].arrived_s + w.models[instance.model].deadline_s
+        rank(w, index, w.rows[index, first + 1])
+        if instance.on_board:
+            touch(w, w.slots[w.tracks[instance.track].first_slot + instance.block].home)
     else:
         instance.begin += 1
         instance.count -= 1
@@ -352,6 +361,7 @@ def activate(w: World, index: int, now: float) -> None:
         target = w.targets[launcher.target]
         launcher.batch, launcher.work_conserving = target.batch, target.work_conserving
         launcher.interval_s, launcher.delay_s = target.interval_s, target.delay_s
+        launcher.next_s = launcher.last_s + launcher.interval_s * launcher.last_count
         launcher.max_tasks, launcher.drop_oldest = target.max_tasks, target.drop_oldest
         while launcher.queued > launcher.max_tasks:
             if launcher.drop_oldest:

@@ -321,7 +321,7 @@ class WorldMemory:
         clock.beside_s, clock.item_beside_s = device.beside_s, device.item_beside_s
         clock.next_end_s, clock.next_ending = NEVER, NOBODY
         self.world.noise[: len(noise)] = noise
-        self.world.models.next_s = -NEVER
+        self.world.models.last_s = self.world.models.next_s = -NEVER
         self.world.models.deadline_s = self.world.models.tightest_s = NEVER
         self.world.models.patience_s = patience_s
         self.world.models.turn_s = -NEVER

@@ -194,6 +194,12 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "launcher.interval_s * count",
         "launcher.interval_s",
     ),
+    "the spacing of the plan before goes on": (
+        137,
+        "ledger",
+        "launcher.next_s = launcher.last_s + launcher.interval_s * launcher.last_count",
+        "launcher.next_s = launcher.next_s",
+    ),
     "the queue holds one more": (
         12,
         "ledger",
@@ -250,6 +256,12 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "ledger",
         "max(row.arrived_s + launcher.patience_s, turn_s)",
         "row.arrived_s + launcher.patience_s",
+    ),
+    "a batch is ranked by a task that has ended": (
+        136,
+        "ledger",
+        "rank(w, index, w.rows[index, first + 1])",
+        "instance.expires_s = w.rows[index, first + 1].arrived_s + w.models[instance.model].deadline_s",
     ),
     "endless patience": (
         10,
