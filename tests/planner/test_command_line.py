@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
-from stageloom.planner.cli import app, connection, main, plan_create, service
+from stageloom.planner.cli import app, connection, device, main, plan_create, service
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.cli.settings import take_options
+from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.shared.errors import ExitCode
 from tests.store.migrated import new_store
 
@@ -98,6 +99,31 @@ def test_times_that_are_given_are_written_alike(
     assert "'soon' is no duration; write it like --" in capsys.readouterr().err
     app.execute([*command, "2m", *home])
     assert "no planner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wait_s"),
+    [
+        ([], 140.0),
+        (["--splits"], 180.0),
+        (["--budget", "5m"], 420.0),
+        (["--budget", "5m", "--timeout", "1m"], 60.0),
+        (["--budget", "5m", "--no-wait"], 0.0),
+    ],
+    ids=str,
+)
+def test_results_are_awaited_for_longer_than_the_device_may_measure(
+    options: list[str], wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DeviceProfileRequest] = []
+
+    def run_job(route: Any, request: DeviceProfileRequest) -> DeviceProfileReply:
+        asked.append(request)
+        return DeviceProfileReply(requests=(1,), epoch=1, generation=1)
+
+    monkeypatch.setattr(device, "run_job", run_job)
+    assert app.execute(["device", "profile", "nano", *options]) == ExitCode.OK
+    assert [request.wait_s for request in asked] == [wait_s]
 
 
 def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
