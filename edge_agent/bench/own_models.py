@@ -268,7 +268,8 @@ class _Bench:
         for warning in self._warnings:
             self._progress(f"warning: {warning}")
         with (
-            tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder,
+            # An agent that was killed may still be writing there.
+            tempfile.TemporaryDirectory(prefix="stageloom-bench-", ignore_cleanup_errors=True) as folder,
             Contest(self._models, load, self._progress, needed=(OURS,)) as contest,
         ):
             self._progress("starting the agent and what it is compared with")
@@ -291,9 +292,9 @@ class _Bench:
     def _ours(self, folder: str) -> AgentSetting:
         """On the processor with the plan that it would make; with a GPU an agent that measures by itself."""
         if not self._on_gpu:
-            return AgentSetting(OURS, self._plan(folder).wire)
+            return AgentSetting(OURS, self._plan(folder).wire, folder=folder)
         self._progress("the agent measures the models on its executors first")
-        return AgentSetting(OURS, precision=self._load.precision, times_folder=folder)
+        return AgentSetting(OURS, precision=self._load.precision, folder=folder, times_folder=folder)
 
     def _plan(self, folder: str) -> Plan:
         return own_plan(self._models, kept_times(self._models, folder) if self._on_gpu else self._times())

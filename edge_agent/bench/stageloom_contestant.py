@@ -46,6 +46,7 @@ class AgentSetting:
     plan: bytes = b""
     serves: tuple[str, ...] = ()  # these models alone; empty: all
     precision: Precision = "fp32"  # that a plan which the agent makes itself may use
+    folder: str = ""  # where its home is made, which stays there if it is killed; empty: the system's own
     times_folder: str = ""  # where agents of one device leave what they measured, and find it; empty: nowhere
 
     @property
@@ -89,7 +90,7 @@ class StageloomContestant(TaskErrors):
         self._served = [model for model in models if not setting.serves or model.name in setting.serves]
         self._plan = setting.plan
         self._times = Path(setting.times_folder, TIMES_NAME) if setting.times_folder else None
-        self._home = Path(tempfile.mkdtemp(prefix="stageloom-"))
+        self._home = Path(tempfile.mkdtemp(prefix="stageloom-", dir=setting.folder or None))
         self._log = self._home / "log"
         self._agent: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None

@@ -192,11 +192,12 @@ def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
 
 
 def test_an_agent_that_dies_is_told_with_its_exit_status_and_its_last_line(
-    models: list[ModelUnderTest], capfd: pytest.CaptureFixture[str]
+    models: list[ModelUnderTest], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = ContestantProcess(AgentSetting("stageloom", onnx_plan(models)), models)
+    process = ContestantProcess(AgentSetting("stageloom", onnx_plan(models), folder=str(tmp_path)), models)
     try:
         process.wait_ready()
+        assert [(home / "run").is_dir() for home in tmp_path.iterdir()] == [True]
         children = states(PARENT, process.group)
         (agent,) = [one for one in children if b"plan_agent" in Path(f"/proc/{one}/cmdline").read_bytes()]
         os.kill(agent, signal.SIGKILL)

@@ -27,7 +27,7 @@ from stageloom.edge_agent.bench.own_models import (
 )
 from stageloom.edge_agent.bench.rival_settings import Family
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
-from stageloom.edge_agent.bench.stageloom_contestant import own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.cli.bench import by_model, known_precision
 from stageloom.shared.errors import ExecutorError, InputError
@@ -309,6 +309,25 @@ def test_what_meets_no_deadline_carries_nothing_and_is_told_before_anything_is_m
     (warning,) = found.warnings
     assert warning.startswith("the deadline of 'net', 3 ms, is below its shortest run of all")
     assert told.index(f"warning: {warning}") < told.index("starting the agent and what it is compared with")
+
+
+def test_the_agents_home_goes_with_the_comparison_however_that_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed contestants remove nothing, so their homes are in a folder that the comparison removes."""
+    folders: list[Path] = []
+
+    def interrupted(self: Contest, settings: Iterable[ContestantSetting]) -> None:
+        (agent,) = [one for one in settings if isinstance(one, AgentSetting)]
+        home = Path(agent.folder, "home")
+        home.mkdir()
+        folders.append(home)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StagedContest, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        staged_bench(monkeypatch, tmp_path, LUCKY)
+    assert folders and not folders[0].exists()
 
 
 def test_windows_are_ten_times_as_long_as_the_longest_deadline(
