@@ -22,7 +22,8 @@ def export_plan(store: ReadStore, name: str, form: ExportFormat, device: DeviceI
     """A plan in another tool's format. `device`: whose costs a timeline takes; None: estimates.
 
     Raises:
-        InputError: there is no such plan or device, or an artifact of the plan is not here any more.
+        InputError: there is no such plan or device, an artifact of the plan is not here any more, or the
+            format cannot say what the plan does.
     """
     info = store.read(plan_info, name)
     plan = decode_plan(info.wire, info.digest)
