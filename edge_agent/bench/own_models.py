@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from stageloom.edge_agent.bench import MOST_SECONDS
 from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, lowest_index, ratio_of
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
@@ -413,9 +414,15 @@ def short_windows(lasts_s: float, deadlines_s: Iterable[float], contestants: int
     if lasts_s >= wanted_s:
         return []
     needed_s = math.ceil(wanted_s * _WINDOWS_EACH * contestants)
+    advice = f"--seconds {needed_s} affords windows of {wanted_s:.3g} s"
+    if needed_s > MOST_SECONDS:
+        most_ms = 1e3 * MOST_SECONDS / (_DEADLINES_IN_A_WINDOW * _WINDOWS_EACH * contestants)
+        advice = (
+            f"a --deadline of {math.floor(most_ms)} ms is the longest that --seconds {MOST_SECONDS} affords"
+        )
     return [
         f"windows of {lasts_s:.3g} s are short beside a deadline of {longest_s:.3g} s, and flatter every "
-        f"contestant; --seconds {needed_s} affords windows of {wanted_s:.3g} s"
+        f"contestant; {advice}"
     ]
 
 
