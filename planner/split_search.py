@@ -174,9 +174,7 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Spli
             found.append((measured, _candidate(measured, name, splitter(name).choose(measured.problem()))))
     measured, best = min(found, key=lambda one: one[1].seconds)
     graphs = {choice.artifact: choice.graph}
-    key = store.read(calibration_of, device).costs_key
-    costs = plan_costs(store, key, best.plan, graph_of=store.graph)
-    costs = with_part_costs(store, device, costs, best.plan, graphs)
+    costs = costs_there(store, device, best.plan, graphs)
     return SplitPlan(best.plan, _sentence(measured, best), predict(best.plan, graphs, costs, ()))
 
 
@@ -378,10 +376,21 @@ def _gain(best: SplitCandidate) -> str:
 # Costs
 
 
-def with_part_costs(
+def costs_there(store: ReadStore, device: DeviceId, plan: Plan, graphs: Mapping[Digest, Graph]) -> CostTable:
+    """The costs of a plan's executors on a device, with what is known of parts of its split models.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    held = store.read(calibration_of, device)
+    costs = plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
+    return _with_part_costs(store, device, costs, plan, graphs)
+
+
+def _with_part_costs(
     store: ReadStore, device: DeviceId, costs: CostTable, plan: Plan, graphs: Mapping[Digest, Graph]
 ) -> CostTable:
-    """The costs of a plan's executors with what is known of parts of its split models; see `PartCosts`."""
+    """The costs with what is known of parts of the plan's split models; see `PartCosts`."""
     split = [
         ModelChoice(name=model.name, artifact=model.artifact, graph=graphs[model.artifact])
         for model in plan.models

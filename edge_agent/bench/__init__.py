@@ -3,3 +3,8 @@
 Each contestant lives in a process of its own and gets the same arrivals, in windows of a few seconds that
 take turns. Its capacity is the largest Poisson rate at which each model's tasks meet their deadlines.
 """
+
+from typing import Final
+
+MOST_SECONDS: Final = 36_000
+"""That one comparison may take."""

@@ -106,6 +106,10 @@ class CapacitySearch:
         left = [place for place in (below, above) if len(samples[place]) < self.many]
         return min(left, key=lambda place: len(samples[place])) if left else None
 
+    def found_none(self, samples: Samples) -> bool:
+        """Whether it has ended without a rate that holds, down to the lowest."""
+        return bool(samples) and not capacity_per_s(samples) and self.next_index(samples, 0) is None
+
     def _judged(self, found: Sequence[WindowCounts]) -> bool:
         """Enough windows and tasks of each model, or so many late ones that more would not help."""
         tasks = np.sum([sample.tasks for sample in found], axis=0)

@@ -19,7 +19,7 @@ from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting,
 from stageloom.edge_agent.bench.load import Array, ArrivalWindow, WindowResult, judge
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
-from stageloom.shared.errors import StageloomError
+from stageloom.shared.errors import ExecutorError, StageloomError
 
 _START_S: Final = 300.0  # for one that measures nothing; others end themselves when they get nowhere
 _ANSWER_S: Final = 180.0  # beyond what was asked for
@@ -48,7 +48,7 @@ def ended_politely() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class ContestantError(StageloomError):
+class ContestantError(ExecutorError):
     """A contestant cannot serve these models, or has died."""
 
 
@@ -173,9 +173,9 @@ def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Se
     empty where one had."""
     try:
         contestant.start(runner.ended)
+        runner.closed_loop(contestant, models, 1, _WARM_UP_S)
     except Exception as error:  # runtimes' exceptions share no base class
         return f"{type(error).__name__}: {str(error)[:300]}"
-    runner.closed_loop(contestant, models, 1, _WARM_UP_S)
     if runner.completed:
         return ""
     return problem_and_plan(contestant)[0] or "none of its first tasks had a result"
@@ -216,5 +216,8 @@ def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnder
             gc.collect(0)
     except (EOFError, BrokenPipeError):
         pass  # whoever compares is gone
+    except StageloomError as error:
+        with contextlib.suppress(OSError):
+            pipe.send(_Failure(str(error)))
     finally:
         contestant.stop()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from stageloom.edge_agent.bench import MOST_SECONDS
 from stageloom.edge_agent.bench.capacity import ROUGHLY, CapacitySearch, lowest_index, ratio_of
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
@@ -96,6 +97,8 @@ class OwnResult:
     window_s: float = _LEAST_WINDOW_S
     warnings: Sequence[str] = ()  # what makes figures worth less than they look
     precision: str = "fp32"
+    ours_none: bool = False  # the agent was found to carry no load, down to the lowest rate
+    rivals_none: bool = False  # nor does anything that it is compared with
 
     def document(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -126,20 +129,37 @@ class OwnResult:
     def verdict(self) -> str:
         """One sentence."""
         if self.over_best is None:
-            return "no verdict: too few windows, or no load that is carried in time; give --seconds more"
+            return self._without_ratio()
         ratio, low, high = self.over_best
         naive = self.no_naive
         if self.over_naive is not None:
             naive = f"it is {self.over_naive[0]:.1f} times that of a default session per model"
         if low > 1.0:
-            allowed = "" if self.precision == "fp32" else f" --precision {self.precision}"
             return (
-                f"use plan {self.digest[:12]} (`stageloom-agent run{allowed}` makes it): "
-                f"{ratio:.2f} times the load of the best setting, {self.best}, within the deadlines; {naive}"
+                f"{self._use()}: {ratio:.2f} times the load of the best setting, {self.best}, within the "
+                f"deadlines; {naive}"
             )
         if high < 1.0:
             return f"no gain: {self.best} carries {1.0 / ratio:.2f} times the load; serve them whole with it"
         return f"no gain over {self.best}, {ratio:.2f} times its load ({low:.2f} to {high:.2f}); {naive}"
+
+    def _without_ratio(self) -> str:
+        """The verdict where a side carries nothing, so that there is no ratio, or was measured too little."""
+        measured = {row["contestant"] for row in self.capacities if row["low"] is not None}
+        if self.ours_none and self.rivals_none:
+            return "no verdict: nothing carries a load within the deadlines; give longer ones with --deadline"
+        if self.ours_none and self.best in measured:
+            return (
+                f"no gain: {self.best} carries a load within the deadlines, and the agent's plan none; "
+                "serve them whole with it"
+            )
+        if self.rivals_none and OURS in measured:
+            return f"{self._use()}: nothing else carries a load within the deadlines"
+        return "no verdict: too few windows, or no load that is carried in time; give --seconds more"
+
+    def _use(self) -> str:
+        allowed = "" if self.precision == "fp32" else f" --precision {self.precision}"
+        return f"use plan {self.digest[:12]} (`stageloom-agent run{allowed}` makes it)"
 
 
 def bench(arguments: Sequence[ModelArgument], load: StatedLoad, progress: Progress) -> OwnResult:
@@ -249,7 +269,8 @@ class _Bench:
         for warning in self._warnings:
             self._progress(f"warning: {warning}")
         with (
-            tempfile.TemporaryDirectory(prefix="stageloom-bench-") as folder,
+            # An agent that was killed may still be writing there.
+            tempfile.TemporaryDirectory(prefix="stageloom-bench-", ignore_cleanup_errors=True) as folder,
             Contest(self._models, load, self._progress, needed=(OURS,)) as contest,
         ):
             self._progress("starting the agent and what it is compared with")
@@ -272,9 +293,9 @@ class _Bench:
     def _ours(self, folder: str) -> AgentSetting:
         """On the processor with the plan that it would make; with a GPU an agent that measures by itself."""
         if not self._on_gpu:
-            return AgentSetting(OURS, self._plan(folder).wire)
+            return AgentSetting(OURS, self._plan(folder).wire, folder=folder)
         self._progress("the agent measures the models on its executors first")
-        return AgentSetting(OURS, precision=self._load.precision, times_folder=folder)
+        return AgentSetting(OURS, precision=self._load.precision, folder=folder, times_folder=folder)
 
     def _plan(self, folder: str) -> Plan:
         return own_plan(self._models, kept_times(self._models, folder) if self._on_gpu else self._times())
@@ -301,8 +322,7 @@ class _Bench:
         self._progress("looking for the load that each carries within the deadlines")
         began_s = time.monotonic()
         looking_s = began_s + _LOOKING * self._load.seconds
-        roughly = replace(self._search(1), judged_tasks=ROUGHLY)
-        contest.capacities(found, roughly, first_per_s, looking_s)
+        contest.capacities(found, self._rough_search(), first_per_s, looking_s)
         for name, one in found.items():
             self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
         self._settle(contest, found, first_per_s, began_s + self._load.seconds)
@@ -310,6 +330,9 @@ class _Bench:
 
     def _search(self, many: int) -> CapacitySearch:
         return CapacitySearch(few=1, many=many, lowest=lowest_index(self._window_s), highest=_HIGHEST)
+
+    def _rough_search(self) -> CapacitySearch:
+        return replace(self._search(1), judged_tasks=ROUGHLY)
 
     def _settle(
         self,
@@ -334,6 +357,8 @@ class _Bench:
         # Without an interval there is no verdict over it.
         best = max(_rivals(found), key=lambda name: found[name].per_s)
         naive = self._rivals[0].name
+        search = self._rough_search()
+        none = {name for name, one in found.items() if search.found_none(one.samples)}
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
             capacities=tuple(
@@ -358,6 +383,8 @@ class _Bench:
             window_s=self._window_s,
             warnings=self._warnings,
             precision=self._load.precision,
+            ours_none=OURS in none,
+            rivals_none=none.issuperset(_rivals(found)),
         )
 
     def _model_row(self, model: ModelUnderTest, plan: Plan | None) -> dict[str, Any]:
@@ -387,9 +414,15 @@ def short_windows(lasts_s: float, deadlines_s: Iterable[float], contestants: int
     if lasts_s >= wanted_s:
         return []
     needed_s = math.ceil(wanted_s * _WINDOWS_EACH * contestants)
+    advice = f"--seconds {needed_s} affords windows of {wanted_s:.3g} s"
+    if needed_s > MOST_SECONDS:
+        most_ms = 1e3 * MOST_SECONDS / (_DEADLINES_IN_A_WINDOW * _WINDOWS_EACH * contestants)
+        advice = (
+            f"a --deadline of {math.floor(most_ms)} ms is the longest that --seconds {MOST_SECONDS} affords"
+        )
     return [
         f"windows of {lasts_s:.3g} s are short beside a deadline of {longest_s:.3g} s, and flatter every "
-        f"contestant; --seconds {needed_s} affords windows of {wanted_s:.3g} s"
+        f"contestant; {advice}"
     ]
 
 

@@ -46,6 +46,7 @@ class AgentSetting:
     plan: bytes = b""
     serves: tuple[str, ...] = ()  # these models alone; empty: all
     precision: Precision = "fp32"  # that a plan which the agent makes itself may use
+    folder: str = ""  # where its home is made, which stays there if it is killed; empty: the system's own
     times_folder: str = ""  # where agents of one device leave what they measured, and find it; empty: nowhere
 
     @property
@@ -89,7 +90,8 @@ class StageloomContestant(TaskErrors):
         self._served = [model for model in models if not setting.serves or model.name in setting.serves]
         self._plan = setting.plan
         self._times = Path(setting.times_folder, TIMES_NAME) if setting.times_folder else None
-        self._home = Path(tempfile.mkdtemp(prefix="stageloom-"))
+        self._home = Path(tempfile.mkdtemp(prefix="stageloom-", dir=setting.folder or None))
+        self._log = self._home / "log"
         self._agent: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
         self._ended: Ended = _nobody
@@ -103,16 +105,19 @@ class StageloomContestant(TaskErrors):
         self._ended = ended
         if self._times is not None and self._times.exists():
             shutil.copy(self._times, self._home / TIMES_NAME)
-        log = self._home / "log"
-        with log.open("wb") as sink:
+        with self._log.open("wb") as sink:
             self._agent = subprocess.Popen(self._command(), stdout=sink, stderr=sink)
-        self._client = self._connected(self._agent, log)
+        self._client = self._connected(self._agent)
         if self._times is not None and (self._home / TIMES_NAME).exists():
             shutil.copy(self._home / TIMES_NAME, self._times)
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
-        """Hand a task to the agent; one that it refuses is given up."""
-        assert self._client is not None
+        """Hand a task to the agent; one that it refuses is given up.
+
+        Raises:
+            UnavailableError: the agent is gone.
+        """
+        assert self._client is not None and self._agent is not None
         left_s = task.due_s - time.monotonic()
         if left_s <= 0.0:
             self._ended(task, False)
@@ -123,6 +128,8 @@ class StageloomContestant(TaskErrors):
         except RefusedError as error:
             self._failed(task, error)
             return
+        except UnavailableError as error:
+            raise self._gone(self._agent, error) from error
         future.add_done_callback(self._done(task))
 
     def stop(self) -> None:
@@ -151,6 +158,20 @@ class StageloomContestant(TaskErrors):
             self.note_error(error)
         self._ended(task, False)
 
+    def _gone(self, agent: "subprocess.Popen[bytes]", error: UnavailableError) -> UnavailableError:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its socket closes before it has ended
+            agent.wait(_STOP_S)
+        how = error.cause
+        if agent.returncode is not None:
+            how = f"the agent has ended with exit status {agent.returncode}"
+        return UnavailableError(
+            f"{how}; its last line: {self._last_line()}",
+            remedy="see whether memory ran out, and compare again",
+        )
+
+    def _last_line(self) -> str:
+        return (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1]
+
     def _command(self) -> list[str]:
         """Of `stageloom-agent run`, or of the same agent with a plan that is given to it."""
         models = model_files(self._served)
@@ -172,7 +193,7 @@ class StageloomContestant(TaskErrors):
         module = "stageloom.edge_agent.bench.plan_agent"
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
-    def _connected(self, agent: "subprocess.Popen[bytes]", log: Path) -> Client:
+    def _connected(self, agent: "subprocess.Popen[bytes]") -> Client:
         patience = StartPatience(time.monotonic())
         awaited = ""
         while agent.poll() is None and not patience.is_over(time.monotonic()):
@@ -187,11 +208,10 @@ class StageloomContestant(TaskErrors):
                 client.close()
                 patience.note(len(missing), status.measuring, time.monotonic())
             time.sleep(_POLL_S)
-        lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
         if agent.poll() is not None or not awaited:
-            raise UnavailableError(f"the agent does not serve: {lines[-1]}")
+            raise UnavailableError(f"the agent does not serve: {self._last_line()}")
         raise UnavailableError(
-            f"the agent got no further for {_STEP_S:.0f} s: {awaited}; its last line: {lines[-1]}",
+            f"the agent got no further for {_STEP_S:.0f} s: {awaited}; its last line: {self._last_line()}",
             remedy="end what else computes on this machine, and try again",
         )
 

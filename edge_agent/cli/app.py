@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from stageloom.edge_agent.cli.bench import bench
-from stageloom.edge_agent.config import ModelFile, encode_config, load_config
+from stageloom.edge_agent.config import AUTO, ModelFile, encode_config, load_config
 from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home, socket_of
 from stageloom.edge_agent.machine.doctor import Check
 from stageloom.edge_agent.metrics.settings import check_metrics
@@ -70,13 +70,22 @@ def run(
     ] = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Scheduler for plans made here: {', '.join(schedulers())}."),
+        typer.Option(
+            metavar="NAME", help=f"Scheduler for plans made here, with --executor: {', '.join(schedulers())}."
+        ),
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Executor for plans made here: auto, {_EXECUTORS}.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Executor for plans made here: {_EXECUTORS}; or auto, which measures what runs each model "
+            "best, and decides --scheduler, --threads and --replicas, too.",
+            show_default="auto",
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=256, help="Threads inside one operator.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=256, help="Threads inside one operator, with --executor."),
     ] = None,
     precision: Annotated[
         str | None,
@@ -89,7 +98,9 @@ def run(
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=64, help="Instances of each model that may overlap."),
+        typer.Option(
+            metavar="N", min=1, max=64, help="Instances of each model that may overlap, with --executor."
+        ),
     ] = None,
     http: Annotated[
         str | None,
@@ -149,10 +160,26 @@ def run(
         serving=_given(http=http, grpc=grpc, open=everybody),
         metrics=_given(listen=metrics, open=everybody),
     )
+    if config.models and config.executor == AUTO:
+        _refuse_unused(("--scheduler", scheduler), ("--threads", threads), ("--replicas", replicas))
     check_settings(config.serving)
     check_metrics(config.metrics)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
+
+
+def _refuse_unused(*options: tuple[str, object]) -> None:
+    """In a file these may stand for the day that it names an executor; who types one means it now.
+
+    Raises:
+        SettingError: one is given.
+    """
+    for name, value in options:
+        if value is not None:
+            raise SettingError(
+                f"{name} has no effect on plans of the executor auto, which decides that by what it measures",
+                remedy="name another one with --executor, too, or leave it out",
+            )
 
 
 def _given(**options: str | bool | None) -> dict[str, str | bool] | None:

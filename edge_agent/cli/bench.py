@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stageloom.edge_agent.bench import MOST_SECONDS
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_models
 
@@ -34,7 +35,7 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=5.0, max=36_000.0, help="How long to measure, about.")
+        float, typer.Option(metavar="S", min=5.0, max=MOST_SECONDS, help="How long to measure, about.")
     ] = 200.0,
     precision: Annotated[
         str,

@@ -43,6 +43,7 @@ _WHO: Final = {
     Proposer.LEARNED: "the learned policy alone proposes, where one fits",
     Proposer.PLAIN: "all but the learned policy propose",
 }
+_ANSWER_S: Final = 120.0  # for a device to become idle and to answer, beside what it may spend on measuring
 _ONLINE: Final[dict[object, str]] = {True: "yes", False: "no", None: "unknown"}
 
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
@@ -335,8 +336,13 @@ def profile(
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the results.")
-    ] = "2m",
+        str | None,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="How long to wait for the results. Default: 2m longer than the device may spend.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
 ) -> None:
     """Have a device measure models, whole and every operator. Plans for it are then made with its own times.
@@ -352,6 +358,8 @@ def profile(
             "--plan measures the stages of one plan as it is",
             remedy="leave out --model, --batch, --executor, --threads, --splits",
         )
+    budget_s = parse_duration(budget or ("60s" if splits else "20s"), "--budget")
+    wait_s = _ANSWER_S + budget_s if timeout is None else parse_duration(timeout, "--timeout")
     request = schema.DeviceProfileRequest(
         device=DeviceId(device),
         models=tuple(models or ()),
@@ -359,9 +367,9 @@ def profile(
         batch=batch,
         executor=executor,
         intra_op_threads=threads,
-        budget_s=parse_duration(budget or ("60s" if splits else "20s"), "--budget"),
+        budget_s=budget_s,
         splits=splits,
-        wait_s=parse_duration(timeout, "--timeout") if wait else 0.0,
+        wait_s=wait_s if wait else 0.0,
     )
     reply = run_job(routes.DEVICE_PROFILE, checked(request))
     show(reply, lambda: _tell_measured(device, reply))

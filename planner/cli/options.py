@@ -29,7 +29,7 @@ Partition = Annotated[
     typer.Option(
         "--partition",
         metavar="NAME",
-        help="How models are cut: whole, base, or paper where they have borders.",
+        help="How the named models are cut: whole, base, or paper where they have borders.",
     ),
 ]
 Combine = Annotated[

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
 from stageloom.planner.cli import explain, plan_create, plan_trace, push_wait, trial
-from stageloom.planner.cli.connection import LONG_S, call, connected, every, first
+from stageloom.planner.cli.connection import LONG_S, Caller, call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
 from stageloom.planner.cli.output import emit, emit_table, pair, progress, pushed_text, when
 from stageloom.planner.cli.output import show as show_result
@@ -287,15 +287,29 @@ def _tolerance(given: float | None, *, now: bool) -> float:
 
 
 def _replies(request: schema.PlanPushRequest, devices: Sequence[str]) -> Iterator[schema.PlanPushReply]:
+    parts = [
+        tuple(map(DeviceId, devices[at : at + schema.MAX_PUSHED]))
+        for at in range(0, len(devices), schema.MAX_PUSHED)
+    ]
+    requests = [checked(msgspec.structs.replace(request, devices=part)) for part in parts]
     with connected() as caller:
-        for at in range(0, len(devices), schema.MAX_PUSHED):
-            some = tuple(DeviceId(name) for name in devices[at : at + schema.MAX_PUSHED])
-            yield caller.call(routes.PLAN_PUSH, checked(msgspec.structs.replace(request, devices=some)))
+        for one in requests:
+            yield _reply(caller, one, others=len(requests) > 1)
         after, more = "", not devices
         while more:
             reply = caller.call(routes.PLAN_PUSH, msgspec.structs.replace(request, after=after))
             after, more = reply.next, bool(reply.next)
             yield reply
+
+
+def _reply(caller: Caller, request: schema.PlanPushRequest, *, others: bool) -> schema.PlanPushReply:
+    """The planner's. There a refusal of one device is an error, which would hide the report of others."""
+    try:
+        return caller.call(routes.PLAN_PUSH, request)
+    except InputError as error:
+        if not others or len(request.devices) > 1:
+            raise
+        return schema.PlanPushReply(pushed=(schema.Pushed(device=request.devices[0], cause=str(error)),))
 
 
 def _outcomes(pushed: Sequence[schema.Pushed], taken: Sequence[schema.Pushed]) -> list[schema.HistoryEntry]:

@@ -193,6 +193,11 @@ def create(
     request = _with_rules(request_from(PlanCreateRequest, file, given), given, models, partition)
     if not request.models and request.device is None:
         raise InputError("a plan needs models", remedy="name one with --model, a DEVICE, or a --from file")
+    if not request.models and partition is not None:
+        raise InputError(
+            "--partition cuts the models that are named, and none is",
+            remedy="name them with --model, or leave it out",
+        )
     _check_executor(executor, request.device)
     if push_it and request.device is None:
         raise InputError("--push needs a device", remedy="name it, as in `stageloom plan create DEVICE`")

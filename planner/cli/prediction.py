@@ -52,6 +52,8 @@ def _rows(info: PredictionInfo) -> list[tuple[object, ...]]:
     for name in _SHOWN:
         predicted = info.predicted.get(name)
         measured = None if info.measured is None else info.measured.get(name)
+        if name.endswith("_ms"):  # 0 is the latency where no task was completed
+            predicted, measured = predicted or None, measured or None
         error = 100.0 * (predicted / measured - 1.0) if predicted is not None and measured else None
         about = (info.number, when(info.made_at_us), info.device, info.plan)
         rows.append((*about, name, figure(predicted), figure(measured), figure(error)))

@@ -96,8 +96,6 @@ def compare(
       r             operators per group at most
       s             groups per stage at most
     """
-    if measure is not None and device is None:
-        raise InputError("--measure needs a device", remedy="name it with --device")
     request = request_from(
         schema.SchedulerCompareRequest,
         file,
@@ -109,6 +107,8 @@ def compare(
             "measure_s": measure,
         },
     )
+    if request.measure_s is not None and request.device is None:
+        raise InputError("--measure needs a device", remedy="name it with --device")
     if plot is not None:
         from stageloom.planner.cli import comparison_plot
 

@@ -119,8 +119,8 @@ def _tell(made: schema.PredictionInfo) -> None:
                 figure(found[model + _ARRIVALS]),
                 figure(found[f"{model}.throughput_per_s"]),
                 int(found[f"{model}.lost"]),
-                figure(found[f"{model}.p50_ms"]),
-                figure(found[f"{model}.p99_ms"]),
+                figure(found[f"{model}.p50_ms"] or None),
+                figure(found[f"{model}.p99_ms"] or None),
                 figure(found[f"{model}.queued_mean"]),
                 int(found[f"{model}.queued_max"]),
             )

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import explain_block
 from stageloom.planner.explain.splits import explain_splits, unsplit_s
@@ -16,7 +15,7 @@ from stageloom.planner.schema.explanation import (
     RelatedPlan,
 )
 from stageloom.planner.schema.replan import TrialInfo
-from stageloom.planner.split_search import with_part_costs
+from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.costs import calibration_of, measured_operators, measured_stages, schedules_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.generations import device_of_plan, generation_history
@@ -27,9 +26,9 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import StageloomError
-from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable, stage_batch
 from stageloom.shared.split_graph import SplitRole
 
@@ -56,9 +55,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     bound = bind(plan, graphs)
     held = None if device is None else store.read(calibration_of, device.device)
     key = "" if held is None else held.costs_key
-    table = _costs(store, plan, held)
-    if device is not None:
-        table = with_part_costs(store, device.device, table, plan, graphs)
+    table = CostTable() if where is None else costs_there(store, where, plan, graphs)
     busy_s = predict(plan, graphs, table, ()).busy
     unsplit = unsplit_s(bound, table, busy_s)
     steps = {} if device is None else _steps(store, device.device)
@@ -68,11 +65,12 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     )
     looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
     operators = {
-        (bound.executor_of(index), model.graph_key, OpId(op), model.plan.batch)
+        (bound.executor_of(index), model.plan.artifact, own, model.plan.batch)
         for index, block in enumerate(plan.combined)
         for member in block.members
         for model in (bound.models[member.model],)
         for op in model.blocks[member.block].operators
+        for own in model.origin(op).ops
     }
     return PlanExplanation(
         plan=info.plan,
@@ -95,16 +93,10 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
         decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
         active=None if device is None else device.report.active,
         blocks=blocks,
-        others=tuple(_others(store, info.digest, looked_at, held, steps)),
+        others=tuple(_others(store, info.digest, looked_at, where, held, steps)),
         splits=tuple(explain_splits(bound, table)),
         unsplit_ms=None if unsplit is None else 1e3 * unsplit,
     )
-
-
-def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
-    if held is None:
-        return CostTable()
-    return plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
 
 
 def _calibration(held: Calibration | None) -> CostsCalibration | None:
@@ -174,6 +166,7 @@ def _others(
     store: ReadStore,
     this: Digest,
     looked_at: Sequence[LookedAt],
+    device: DeviceId | None,
     calibration: Calibration | None,
     steps: _Steps,
 ) -> list[RelatedPlan]:
@@ -188,7 +181,8 @@ def _others(
         plan = decode_plan(store.read(plan_info, digest).wire, digest)
         graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
         try:
-            now_ms[digest] = 1e3 * predict(plan, graphs, _costs(store, plan, calibration), ()).busy
+            costs = CostTable() if device is None else costs_there(store, device, plan, graphs)
+            now_ms[digest] = 1e3 * predict(plan, graphs, costs, ()).busy
         except StageloomError:
             continue  # its artifact is gone, or it is not legal for this version
         measured_us = [steps.get((digest, index)) for index in range(len(plan.combined))]

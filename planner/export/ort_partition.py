@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import InputError
 
 _CPU: Final = "0"
 _GPU: Final = "1"
@@ -22,7 +23,16 @@ def partition(bound: BoundPlan, model: int, node_names: Sequence[str]) -> dict[s
 
     `node_names`: of that file's nodes, in its order. Stream i holds what the plan's blocks run on their
     stream i, in the order of blocks; nodes of no operator are on stream 0, behind all.
+
+    Raises:
+        InputError: the model is split: both halves are the same nodes, which can be on one stream only.
     """
+    if bound.models[model].origins:
+        raise InputError(
+            f"the plan splits operators of {bound.models[model].plan.name}, and onnxruntime's partition file "
+            "has no halves of nodes",
+            remedy="export a plan without splits",
+        )
     graph = bound.models[model].graph
     streams: dict[tuple[str, int], list[str]] = {}
     placed: set[int] = set()

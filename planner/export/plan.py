@@ -2,20 +2,19 @@
 
 import json
 
-from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.export.dot import dot_text
 from stageloom.planner.export.ort_partition import partition
 from stageloom.planner.export.perfetto import chrome_trace
 from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.plan import ExportedFile, ExportFormat, PlanExport
-from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable
 
 
@@ -23,7 +22,8 @@ def export_plan(store: ReadStore, name: str, form: ExportFormat, device: DeviceI
     """A plan in another tool's format. `device`: whose costs a timeline takes; None: estimates.
 
     Raises:
-        InputError: there is no such plan or device, or an artifact of the plan is not here any more.
+        InputError: there is no such plan or device, an artifact of the plan is not here any more, or the
+            format cannot say what the plan does.
     """
     info = store.read(plan_info, name)
     plan = decode_plan(info.wire, info.digest)
@@ -46,17 +46,13 @@ def export_plan(store: ReadStore, name: str, form: ExportFormat, device: DeviceI
 
 
 def _timeline(store: ReadStore, bound: BoundPlan, name: str, device: DeviceId | None) -> str:
-    table, known = _costs(store, bound.plan, device)
+    table, known = CostTable(), "estimated"
+    if device is not None:
+        graphs = {model.plan.artifact: model.source for model in bound.models}
+        table = costs_there(store, device, bound.plan, graphs)
+        known = f"of {store.read(device_info, device).device_class}"
     costs = [block_costs(bound, index, table) for index in range(len(bound.combined))]
     return _json(chrome_trace(bound, costs, name, known))
-
-
-def _costs(store: ReadStore, plan: Plan, device: DeviceId | None) -> tuple[CostTable, str]:
-    if device is None:
-        return CostTable(), "estimated"
-    held = store.read(calibration_of, device)
-    table = plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
-    return table, f"of {store.read(device_info, device).device_class}"
 
 
 def _node_names(artifact: Artifact) -> list[str]:

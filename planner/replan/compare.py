@@ -10,6 +10,7 @@ from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.replan.predict import block_costs, predict
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
+from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.replans import trial_infos
@@ -38,7 +39,7 @@ def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None)
     candidate = decode_plan(store.read(plan_info, trial.candidate).wire)
     control = _control(store, trial.control)
     graphs = {model.artifact: store.graph(model.artifact) for model in candidate.models}
-    costs = _costs(store, trial, candidate)
+    costs = _costs(store, trial, candidate, graphs)
     rows, _ = store.read(newest_telemetry, device, [RowKind.STEP_TRACE], _TRACES_US)
     traces = [row.data for row in rows if isinstance(row.data, StepTrace)]
     comparison = TrialComparison(trial=trial, drift=tuple(drift(candidate, graphs, costs, traces)))
@@ -47,7 +48,7 @@ def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None)
     blocks = tuple(block_pairs(control, candidate))
     if not {model.artifact for model in control.models} <= graphs.keys():
         return msgspec.structs.replace(comparison, blocks=blocks)  # other versions of models: other work
-    left = predict(control, graphs, _costs(store, trial, control), ()).busy
+    left = predict(control, graphs, _costs(store, trial, control, graphs), ()).busy
     right = predict(candidate, graphs, costs, ()).busy
     return msgspec.structs.replace(
         comparison,
@@ -79,17 +80,11 @@ def _control(store: ReadStore, digest: Digest | None) -> Plan | None:
         return None
 
 
-def _costs(store: ReadStore, trial: TrialInfo, plan: Plan) -> CostTable:
+def _costs(store: ReadStore, trial: TrialInfo, plan: Plan, graphs: Mapping[Digest, Graph]) -> CostTable:
     """The device's, if it is still of the class that it was of in the trial; else that class's."""
-    held = store.read(calibration_of, trial.device)
-    same = held.device_class == trial.environment
-    return plan_costs(
-        store,
-        held.costs_key if same else trial.environment,
-        plan,
-        graph_of=store.graph,
-        taught_by=held.taught_by if same else (),
-    )
+    if store.read(calibration_of, trial.device).device_class == trial.environment:
+        return costs_there(store, trial.device, plan, graphs)
+    return plan_costs(store, trial.environment, plan, graph_of=store.graph)
 
 
 def block_pairs(control: Plan, candidate: Plan) -> list[BlockPair]:

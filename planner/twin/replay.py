@@ -204,11 +204,14 @@ def figures(window: Window) -> dict[str, float]:
 
 
 def relative_errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Predicted over measured, less 1, of every figure that both have and that was not measured as 0."""
+    """Predicted over measured, less 1, of every figure that both have and that was not measured as 0.
+
+    A latency that is predicted as 0 is of no task, and compares with none.
+    """
     return {
         name: predicted[name] / value - 1.0
         for name, value in measured.items()
-        if name in predicted and value > 0.0
+        if name in predicted and value > 0.0 and (predicted[name] > 0.0 or not name.endswith("_ms"))
     }
 
 

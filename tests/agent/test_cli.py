@@ -86,9 +86,21 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
             "no executor 'abacus'; choose one of",
         ),
         (
-            ["run", "--model", "absent.onnx", "--scheduler", "bogus"],
+            ["run", "--model", "absent.onnx", "--executor", "onnx", "--scheduler", "bogus"],
             2,
             "there is no scheduler 'bogus'; choose one of",
+        ),
+        *(
+            (
+                ["run", "--model", "a.onnx", *given],
+                2,
+                f"{given[-2]} has no effect on plans of the executor auto.*; name another",
+            )
+            for given in (
+                ["--threads", "2"],
+                ["--executor", "auto", "--replicas", "2"],
+                ["--scheduler", "greedy"],
+            )
         ),
         (["verify"], 2, "Missing argument.*see `stageloom-agent verify --help`"),
         (["join", "stgl2.rubbish"], 7, "token is damaged.*stageloom device token"),
@@ -114,6 +126,27 @@ def test_error_is_one_line_with_its_remedy_and_exit_code(
     assert error.startswith("error: ")
     assert re.search(message, error), error
     assert not any(line.startswith(("error", "Traceback")) for line in progress)
+
+
+def test_settings_that_auto_does_not_need_are_taken_from_a_file_and_beside_an_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that a planner plans for measures with its threads, whatever its executor."""
+    started: list[AgentConfig] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(decode_config(words[-1])))
+    file, run = tmp_path / "agent.toml", ["run", "--home", str(tmp_path)]
+    file.write_text('[agent]\nreplicas = 3\nscheduler = "ios"\n')
+    assert execute([*run, "--model", "a.onnx"]) == 0
+    assert execute([*run, "--model", "a.onnx", "--executor", "onnx", "--replicas", "4"]) == 0
+    assert execute([*run, "--threads", "2"]) == 0
+    file.write_text('[agent]\nexecutor = "onnx"\n')
+    assert execute([*run, "--model", "a.onnx", "--threads", "2"]) == 0
+    assert [(one.executor, one.replicas, one.intra_op_threads) for one in started] == [
+        ("auto", 3, 1),
+        ("onnx", 4, 1),
+        ("auto", 3, 2),
+        ("onnx", 2, 2),
+    ]
 
 
 @pytest.mark.promise("model-file-name-pinned")

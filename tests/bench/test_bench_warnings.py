@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from stageloom.edge_agent.bench import MOST_SECONDS
 from stageloom.edge_agent.bench.capacity import WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
 from stageloom.edge_agent.bench.own_models import hopeless_deadlines, short_windows, why_no_naive, window_s
@@ -35,6 +36,16 @@ def test_windows_that_are_short_beside_the_longest_deadline_are_told_with_the_ti
         "--seconds 1440 affords windows of 20 s"
     )
     assert short_windows(window_s([2.0], 1440.0, 6), [2.0], 6) == []
+
+
+def test_no_more_seconds_are_advised_than_a_comparison_takes() -> None:
+    (warning,) = short_windows(window_s([52.0], 200.0, 6), [52.0], 6)
+    assert warning.endswith(
+        "contestant; a --deadline of 50000 ms is the longest that --seconds 36000 affords"
+    )
+    assert short_windows(window_s([50.0], MOST_SECONDS, 6), [50.0], 6) == []
+    (warning,) = short_windows(window_s([50.0], 200.0, 6), [50.0], 6)
+    assert warning.endswith(f"--seconds {MOST_SECONDS} affords windows of 500 s")
 
 
 def test_a_deadline_below_every_run_of_its_model_is_told() -> None:

@@ -34,6 +34,7 @@ from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptio
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.executor_choice import TIMES_NAME
+from stageloom.shared.errors import ExitCode
 from stageloom.shared.plan import ExecutorOptions, decode_plan
 from tests.agent.models import write_tiny
 from tests.planner.processes import ROOT, environment, until
@@ -53,12 +54,12 @@ def onnx_plan(models: Sequence[ModelUnderTest]) -> bytes:
     return own_plan(models, {model.name: {ExecutorOptions(name="onnx"): 1e-3} for model in models}).wire
 
 
-GROUP, SESSION = 2, 3
+PARENT, GROUP, SESSION = 1, 2, 3
 """Fields of a process's `stat` behind its name."""
 
 
 def states(field: int, number: int) -> dict[int, str]:
-    """The processes of a group or of a session with their states, as /proc tells them: `T` is suspended."""
+    """A parent's, a group's or a session's processes with their states, as in /proc: `T` is suspended."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -188,6 +189,25 @@ def test_a_contestant_that_dies_is_told(models: list[ModelUnderTest]) -> None:
     with pytest.raises(ContestantError, match="has died"):
         process.window(WINDOW)
     process.stop()
+
+
+def test_an_agent_that_dies_is_told_with_its_exit_status_and_its_last_line(
+    models: list[ModelUnderTest], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process = ContestantProcess(AgentSetting("stageloom", onnx_plan(models), folder=str(tmp_path)), models)
+    try:
+        process.wait_ready()
+        assert [(home / "run").is_dir() for home in tmp_path.iterdir()] == [True]
+        children = states(PARENT, process.group)
+        (agent,) = [one for one in children if b"plan_agent" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(ContestantError) as told:
+            process.window(WINDOW)
+    finally:
+        process.stop()
+    assert "stageloom: the agent has ended with exit status -9; its last line: " in told.value.cause
+    assert told.value.exit_code is ExitCode.BACKEND
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.promise("contestants-wait-suspended")

@@ -27,7 +27,7 @@ from stageloom.edge_agent.bench.own_models import (
 )
 from stageloom.edge_agent.bench.rival_settings import Family
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
-from stageloom.edge_agent.bench.stageloom_contestant import own_plan
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.cli.bench import by_model, known_precision
 from stageloom.shared.errors import ExecutorError, InputError
@@ -265,7 +265,27 @@ def test_where_time_is_up_before_the_best_rival_was_measured_again_there_is_no_v
     """What it carried at first is more than ours: a verdict over another one would be a false one."""
     found = staged_bench(monkeypatch, tmp_path, LUCKY, last="ort_1x2")
     assert found.best == "ort_1x2" and found.over_best is None
-    assert "no verdict" in found.verdict()
+    assert found.verdict().startswith("no verdict: too few windows")
+
+
+def test_where_one_side_carries_nothing_the_verdict_is_that_the_other_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There is no ratio to nothing, and more time would find none."""
+    ours_only = {**dict.fromkeys(LUCKY, (0.0, 0.0)), "stageloom": (200.0, 200.0)}
+    found = staged_bench(monkeypatch, tmp_path, ours_only)
+    assert found.over_best is None
+    assert found.verdict() == (
+        f"use plan {found.digest[:12]} (`stageloom-agent run` makes it): "
+        "nothing else carries a load within the deadlines"
+    )
+    found = staged_bench(monkeypatch, tmp_path, {**LUCKY, "stageloom": (0.0, 0.0)})
+    assert found.verdict() == (
+        "no gain: ort_1x2 carries a load within the deadlines, and the agent's plan none; "
+        "serve them whole with it"
+    )
+    found = staged_bench(monkeypatch, tmp_path, {**LUCKY, "stageloom": (0.0, 0.0)}, last="ort_1x2")
+    assert found.verdict().startswith("no verdict: too few windows"), "its load is not sure yet"
 
 
 def test_no_other_setting_passes_for_a_default_session_per_model_that_is_absent(
@@ -285,9 +305,29 @@ def test_what_meets_no_deadline_carries_nothing_and_is_told_before_anything_is_m
     found = staged_bench(monkeypatch, tmp_path, carried, deadline_ms=3.0, told=told)
     assert {row["per_s"] for row in found.capacities} == {0.0}
     assert {row["high"] for row in found.capacities} == {None}
+    assert found.verdict().startswith("no verdict: nothing carries a load within the deadlines")
     (warning,) = found.warnings
     assert warning.startswith("the deadline of 'net', 3 ms, is below its shortest run of all")
     assert told.index(f"warning: {warning}") < told.index("starting the agent and what it is compared with")
+
+
+def test_the_agents_home_goes_with_the_comparison_however_that_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed contestants remove nothing, so their homes are in a folder that the comparison removes."""
+    folders: list[Path] = []
+
+    def interrupted(self: Contest, settings: Iterable[ContestantSetting]) -> None:
+        (agent,) = [one for one in settings if isinstance(one, AgentSetting)]
+        home = Path(agent.folder, "home")
+        home.mkdir()
+        folders.append(home)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StagedContest, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        staged_bench(monkeypatch, tmp_path, LUCKY)
+    assert folders and not folders[0].exists()
 
 
 def test_windows_are_ten_times_as_long_as_the_longest_deadline(

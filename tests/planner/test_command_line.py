@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
-from stageloom.planner.cli import app, connection, main, plan_create, service
+from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.cli.settings import take_options
-from stageloom.shared.errors import ExitCode
+from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
+from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushReply, PlanPushRequest, Pushed
+from stageloom.shared.errors import ExitCode, InputError
 from tests.store.migrated import new_store
 
 
@@ -98,6 +100,60 @@ def test_times_that_are_given_are_written_alike(
     assert "'soon' is no duration; write it like --" in capsys.readouterr().err
     app.execute([*command, "2m", *home])
     assert "no planner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wait_s"),
+    [
+        ([], 140.0),
+        (["--splits"], 180.0),
+        (["--budget", "5m"], 420.0),
+        (["--budget", "5m", "--timeout", "1m"], 60.0),
+        (["--budget", "5m", "--no-wait"], 0.0),
+    ],
+    ids=str,
+)
+def test_results_are_awaited_for_longer_than_the_device_may_measure(
+    options: list[str], wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[DeviceProfileRequest] = []
+
+    def run_job(route: Any, request: DeviceProfileRequest) -> DeviceProfileReply:
+        asked.append(request)
+        return DeviceProfileReply(requests=(1,), epoch=1, generation=1)
+
+    monkeypatch.setattr(device, "run_job", run_job)
+    assert app.execute(["device", "profile", "nano", *options]) == ExitCode.OK
+    assert [request.wait_s for request in asked] == [wait_s]
+
+
+def test_a_refusal_of_the_one_device_beyond_a_full_request_leaves_the_report_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. A request takes 512 devices, so the last of 513 has one to itself. 2. The planner refuses that."""
+    asked: list[int] = []
+
+    class Planner:
+        def call(self, route: Any, request: PlanPushRequest) -> PlanPushReply:
+            asked.append(len(request.devices))
+            if request.devices == ("d512",):
+                raise InputError("there is no device 'd512'", remedy="see `stageloom device list`")
+            pushed = (Pushed(device=one, epoch=1, generation=2) for one in request.devices)
+            return PlanPushReply(pushed=tuple(pushed))
+
+    monkeypatch.setattr(plan, "connected", lambda: nullcontext(Planner()))
+    devices = [f"d{number}" for number in range(MAX_PUSHED + 1)]
+    assert app.execute(["plan", "push", *devices, "busy", "--json"]) == ExitCode.USAGE
+    told = capsys.readouterr()
+    rows = json.loads(told.out)
+    assert len(rows) == MAX_PUSHED + 1 and [row["device"] for row in rows if row["cause"]] == ["d512"]
+    assert "there is no device 'd512'; see `stageloom device list`" in told.err
+    assert "1 of 513 devices were refused" in told.err
+    assert asked == [MAX_PUSHED, 1]
+
+    asked.clear()
+    assert app.execute(["plan", "push", *devices[:-1], "no name", "busy"]) == ExitCode.USAGE
+    assert asked == [], "a name that cannot be one is refused before anything is pushed"
 
 
 def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stageloom.planner.cli.comparison_plot import save
+from stageloom.planner.schema.scheduler import SchedulerCompareReply, SchedulerCompareRequest
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.comparison import Measured, Standing
@@ -153,3 +154,26 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
 
     assert execute([*arguments, "--data-dir", str(world.home)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_device_that_measures_may_be_named_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stageloom.planner.cli import scheduler
+    from stageloom.planner.cli.app import execute
+
+    asked: list[SchedulerCompareRequest] = []
+
+    def run_job(route: object, request: SchedulerCompareRequest) -> SchedulerCompareReply:
+        asked.append(request)
+        return SchedulerCompareReply(compared=())
+
+    monkeypatch.setattr(scheduler, "run_job", run_job)
+    file = tmp_path / "compared.toml"
+    file.write_text('device = "nano"\n')
+    command = ["scheduler", "compare", "--model", "diamond", "--data-dir", str(tmp_path)]
+    assert execute([*command, "--from", str(file), "--measure", "5"]) == 0
+    assert [(request.device, request.measure_s) for request in asked] == [("nano", 5.0)]
+    file.write_text("measure_s = 5.0\n")
+    assert execute([*command, "--from", str(file)]) == 2
+    assert len(asked) == 1

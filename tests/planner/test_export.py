@@ -18,8 +18,11 @@ from stageloom.planner.store.plans import add_plan
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.plan import Plan
+from stageloom.shared.partition import Axis, Split
+from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.split_plan import ResourcePair, split_plan
+from stageloom.shared.search.split_problem import SplitChoice, Whole
 from tests.agent.chrome_format import problems
 from tests.importer.models import info, model_of
 from tests.planner.processes import ok
@@ -163,6 +166,22 @@ def test_an_unmodified_onnxruntime_session_takes_the_partition_file_and_computes
         assert ("Invalid DeviceBasedPartitioner" in done.stderr) == (name == "broken")
         for found, expected in zip(np.load(out).values(), wanted, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_halves_of_operators_are_refused_where_a_file_lists_whole_nodes(
+    exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node is on one stream; both halves of an operator are the same nodes."""
+    whole = (Whole(0),) * len(exported.graph.operators)
+    choice = SplitChoice(states=whole, splits=(Split(0, 0, Axis.CHANNELS, 2),), seconds=1.0)
+    pair = ResourcePair((ExecutorOptions(), ExecutorOptions()), ((0,), (1,)))
+    artifact = exported.plans["sequential"].models[0].artifact
+    exported.store.write(add_plan, "split", split_plan("left", artifact, exported.graph, choice, pair), "eop")
+    command = ["plan", "export", "split", "--data-dir", str(exported.home), "--format"]
+    assert execute([*command, "dot"]) == ExitCode.OK
+    assert execute([*command, "ort-partition"]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "the plan splits operators of left" in said and "export a plan without splits" in said
 
 
 def test_several_files_need_a_folder(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:

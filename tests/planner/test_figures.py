@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 import stageloom
+from stageloom.planner.cli import prediction, simulate
 from stageloom.planner.costs.measured import cost_table
 from stageloom.planner.costs.records import OperatorCost
+from stageloom.planner.schema.prediction import PredictionInfo
 from stageloom.planner.telemetry import model_rates
+from stageloom.planner.twin.replay import figures, relative_errors
+from stageloom.planner.twin.window import ModelWindow, Window
+from stageloom.shared.engine.stats import Counts
 from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.messages.telemetry import QueueSample, Row, TaskCounters, histogram_of
 from stageloom.shared.version import __version__
@@ -33,6 +38,47 @@ def test_rates_of_two_models_in_closed_form() -> None:
     assert (b.model, b.throughput_per_s, b.queued) == ("b", 10.0, 0)
     assert b.latency_p50_ms == pytest.approx(2.0, rel=0.2)
     assert b.latency_p99_ms == pytest.approx(8.0, rel=0.2)
+
+
+def test_a_model_without_a_completed_task_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is overloaded: nothing is done a second, which is told; a latency of 0 would read as the best."""
+    model = ModelWindow(name="a", submitted=50, ended=Counts(expired=50), queued=0, busy_s=0.0)
+    window = Window(
+        plan=Digest("ab" * 32),
+        began_s=0.0,
+        seconds=10.0,
+        busy_s=0.0,
+        used_s=0.0,
+        models=(model,),
+        steps=(),
+        glances=(),
+        open_before=0,
+        open_after=0,
+    )
+    found = figures(window)
+    made = PredictionInfo(
+        number=7,
+        made_at_us=1,
+        device=NANO,
+        plan="busy",
+        digest=Digest("ab" * 32),
+        twin="nano",
+        arrivals="poisson",
+        seconds=10.0,
+        predicted=found,
+        measured={"throughput_per_s": 4.0, "p50_ms": 20.0, "p99_ms": 0.0, "steps_running": 1.0},
+    )
+    simulate._tell(made)
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split("\t")[:6] == ["a", "5", "0", "50", "-", "-"]
+    assert [row[4:] for row in prediction._rows(made)] == [
+        ("throughput_per_s", "0", "4", "-100"),
+        ("p50_ms", "", "20", ""),
+        ("p99_ms", "", "", ""),
+        ("steps_running", "0", "1", "-100"),
+    ]
+    assert made.measured is not None
+    assert relative_errors(found, made.measured) == {"throughput_per_s": -1.0, "steps_running": -1.0}
 
 
 def test_a_measured_operator_replaces_its_estimate_and_no_other() -> None:

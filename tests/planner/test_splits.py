@@ -1,6 +1,7 @@
 """`plan create --scheduler eop`: from what a device measured of parts to a plan, and its explanation."""
 
 import dataclasses
+import json
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,12 +15,16 @@ from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.explain.plan import explain
+from stageloom.planner.export.plan import export_plan
 from stageloom.planner.plan_request import request_of
-from stageloom.planner.plan_search import model_choices
-from stageloom.planner.replan.predict import serves
+from stageloom.planner.plan_search import model_choices, record
+from stageloom.planner.replan.compare import trial_comparison
+from stageloom.planner.replan.predict import evaluation_of, serves
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import (
     ArrivalRate,
     CoreSet,
+    ExportFormat,
     FurtherExecutor,
     ModelOptions,
     PlanCreateRequest,
@@ -46,6 +51,7 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.splittable import SplitReader
+from stageloom.shared.messages.control import Origin
 from stageloom.shared.messages.telemetry import (
     PLAN_CHARS,
     CoreRange,
@@ -60,6 +66,7 @@ from stageloom.shared.messages.telemetry import (
     StageProfileResult,
     StageTiming,
     StepTimings,
+    TrialEnded,
 )
 from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
@@ -250,6 +257,33 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
     assert said.unsplit_ms == pytest.approx(4.0)
     assert said.predicted_ms == pytest.approx(2.2), "the longer half and a hand-over"
     assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
+
+
+def test_every_figure_of_a_split_plan_counts_the_parts_that_were_measured(rig: Rig) -> None:
+    """The table of plans, the exported timeline, and the comparison of a trial."""
+    rig.measures("onnx", 1000.0)
+    found = make(rig.store, ONE, NANO)
+    rig.store.write(add_plan, "split", found.plan, "eop")
+    graphs = {rig.artifact.digest: rig.artifact.graph}
+    rows = [evaluation_of(found.plan, EvaluationVerdict.FOUND, scheduler="eop", how="operator")]
+    record(rig.store, NANO, "eop", found.plan, graphs, rows)
+    said = explain(rig.store, "split", NANO)
+    (this,) = said.others
+    assert this.now_ms == pytest.approx(said.predicted_ms)
+    assert (said.operators, said.operators_measured) == (LAYERS, LAYERS)
+    (file,) = export_plan(rig.store, "split", ExportFormat.PERFETTO, NANO).files
+    runs = [event["dur"] for event in json.loads(file.text)["traceEvents"] if event.get("cat") == "group"]
+    assert sorted(runs)[-2:] == pytest.approx(said.splits[0].halves_us)
+    rig.tells(
+        TrialEnded(
+            *(1, 1, Origin.PLANNER, "trial", "accept", found.plan.digest, found.plan.digest),
+            *(1.0, 0.9, 1.1, 8, 1, 2),
+        )
+    )
+    compared = trial_comparison(rig.store, NANO, None)
+    assert compared.predicted_candidate_busy is not None
+    assert 1e3 * compared.predicted_candidate_busy == pytest.approx(said.predicted_ms)
+    assert compared.predicted_control_busy == compared.predicted_candidate_busy
 
 
 def test_nothing_of_a_split_plan_is_kept_as_a_schedule_of_its_model(rig: Rig) -> None:
