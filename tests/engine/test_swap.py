@@ -30,8 +30,8 @@ def test_new_launches_go_to_the_new_plan() -> None:
     assert driver.issued[0].program.plan == 1
 
 
-def _spaced(interval_us: int, **fields: object):  # type: ignore[no-untyped-def]
-    return _plan(_cut(3, launch_interval_us=interval_us, work_conserving=False, **fields))
+def _spaced(interval_us: int, **fields: int):  # type: ignore[no-untyped-def]
+    return _plan(_cut(3, launch_interval_us=interval_us, work_conserving=False, **fields))  # type: ignore[arg-type]
 
 
 def test_an_hour_between_launches_does_not_outlast_its_plan() -> None:
