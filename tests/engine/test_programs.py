@@ -68,7 +68,7 @@ def test_a_program_that_is_not_remembered_is_never_asked_for(monkeypatch: pytest
             driver.do(driver.core.program_ready(asked, 0.0))
     assert [(p.combined, p.mask) for p in driver.asked] == [(0, 0b111), (1, 0b11), (0, 0b001), (1, 0b01)]
     assert [step.fallback for step in driver.issued] == [True] * 6
-    for model in "abd":
+    for model in ("a", "b", "d"):
         driver.submit(model)
         driver.end_all()
     assert [step.fallback for step in driver.issued[6:]] == [False, True, False]
