@@ -193,8 +193,12 @@ class DispatchStore(Protocol):
         """Store the newest reports, and the state of their generations, in one transaction."""
         ...
 
-    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
-        """Store rows and ledgers in one transaction, durable when this returns."""
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, Desired]]:
+        """Store rows and ledgers in one transaction, durable when this returns.
+
+        Returns what is desired of devices that are asked for more measurements as they have answered.
+        Recorded with `decided_by` "profile".
+        """
         ...
 
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:

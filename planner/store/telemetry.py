@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.desired import settled_desired
 from stageloom.planner.store.devices import note_heard
 from stageloom.planner.store.events import MEASUREMENT_REFUSED, count_unreadable, note_refusal
 from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.machines import store_executor_time, store_machine
 from stageloom.planner.store.parts import store_part_times
-from stageloom.planner.store.profiles import store_profile, store_stage_profile
+from stageloom.planner.store.profiles import store_profile, store_stage_profile, tell_requests
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
@@ -26,8 +27,10 @@ from stageloom.planner.telemetry import (
     TelemetryEntry,
     decode_data,
 )
+from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import MOST
+from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     MachineFacts,
@@ -69,8 +72,13 @@ _PAGE: Final = 5_000
 _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
 
-def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list[tuple[DeviceId, StoredRow]]:
-    """Store the rows that are new, which are returned, and the ledgers; see `stageloom.planner.telemetry`.
+def append_telemetry(
+    session: Session, writes: Sequence[TelemetryWrite]
+) -> tuple[list[tuple[DeviceId, StoredRow]], list[tuple[DeviceId, Desired]]]:
+    """Store the rows that are new and the ledgers; see `stageloom.planner.telemetry`.
+
+    Returns those rows, and what is desired of devices that are asked for more measurements as they have
+    answered.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
@@ -92,6 +100,8 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
         session,
         ((device, "telemetry row", row.reason) for device, row in new if row.kind is RowKind.UNREADABLE),
     )
+    answering = {device for device, row in new if _ends_request(row)}
+    before = {device: settled_desired(session, device) for device in sorted(answering)}
     refused: dict[DeviceId, str] = {}
     for device, row in new:
         if isinstance(row.data, ProfileResult):
@@ -117,7 +127,20 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
             set_states(session, [end])
     for device, why in refused.items():
         note_refusal(session, device, MEASUREMENT_REFUSED, why)
-    return new
+    return new, [
+        (device, told) for device, known in before.items() if (told := _told(session, device, known))
+    ]
+
+
+def _ends_request(row: StoredRow) -> bool:
+    return isinstance(row.data, ProfileResult | StageProfileResult) and row.data.last
+
+
+def _told(session: Session, device: DeviceId, before: Desired | None) -> Desired | None:
+    try:
+        return tell_requests(session, device, before) if before is not None else None
+    except InputError:
+        return None  # it is revoked; what it measured stays
 
 
 def _settle(
