@@ -20,6 +20,7 @@ from stageloom.planner.store.profiles import store_profile, store_stage_profile,
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
+from stageloom.planner.store.trusted_time import present_us
 from stageloom.planner.telemetry import (
     Balance,
     SpanData,
@@ -65,7 +66,7 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 
 _OLDEST_US: Final = 400 * 86_400_000_000
 
-_NEWEST_US: Final = 86_400_000_000
+_NEWEST_US: Final = 60_000_000  # clocks that are kept right differ by less
 
 _PAGE: Final = 5_000
 
@@ -87,12 +88,13 @@ def append_telemetry(
     note_heard(session, {write.device for write in writes}, after_us=_HEARD_US)
     new = _settle(session, writes, at_us)
     if new:
+        filed_us = present_us(session)
         insert_rows(
             session.connection(),
             TelemetryRow.__tablename__,
             ("device", "boot", "sequence", "kind", "at_us", "body"),
             [
-                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, at_us), row.body)
+                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, filed_us), row.body)
                 for device, row in new
             ],
         )
@@ -195,13 +197,14 @@ def _loss(device: DeviceId, boot: int, rows: int, at_us: int) -> EventRow:
     )
 
 
-def _filed_us(at_us: int, now_us: int) -> int:
-    """The time that a row is kept under: the device's, or now if that device's clock cannot be right.
+def _filed_us(at_us: int, present_us: int) -> int:
+    """The time that a row is kept under: the device's, unless that device's clock cannot be right.
 
-    Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
-    without a battery, in 1970, would see its rows go at once.
+    Rows go by this time, and the newest are found by it. Without this a device with a clock in the future
+    would fill the disk and hide what comes once its clock is right, and one without a battery, in 1970, would
+    see its rows go at once.
     """
-    return at_us if now_us - _OLDEST_US <= at_us <= now_us + _NEWEST_US else now_us
+    return min(at_us, present_us + _NEWEST_US) if at_us >= present_us - _OLDEST_US else present_us
 
 
 def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:
@@ -220,13 +223,19 @@ def telemetry_rows(
 
     Rows that this version cannot read are left out.
     """
-    return _readable_since(session, device, kinds, since_us=since_us, limit=limit)[0]
+    return _readable_between(session, device, kinds, since_us, MOST, limit=limit)[0]
 
 
-def _readable_since(
-    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int, limit: int = 10_000
+def _readable_between(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    since_us: int,
+    until_us: int,
+    *,
+    limit: int = 10_000,
 ) -> tuple[list[Row], str]:
-    rows = list(newest_rows(session, device, kinds, since_us=since_us, limit=limit))
+    rows = list(newest_rows(session, device, kinds, since_us=since_us, until_us=until_us, limit=limit))
     return readable(row.body for row in reversed(rows))
 
 
@@ -236,18 +245,22 @@ def newest_telemetry(
     """Rows of the last `window_us` before the device's newest row of these kinds, oldest first.
 
     Also returns why rows among them cannot be read; empty where all can. The window is measured by the
-    device's clock, which need not agree with this machine's.
+    device's clock, which need not agree with this machine's. Rows that were filed in the future, while this
+    machine's clock was wrong, are none of the newest.
     """
+    until_us = present_us(session) + _NEWEST_US
     newest = [
         session.scalar(
             select(func.max(TelemetryRow.at_us)).where(
-                TelemetryRow.device == device, TelemetryRow.kind == kind.value
+                TelemetryRow.device == device,
+                TelemetryRow.kind == kind.value,
+                TelemetryRow.at_us <= until_us,
             )
         )
         for kind in kinds
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
-    return _readable_since(session, device, kinds, since_us=newest_us - window_us + 1)
+    return _readable_between(session, device, kinds, newest_us - window_us + 1, newest_us)
 
 
 def oldest_step_timings(
