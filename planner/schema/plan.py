@@ -80,7 +80,7 @@ class TournamentInfo(Reply, frozen=True, kw_only=True):
     `twin` and `arrivals` say where the scenario is from. `neighbours` of plans that were the best so far were
     evaluated, too; of these `judged` has those that became the best so far themselves. `fresh` has the first
     valid plan, the best but for neighbours, and the best so far, on arrivals that did not choose; it is empty
-    where `unchecked` says why, and the first valid plan is the `winner` then.
+    where `unchecked` says why, and the `winner` then goes by those that chose.
     """
 
     winner: ShortText
