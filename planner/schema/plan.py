@@ -228,7 +228,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
 
 class PlanReply(Reply, frozen=True, kw_only=True):
     """A plan that was made; `search_s`: how long that took. `known`: of an `auto` plan what was known of the
-    device and what was not, in a sentence."""
+    device and what was not, in a sentence; and that the plan has not the name that was asked for."""
 
     plan: PlanInfo
     search_s: Seconds = 0.0
