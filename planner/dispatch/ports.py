@@ -205,7 +205,8 @@ class DispatchStore(Protocol):
         """Keep an alarm; returns the number of the re-plan that it begins, or None.
 
         It begins none where it is stored already, where re-planning is off for the device, and during
-        another re-plan of the device, which it is noted against.
+        another re-plan of the device, which it is noted against. A repeat returns the number again while
+        that re-plan has pushed nothing: the answer to the commit may have been lost.
         """
         ...
 
