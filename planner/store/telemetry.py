@@ -66,7 +66,7 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 
 _OLDEST_US: Final = 400 * 86_400_000_000
 
-_NEWEST_US: Final = 60_000_000  # clocks that are kept right differ by less
+_NEWEST_US: Final = 86_400_000_000  # by a device's own clock its moments are looked for
 
 _PAGE: Final = 5_000
 
@@ -198,13 +198,12 @@ def _loss(device: DeviceId, boot: int, rows: int, at_us: int) -> EventRow:
 
 
 def _filed_us(at_us: int, present_us: int) -> int:
-    """The time that a row is kept under: the device's, unless that device's clock cannot be right.
+    """The time that a row is kept under: the device's, or now if that device's clock cannot be right.
 
-    Rows go by this time, and the newest are found by it. Without this a device with a clock in the future
-    would fill the disk and hide what comes once its clock is right, and one without a battery, in 1970, would
-    see its rows go at once.
+    Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
+    without a battery, in 1970, would see its rows go at once.
     """
-    return min(at_us, present_us + _NEWEST_US) if at_us >= present_us - _OLDEST_US else present_us
+    return at_us if present_us - _OLDEST_US <= at_us <= present_us + _NEWEST_US else present_us
 
 
 def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:

@@ -167,18 +167,6 @@ def test_rows_of_right_devices_outlive_a_planner_that_starts_with_a_wrong_clock(
     assert store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)[0] == [late]
 
 
-def test_a_device_whose_clock_was_hours_ahead_is_seen_as_soon_as_it_is_right(
-    store: Store, clock: ManualClock
-) -> None:
-    """The newest rows are those of the last minute, whatever was filed before."""
-    enrol(store)
-    send(store, 0, Row(after(10 * 3600), QueueSample("relu", 1, 2, 3)))
-    clock.advance(61.0)
-    right = Row(after(61.0), QueueSample("relu", 4, 5, 6))
-    send(store, 1, right)
-    assert store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)[0][-1] == right
-
-
 def test_rows_that_were_once_filed_in_the_future_are_not_the_newest(store: Store, clock: ManualClock) -> None:
     enrol(store)
     send(store, 0, Row(T0_US, QueueSample("relu", 1, 2, 3)))

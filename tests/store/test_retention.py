@@ -222,7 +222,7 @@ def test_an_age_of_zero_keeps_for_ever(store: Store, clock: ManualClock) -> None
 def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
     store: Store, clock: ManualClock
 ) -> None:
-    """A device without a battery lives in 1970, another in 2100: both rows are kept about the planner's time,
+    """A device without a battery lives in 1970, another in 2100: both rows are kept under the planner's time,
     and go when that has passed."""
     device = Device(store)
     device.send([(5, QueueSample("m", 1, 2, 3)), (2**52, QueueSample("m", 2, 2, 3))])
@@ -230,8 +230,8 @@ def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
     assert rows_and_rolled(store) == (2, 0)
     clock.advance(2 * DAY_S)
     tidy_all(store)
-    then = [Width.MINUTE.begin_us(T0_US + ahead_us) for ahead_us in (0, 60_000_000)]
-    assert [(minute.at_us, minute.rows) for minute in history(store, ALL)] == [(at_us, 1) for at_us in then]
+    (minute,) = history(store, ALL)
+    assert (minute.at_us, minute.rows) == (Width.MINUTE.begin_us(T0_US), 2)
     clock.advance(20 * DAY_S)
     tidy_all(store)
     assert rows_and_rolled(store) == (0, 0)
