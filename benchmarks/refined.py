@@ -144,6 +144,7 @@ def _scaled(rates: Mapping[str, float], share: float) -> Workload:
 def tournament(listed: Listed, seed: int, neighbours: int) -> TournamentResult:
     """The product's, with a budget of evaluations; without neighbours there is no refinement."""
     clock, first = ManualClock(), listed.candidates[0]
+    wanted = len(listed.candidates) + neighbours
     limits, ready = first.job.limits, first.ready
     assert ready is not None
     refinement = Refinement(listed.scenario.graphs, listed.costs, limits, seed=seed)
@@ -153,7 +154,7 @@ def tournament(listed: Listed, seed: int, neighbours: int) -> TournamentResult:
         listed.scenario,
         CountingPool(clock),
         clock,
-        budget_s=len(listed.candidates) + neighbours + 1.0,  # one is kept back
+        budget_s=min(wanted + 5.0, wanted / 0.75),  # kept back: three plans, five seeds for three; a quarter
         refinement=refinement if neighbours else None,
         choice=_arrivals(_CHOICE_FIRST, seed, 3),
         fresh=_arrivals(_RECHECK_FIRST, seed, 5),

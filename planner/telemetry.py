@@ -86,8 +86,9 @@ RATE_KINDS = (RowKind.TASK_COUNTERS, RowKind.LATENCY_HISTOGRAM, RowKind.QUEUE_SA
 """The row kinds that `model_rates` reads."""
 
 
-def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
+def model_rates(device: DeviceId, rows: Sequence[Row]) -> list[ModelRate]:
     """One entry per model, by name; `rows` oldest first. A model without a finished interval has rate 0."""
+    covered_us = _covered_us(rows)
     counters: defaultdict[str, list[TaskCounters]] = defaultdict(list)
     histograms: defaultdict[str, list[LatencyHistogram]] = defaultdict(list)
     queued: dict[str, int] = {}
@@ -102,7 +103,7 @@ def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
         ModelRate(
             device=device,
             model=name,
-            throughput_per_s=_completed_per_s(counters[name]),
+            throughput_per_s=_completed_per_s(counters[name], covered_us),
             latency_p50_ms=quantile_us(histograms[name], 0.50) / 1e3,
             latency_p99_ms=quantile_us(histograms[name], 0.99) / 1e3,
             queued=queued.get(name, 0),
@@ -111,10 +112,27 @@ def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
     ]
 
 
-def _completed_per_s(counters: Sequence[TaskCounters]) -> float:
-    interval_us = sum(one.interval_us for one in counters)
+def _covered_us(rows: Sequence[Row]) -> int:
+    """The time that the device counted in: from its first interval's begin to its last one's end.
+
+    No counters are sent of an interval in which a model had no task, so their own intervals do not add up to
+    it. Queues are sampled all the same: as many whole intervals as their samples reach further count, too.
+    """
+    counted = [(row.at_us, row.data.interval_us) for row in rows if isinstance(row.data, TaskCounters)]
+    length_us = max((interval_us for _, interval_us in counted), default=0)
+    if not length_us:
+        return 0
+    begin_us = min(at_us - interval_us for at_us, interval_us in counted)
+    end_us = max(at_us for at_us, _ in counted)
+    before_us = max(begin_us - min(row.at_us for row in rows), 0)
+    after_us = max(row.at_us for row in rows) - end_us
+    idle = before_us // length_us + after_us // length_us
+    return end_us - begin_us + idle * length_us
+
+
+def _completed_per_s(counters: Sequence[TaskCounters], covered_us: int) -> float:
     completed = sum(one.completed for one in counters)
-    return min(completed * 1e6 / interval_us, MOST_REAL) if interval_us else 0.0
+    return min(completed * 1e6 / covered_us, MOST_REAL) if covered_us else 0.0
 
 
 class Width(IntEnum):

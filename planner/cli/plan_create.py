@@ -265,7 +265,7 @@ def tell_tournament(tournament: TournamentInfo) -> None:
     for figures in tournament.fresh:
         progress(f"on fresh arrivals {figures.name}: {_score(figures)}")
     if tournament.unchecked:
-        progress(f"the first valid plan is taken: {tournament.unchecked}")
+        progress(f"{tournament.winner} is taken without fresh arrivals: {tournament.unchecked}")
 
 
 def _score(figures: TournamentFigures) -> str:

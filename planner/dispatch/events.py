@@ -78,7 +78,8 @@ class ReportStored(Struct, frozen=True):
 
 
 class DesiredChanged(Struct, frozen=True):
-    """The store holds a newer desired value: an operator pushed, or `Reissue` was carried out."""
+    """The store holds a newer desired value: an operator pushed, `Reissue` was carried out, or a device that
+    has answered is asked for more."""
 
     device: DeviceId
     desired: Desired

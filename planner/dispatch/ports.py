@@ -193,15 +193,20 @@ class DispatchStore(Protocol):
         """Store the newest reports, and the state of their generations, in one transaction."""
         ...
 
-    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
-        """Store rows and ledgers in one transaction, durable when this returns."""
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, Desired]]:
+        """Store rows and ledgers in one transaction, durable when this returns.
+
+        Returns what is desired of devices that are asked for more measurements as they have answered.
+        Recorded with `decided_by` "profile".
+        """
         ...
 
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
         """Keep an alarm; returns the number of the re-plan that it begins, or None.
 
         It begins none where it is stored already, where re-planning is off for the device, and during
-        another re-plan of the device, which it is noted against.
+        another re-plan of the device, which it is noted against. A repeat returns the number again while
+        that re-plan has pushed nothing: the answer to the commit may have been lost.
         """
         ...
 

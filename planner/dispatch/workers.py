@@ -3,7 +3,7 @@
 Four threads: telemetry and reports, each committed in groups and neither waiting for the other; the rest of
 the store's calls, one after another; artifact chunks. At each thread devices take turns, so that one with
 much waiting holds up nobody. Every piece of work ends in exactly one event, whatever fails, except a report
-that a newer one of its device overtook.
+that a newer one of its device overtook; telemetry also tells of what is desired anew because of it.
 """
 
 import logging
@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from itertools import starmap
 from typing import Final, Generic, TypeVar
 
 from stageloom.planner.dispatch import events as ev
@@ -254,12 +255,17 @@ class StoreWorkers:
         self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
 
     def _keep_telemetry(self, group: list[ev.AppendTelemetry]) -> None:
+        told: list[ev.Event] = []
+
         def keep() -> None:
-            self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in group])
+            writes = [telemetry_write(one.device, one.batch) for one in group]
+            told.extend(starmap(ev.DesiredChanged, self._store.append_telemetry(writes)))
             failpoint("planner.telemetry.ack")
 
         ok = self._try(keep)
-        self._post([ev.TelemetryCommitted(one.ticket, ok) for one in group])
+        if not ok and (doubted := {one.device for one in group if single_rows(one.batch.rows)}):
+            told.append(ev.DesiredInDoubt(tuple(sorted(doubted))))  # of which an answer may be in the store
+        self._post([*(ev.TelemetryCommitted(one.ticket, ok) for one in group), *told])
 
     def _try(self, do: Callable[[], None]) -> bool:
         try:

@@ -135,7 +135,14 @@ class Replanner:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             device, replan = item
-            self._guarded(device, replan, self._fast)
+            if replan != self._newest.get(device):  # an alarm that comes again names its re-plan again
+                self._guarded(device, replan, self._fast)
+
+    def _put_back(self, device: DeviceId, replan: int) -> None:
+        """Have the queue take a re-plan once more."""
+        if self._newest.get(device) == replan:
+            del self._newest[device]
+        self._queue.put((device, replan))
 
     def _guarded(self, device: DeviceId, replan: int, step: Callable[[DeviceId, int], None]) -> None:
         try:
@@ -153,7 +160,7 @@ class Replanner:
         except StageloomError as error:  # the store is away, which may be why it failed: later it may not
             log.warning("device_id=%s replan=%d waits for the store: %s", device, replan, error)
             if not self._stopping.wait(self._store_again_s):
-                self._queue.put((device, replan))
+                self._put_back(device, replan)
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         newest = self._newest[device] = max(replan, self._newest.get(device, replan))
@@ -341,7 +348,7 @@ class Replanner:
                 activation=Activation.NOW if decision.at_once else Activation.TRIAL,
             )
         if desired is None and self._goes_on(seen, replan, proposal.plan):
-            self._queue.put((seen.device, replan))
+            self._put_back(seen.device, replan)
             return
         if desired is None:
             self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)

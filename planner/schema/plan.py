@@ -80,7 +80,7 @@ class TournamentInfo(Reply, frozen=True, kw_only=True):
     `twin` and `arrivals` say where the scenario is from. `neighbours` of plans that were the best so far were
     evaluated, too; of these `judged` has those that became the best so far themselves. `fresh` has the first
     valid plan, the best but for neighbours, and the best so far, on arrivals that did not choose; it is empty
-    where `unchecked` says why, and the first valid plan is the `winner` then.
+    where `unchecked` says why, and the `winner` then goes by those that chose.
     """
 
     winner: ShortText
@@ -228,7 +228,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
 
 class PlanReply(Reply, frozen=True, kw_only=True):
     """A plan that was made; `search_s`: how long that took. `known`: of an `auto` plan what was known of the
-    device and what was not, in a sentence."""
+    device and what was not, in a sentence; and that the plan has not the name that was asked for."""
 
     plan: PlanInfo
     search_s: Seconds = 0.0

@@ -77,26 +77,32 @@ class LinkStore:
             lambda record, error: self._unreadable(record.device, "report", error),
         )
 
-    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
-        isolated(self._append, writes, lambda write, _: self._append_by_row(write))
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> list[tuple[DeviceId, Desired]]:
+        told: list[tuple[DeviceId, Desired]] = []
+        isolated(partial(self._append, told), writes, lambda write, _: self._append_by_row(told, write))
+        return told
 
-    def _append(self, writes: Sequence[TelemetryWrite]) -> None:
-        self._on_rows(self._store.writer.run(partial(append_telemetry, writes=writes), bulk=True))
+    def _append(self, told: list[tuple[DeviceId, Desired]], writes: Sequence[TelemetryWrite]) -> None:
+        rows, desired = self._store.writer.run(partial(append_telemetry, writes=writes), bulk=True)
+        told += desired
+        self._on_rows(rows)
 
-    def _append_by_row(self, write: TelemetryWrite) -> None:
+    def _append_by_row(self, told: list[tuple[DeviceId, Desired]], write: TelemetryWrite) -> None:
         """Store what can be stored of a write that cannot be as a whole; its rows in order."""
+        append = partial(self._append, told)
         rows = [TelemetryWrite(write.device, (row,), ()) for row in write.rows]
-        isolated(self._append, rows, self._append_unread)
+        isolated(append, rows, self._append_unread)
         ledgers = TelemetryWrite(write.device, (), write.ledgers)
         blame = partial(self._unreadable, write.device, "telemetry ledger")
-        isolated(self._append, [ledgers], lambda _, error: blame(error))
+        isolated(append, [ledgers], lambda _, error: blame(error))
 
     def _append_unread(self, write: TelemetryWrite, error: Exception) -> None:
         """Store a row that cannot be stored for what it says as its bytes."""
         (row,) = write.rows
         unread = replace(row, kind=RowKind.UNREADABLE, data=None, reason=why(error))
         blame = partial(self._unreadable, write.device, "telemetry row")
-        isolated(self._append, [replace(write, rows=(unread,))], lambda _, again: blame(again))
+        write = replace(write, rows=(unread,))
+        isolated(partial(self._append, []), [write], lambda _, again: blame(again))
 
     def _unreadable(self, device: DeviceId, kind: str, error: Exception) -> None:
         """Count a record of which nothing is stored."""

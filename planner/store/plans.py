@@ -30,6 +30,29 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str) -> PlanInf
     return _plan_info(_kept(session, name, plan, scheduler))
 
 
+def add_plan_anyhow(session: Session, name: str, plan: Plan, scheduler: str) -> tuple[PlanInfo, str]:
+    """`add_plan`, but where the name belongs to another plan, this one is named by its digest's beginning.
+
+    Returns a sentence that says so, too; empty where the plan has the name.
+    """
+    row = session.get(PlanRow, name)
+    if row is None or row.digest == plan.digest:
+        return add_plan(session, name, plan, scheduler), ""
+    info = add_plan(session, plan.digest[:12], plan, scheduler)
+    return info, f"{name!r} was given to another plan meanwhile, so this one is {info.plan!r}"
+
+
+def require_unnamed(session: Session, name: str) -> None:
+    """Raises:
+    InputError: there is a plan of that name.
+    """
+    row = session.get(PlanRow, name)
+    if row is not None:
+        raise InputError(
+            f"there is a plan {name!r} already, {row.digest[:12]}", remedy="choose another --name"
+        )
+
+
 def _kept(session: Session, name: str, plan: Plan, scheduler: str) -> PlanRow:
     row = session.get(PlanRow, name)
     if row is not None and row.digest != plan.digest:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.store.costs import calibration_of, executor_key, stage_row
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.desired import Push, desired, push
+from stageloom.planner.store.desired import Push, desired, push, settled_desired
 from stageloom.planner.store.machines import machine_of, usual_executor
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import plan_info
@@ -129,12 +129,14 @@ def request_profile(
 
     On `executor`; None: on what runs a model there by the plan that is desired, else on what the agent is
     set to. `parts`: and parts of operators, of so many extents per axis. The budget is shared evenly. A
-    request is part of desired state and so takes a generation, decided by "profile".
+    request is part of desired state and so takes a generation, decided by "profile", once it has its turn
+    (`tell_requests`).
 
     Raises:
         InputError: there is no such device or model, the device is revoked, or it cannot use the executor.
     """
     own = known_device(session, device).device_class
+    before = settled_desired(session, device)
     first = next_request(session)
     machine = machine_of(session, device)
     if parts and machine is None:
@@ -174,9 +176,7 @@ def request_profile(
         for at, info in enumerate(named_models(session, names))
     ]
     session.add_all(rows)
-    session.flush()
-    desired = push(session, Push(device=device, plan=None, decided_by="profile"))
-    return [row.request for row in rows], desired
+    return [row.request for row in rows], _asked(session, device, before)
 
 
 def _serving(session: Session, device: DeviceId) -> dict[Digest, ExecutorOptions]:
@@ -255,12 +255,13 @@ def request_stage_profile(
     """Ask a device to measure a plan's stages; returns the request's number, and what is desired now.
 
     Of all its combined blocks, or of those named. Part of desired state, so it takes a generation, decided by
-    "profile".
+    "profile", once it has its turn (`tell_requests`).
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
     """
     own = known_device(session, device).device_class
+    before = settled_desired(session, device)
     name = plan_info(session, plan).plan
     request = next_request(session)
     session.add(
@@ -275,8 +276,44 @@ def request_stage_profile(
             reason="",
         )
     )
+    return request, _asked(session, device, before)
+
+
+def tell_requests(session: Session, device: DeviceId, before: Desired | None) -> Desired | None:
+    """Push where a device is now to measure something that `before`, what it was told, did not ask for.
+
+    A value holds the oldest requests: as many as a message has room for, and the stages of one plan. The
+    others have their turn as those end. A push without a new request would be one too many: it says to try
+    a rejected plan again.
+
+    Raises:
+        InputError: the device is revoked.
+    """
+    if before is not None and (now := desired(session, device)) is not None and _asks(now) <= _asks(before):
+        return None
+    return push(session, Push(device=device, plan=None, decided_by="profile"))
+
+
+def _asked(session: Session, device: DeviceId, before: Desired | None) -> Desired:
+    """What is desired now that more was asked of a device.
+
+    Raises:
+        InputError: the device is revoked.
+    """
     session.flush()
-    return request, push(session, Push(device=device, plan=None, decided_by="profile"))
+    told = tell_requests(session, device, before)
+    if told is not None:
+        return told
+    assert before is not None, "the first request of all is told at once"
+    if known_device(session, device).revoked:
+        raise InputError(f"device {device!r} is revoked", remedy="enrol it again with a new token")
+    return before
+
+
+def _asks(value: Desired) -> set[int]:
+    """Numbers of the requests in a value."""
+    stages = {value.stage_profile.request} if value.stage_profile is not None else set()
+    return {profile.request for profile in value.profiles} | stages
 
 
 def store_stage_profile(session: Session, device: DeviceId, result: StageProfileResult) -> str:

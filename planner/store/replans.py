@@ -112,6 +112,15 @@ _ANOTHERS: Final = (
     .limit(1)
 )
 
+_BEGUN_BY: Final = select(ReplanRow.replan).where(
+    ReplanRow.device == bindparam("of"),
+    ReplanRow.boot == bindparam("in_boot"),
+    ReplanRow.number == bindparam("is_number"),
+    _IS_PENDING,
+    ReplanRow.generation == 0,
+    ReplanRow.begun_at_us >= bindparam("since_us"),
+)
+
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), _IS_PENDING, ReplanRow.generation == 0
 )
@@ -167,6 +176,9 @@ def change_replan_settings(session: Session, device: DeviceId, changes: Mapping[
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None:
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`).
 
+    A repeat returns the re-plan that the alarm began while that has pushed nothing: the answer to the commit
+    may have been lost, and nobody else knows of it then.
+
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
     So do a drift and another power mode, while nothing is pushed: the device tells either once, only a
     drift's own re-plan renews costs, and a search under way plans by those of the mode before.
@@ -178,7 +190,10 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     ).first()
     device_class, enabled, stored_us, pending = known or ("", None, None, None)
     if stored_us is not None:
-        return None
+        if pending is None:
+            return None
+        begun_by = {"of": device, "in_boot": alarm.boot, "is_number": alarm.number}
+        return connection.scalar(_BEGUN_BY, {**begun_by, "since_us": at_us - OVERDUE_US})
     another = alarm.environment not in ("", device_class)
     if another:
         device_class = alarm.environment

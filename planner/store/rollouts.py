@@ -53,6 +53,7 @@ MOST_LIVE: Final = 64
 _ENDED: Final = {state.value for state in ENDS}
 _LIVE: Final = [state.value for state in LIVE]
 _ROWS: Final = 256  # devices a statement
+_GIVEN_ANOTHER: Final = "it was given another plan meanwhile"
 
 _CHANGED: Final = """
 WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us) AS (VALUES {rows})
@@ -491,7 +492,7 @@ def _verdicts(session: Session, row: RolloutRow, members: _Members) -> list[_Cha
             if plan is not None and members.holds.get(plan):
                 changes.append(_Change(device, AskState.ASKED, follow=newest))
             else:
-                changes.append(_Change(device, AskState.SKIPPED, "it was given another plan meanwhile"))
+                changes.append(_Change(device, AskState.SKIPPED, _GIVEN_ANOTHER))
     for device in in_wave:
         plan = members.desired[device][1]
         if plan is None or plan not in members.holds:
@@ -683,7 +684,8 @@ def abort_rollout(
 ) -> tuple[RolloutInfo, tuple[tuple[DeviceId, Desired], ...]]:
     """End a rollout, a stopped one too; returns it, and what is desired of devices now.
 
-    Devices that are undecided get their old plan back, with `rollback` also those that keep the version.
+    Devices that are undecided get their old plan back, with `rollback` also those that keep the version. One
+    that was given a plan without it since has nothing to go back from: it counts as skipped.
 
     Raises:
         InputError: there is no such rollout, it was aborted or is complete, or a device to roll back is in
@@ -703,11 +705,15 @@ def abort_rollout(
         for device, one in members.rows.items()
         if rollback and one.state == AskState.DONE.value and one.old_plan != one.new_plan
     ]
+    _learn(session, row, members, [members.desired[device][1] for device in done])
+    held = {device: members.holds.get(members.desired[device][1] or "", False) for device in done}
+    done = [device for device in done if held[device]]
     _require_free(session, done, beside=name)
     _require_no_other_change(session, row, done, members)
     reason = "the rollout was aborted"
     changes = [_Change(device, AskState.WITHDRAWN, reason, give_back=True) for device in asked]
     changes += [_Change(device, AskState.RETURNED, reason, give_back=True) for device in done]
+    changes += [_Change(device, AskState.SKIPPED, _GIVEN_ANOTHER) for device, has in held.items() if not has]
     given = _apply(session, row, members, changes)
     _enter(session, row, RolloutState.ABORTED, "by operator, rolled back" if rollback else "by operator")
     session.flush()

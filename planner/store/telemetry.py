@@ -10,15 +10,17 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.desired import settled_desired
 from stageloom.planner.store.devices import note_heard
 from stageloom.planner.store.events import MEASUREMENT_REFUSED, count_unreadable, note_refusal
 from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.machines import store_executor_time, store_machine
 from stageloom.planner.store.parts import store_part_times
-from stageloom.planner.store.profiles import store_profile, store_stage_profile
+from stageloom.planner.store.profiles import store_profile, store_stage_profile, tell_requests
 from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
+from stageloom.planner.store.trusted_time import present_us
 from stageloom.planner.telemetry import (
     Balance,
     SpanData,
@@ -26,8 +28,10 @@ from stageloom.planner.telemetry import (
     TelemetryEntry,
     decode_data,
 )
+from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.base import MOST
+from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import (
     ExecutorTime,
     MachineFacts,
@@ -62,15 +66,20 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 
 _OLDEST_US: Final = 400 * 86_400_000_000
 
-_NEWEST_US: Final = 86_400_000_000
+_NEWEST_US: Final = 86_400_000_000  # by a device's own clock its moments are looked for
 
 _PAGE: Final = 5_000
 
 _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
 
-def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list[tuple[DeviceId, StoredRow]]:
-    """Store the rows that are new, which are returned, and the ledgers; see `stageloom.planner.telemetry`.
+def append_telemetry(
+    session: Session, writes: Sequence[TelemetryWrite]
+) -> tuple[list[tuple[DeviceId, StoredRow]], list[tuple[DeviceId, Desired]]]:
+    """Store the rows that are new and the ledgers; see `stageloom.planner.telemetry`.
+
+    Returns those rows, and what is desired of devices that are asked for more measurements as they have
+    answered.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
@@ -79,12 +88,13 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
     note_heard(session, {write.device for write in writes}, after_us=_HEARD_US)
     new = _settle(session, writes, at_us)
     if new:
+        filed_us = present_us(session)
         insert_rows(
             session.connection(),
             TelemetryRow.__tablename__,
             ("device", "boot", "sequence", "kind", "at_us", "body"),
             [
-                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, at_us), row.body)
+                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, filed_us), row.body)
                 for device, row in new
             ],
         )
@@ -92,6 +102,8 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
         session,
         ((device, "telemetry row", row.reason) for device, row in new if row.kind is RowKind.UNREADABLE),
     )
+    answering = {device for device, row in new if _ends_request(row)}
+    before = {device: settled_desired(session, device) for device in sorted(answering)}
     refused: dict[DeviceId, str] = {}
     for device, row in new:
         if isinstance(row.data, ProfileResult):
@@ -117,7 +129,20 @@ def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> list
             set_states(session, [end])
     for device, why in refused.items():
         note_refusal(session, device, MEASUREMENT_REFUSED, why)
-    return new
+    return new, [
+        (device, told) for device, known in before.items() if (told := _told(session, device, known))
+    ]
+
+
+def _ends_request(row: StoredRow) -> bool:
+    return isinstance(row.data, ProfileResult | StageProfileResult) and row.data.last
+
+
+def _told(session: Session, device: DeviceId, before: Desired | None) -> Desired | None:
+    try:
+        return tell_requests(session, device, before) if before is not None else None
+    except InputError:
+        return None  # it is revoked; what it measured stays
 
 
 def _settle(
@@ -172,13 +197,13 @@ def _loss(device: DeviceId, boot: int, rows: int, at_us: int) -> EventRow:
     )
 
 
-def _filed_us(at_us: int, now_us: int) -> int:
+def _filed_us(at_us: int, present_us: int) -> int:
     """The time that a row is kept under: the device's, or now if that device's clock cannot be right.
 
     Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
     without a battery, in 1970, would see its rows go at once.
     """
-    return at_us if now_us - _OLDEST_US <= at_us <= now_us + _NEWEST_US else now_us
+    return at_us if present_us - _OLDEST_US <= at_us <= present_us + _NEWEST_US else present_us
 
 
 def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:
@@ -197,13 +222,19 @@ def telemetry_rows(
 
     Rows that this version cannot read are left out.
     """
-    return _readable_since(session, device, kinds, since_us=since_us, limit=limit)[0]
+    return _readable_between(session, device, kinds, since_us, MOST, limit=limit)[0]
 
 
-def _readable_since(
-    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int, limit: int = 10_000
+def _readable_between(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    since_us: int,
+    until_us: int,
+    *,
+    limit: int = 10_000,
 ) -> tuple[list[Row], str]:
-    rows = list(newest_rows(session, device, kinds, since_us=since_us, limit=limit))
+    rows = list(newest_rows(session, device, kinds, since_us=since_us, until_us=until_us, limit=limit))
     return readable(row.body for row in reversed(rows))
 
 
@@ -213,18 +244,22 @@ def newest_telemetry(
     """Rows of the last `window_us` before the device's newest row of these kinds, oldest first.
 
     Also returns why rows among them cannot be read; empty where all can. The window is measured by the
-    device's clock, which need not agree with this machine's.
+    device's clock, which need not agree with this machine's. Rows that were filed in the future, while this
+    machine's clock was wrong, are none of the newest.
     """
+    until_us = present_us(session) + _NEWEST_US
     newest = [
         session.scalar(
             select(func.max(TelemetryRow.at_us)).where(
-                TelemetryRow.device == device, TelemetryRow.kind == kind.value
+                TelemetryRow.device == device,
+                TelemetryRow.kind == kind.value,
+                TelemetryRow.at_us <= until_us,
             )
         )
         for kind in kinds
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
-    return _readable_since(session, device, kinds, since_us=newest_us - window_us + 1)
+    return _readable_between(session, device, kinds, newest_us - window_us + 1, newest_us)
 
 
 def oldest_step_timings(

@@ -1,4 +1,4 @@
-"""How far the planner believes its clock where it deletes by age.
+"""How far the planner believes its clock where it deletes by age, and files what comes by time.
 
 A machine without a battery, or with a wrong one, may start years ahead; by its clock all that is stored is
 too old. So the planner keeps the newest time that it believed, the *trusted time*, which follows the clock:
@@ -46,6 +46,11 @@ class ClockTrust(NamedTuple):
         """The time that ages are counted from."""
         return min(wall_us, self.trusted_us)
 
+    def present_us(self, wall_us: int) -> int:
+        """The time that it is, as far as is known: the clock's, unless it leapt ahead or was set back."""
+        set_back = self.trusted_us - wall_us > LEAP_S * 1e6
+        return self.trusted_us if set_back or self.ahead_s(wall_us) else wall_us
+
 
 def _believed(session: Session) -> ClockTrust:
     """A database that knows no time yet believes the clock."""
@@ -60,6 +65,11 @@ def _keep(session: Session, trust: ClockTrust) -> None:
 def trusted_now_us(session: Session) -> int:
     """The time that ages are counted from, in microseconds since 1970."""
     return _believed(session).now_us(now_us(session))
+
+
+def present_us(session: Session) -> int:
+    """The time that it is, as far as is known, in microseconds since 1970."""
+    return _believed(session).present_us(now_us(session))
 
 
 def advance_clock(session: Session, elapsed_s: float) -> float:

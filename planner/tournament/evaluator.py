@@ -119,12 +119,10 @@ def evaluate_candidate(
     return plan, scenario.value.evaluate(plan, settings), search_s
 
 
-def evaluate_again(
-    plans: Mapping[int, Plan], scenario: Packed[Scenario], settings: EvaluationSettings
-) -> dict[int, Score]:
-    """The scores of plans, by the same keys.
+def evaluate_again(plan: Plan, scenario: Packed[Scenario], settings: EvaluationSettings) -> Score:
+    """The score of a plan.
 
     Raises:
         PlanError: as `Scenario.evaluate`.
     """
-    return {candidate: scenario.value.evaluate(plan, settings) for candidate, plan in plans.items()}
+    return scenario.value.evaluate(plan, settings)

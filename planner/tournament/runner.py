@@ -39,8 +39,22 @@ class _Stop:
     """The operator wants the best so far."""
 
 
+class _Rechecked(NamedTuple):
+    """The last evaluation of a candidate has ended."""
+
+    candidate: int
+    future: Future[Score]
+
+
+class _Ended(NamedTuple):
+    """The search and evaluation of a candidate have ended."""
+
+    candidate: int
+    future: "Future[_Evaluated]"
+
+
 _Evaluated: TypeAlias = tuple[Plan, Score, float]
-_Event: TypeAlias = _Stop | tuple[int, Future[_Evaluated]] | Future[dict[int, Score]]
+_Event: TypeAlias = _Stop | _Ended | _Rechecked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +118,11 @@ class TournamentRun:
             workers=pool.workers,
             began_s=self._began_s,
             refines=refinement is not None,
+            fresh_ratio=fresh.simulated_s / choice.simulated_s,
         )
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._futures: dict[int, Future[_Evaluated]] = {}
-        self._last: Future[dict[int, Score]] | None = None
+        self._last: list[Future[Score]] = []
         self._plans = {0: first}
         self._search_s: dict[int, float] = {}
 
@@ -126,8 +141,8 @@ class TournamentRun:
                 actions = tournament.passed(self._clock.monotonic_s())
             else:
                 actions = self._handle(event, self._clock.monotonic_s())
-        if self._last is not None:
-            self._last.cancel()
+        for future in self._last:
+            future.cancel()
         return TournamentResult(
             tournament=tournament,
             outcome=outcome,
@@ -156,10 +171,10 @@ class TournamentRun:
             self._submit(candidate, wanted.job if wanted.ready is None else wanted.ready)
         for candidate in actions.refine:
             self._refine(candidate)
-        if actions.recheck:
-            plans = {candidate: self._plans[candidate] for candidate in actions.recheck}
-            self._last = self._pool.submit(evaluate_again, plans, self._scenario, self._fresh)
-            self._last.add_done_callback(self._events.put)
+        for candidate in actions.recheck:
+            again = self._pool.submit(evaluate_again, self._plans[candidate], self._scenario, self._fresh)
+            self._last.append(again)
+            again.add_done_callback(partial(self._rechecked, candidate))
 
     def _submit(self, candidate: int, job: SearchJob | NeighbourJob | Plan) -> None:
         future = self._pool.submit(evaluate_candidate, job, self._scenario, self._choice)
@@ -179,16 +194,19 @@ class TournamentRun:
         self._submit(candidate, drawn.job)
 
     def _ended(self, candidate: int, future: "Future[_Evaluated]") -> None:
-        self._events.put((candidate, future))
+        self._events.put(_Ended(candidate, future))
+
+    def _rechecked(self, candidate: int, future: "Future[Score]") -> None:
+        self._events.put(_Rechecked(candidate, future))
 
     def _handle(self, event: _Event, now_s: float) -> Actions:
         if isinstance(event, _Stop):
             return self._tournament.stop(now_s)
-        if isinstance(event, Future):
-            if reason := _failure(event):
+        if isinstance(event, _Rechecked):
+            if reason := _failure(event.future):
                 self._tournament.recheck_failed(reason)
             else:
-                self._tournament.rechecked(event.result())
+                self._tournament.rechecked(event.candidate, event.future.result())
             return Actions()
         candidate, future = event
         if self._futures.pop(candidate, None) is None:  # it was dropped
@@ -206,7 +224,7 @@ class TournamentRun:
         return actions
 
 
-def _failure(future: "Future[_Evaluated] | Future[dict[int, Score]]") -> str:
+def _failure(future: "Future[_Evaluated] | Future[Score]") -> str:
     """Why there is no result; empty where there is one."""
     if future.cancelled():
         return "it was cancelled"

@@ -19,7 +19,7 @@ from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.split_search import EOP, Entrants
-from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.plans import add_plan_anyhow
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.tournament.candidates import PlanCandidate, plan_candidates
@@ -123,13 +123,14 @@ def create(
     search_s = clock.monotonic_s() - began_s
     winner = result.outcome.candidate
     candidate, plan = result.candidates[winner], result.plans[winner]
-    info = store.write(add_plan, request.plan or plan.digest[:12], plan, candidate.policy)
+    name = request.plan or plan.digest[:12]
+    info, renamed = store.write(add_plan_anyhow, name, plan, candidate.policy)
     limits = candidate.job.limits
     searched = msgspec.structs.replace(request, scheduler=candidate.job.scheduler, r=limits.r, s=limits.s)
     costs = replace(basis.costs, parts=splits.parts)
     rows = _considered(result, graphs, costs)
     record(store, request.device, scheduler_key(searched), plan, graphs, rows)
-    return schema.PlanReply(plan=info, search_s=search_s, contest=_info(stored, result))
+    return schema.PlanReply(plan=info, search_s=search_s, known=renamed, contest=_info(stored, result))
 
 
 def _knowing(stored: StoredScenario, splits: Entrants) -> StoredScenario:

@@ -11,13 +11,17 @@ The best of hundreds of plans by a few arrivals looks better by these than it is
 surely better on fresh arrivals than the best listed one leaves the answer to that, and a listed one that is
 not better than candidate 0 to this.
 
-Time: no task begins or goes on once the rest of the budget is needed for that last evaluation. It is assumed
-to take as long as the slowest task so far, and at most a quarter of the budget. If the budget ends sooner,
-the last evaluation may go on for `RECHECK_S`.
+Where that fails, the same is decided by the arrivals that chose, and the outcome says so.
+
+Time: no task begins or goes on once the rest of the budget is needed for that last evaluation. Each of its
+plans is assumed to take as long as the slowest task so far, times the seeds that it has more of; workers take
+them abreast; and a quarter of the budget is kept at most. If the budget ends sooner, the last evaluation may
+go on for as long, or for `RECHECK_S`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, NamedTuple
 
 from stageloom.planner.tournament.score import Score, better, improves, surely_better
@@ -32,7 +36,7 @@ class Actions(NamedTuple):
     drop: tuple[int, ...] = ()  # stop its search or evaluation
     start: tuple[int, ...] = ()  # search and evaluate its plan
     refine: tuple[int, ...] = ()  # draw a neighbour of the best so far for it, and evaluate that
-    recheck: tuple[int, ...] = ()  # evaluate its plan on fresh arrivals, together with the others
+    recheck: tuple[int, ...] = ()  # evaluate its plan on fresh arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,8 @@ class Improvement:
 class TournamentOutcome:
     """The answer. `fresh`: scores of candidate 0, the best listed one and the best so far on fresh arrivals.
 
-    It is empty where `unchecked` says why there was no last evaluation; candidate 0 is the answer then.
+    It is empty where `unchecked` says why there was no last evaluation. The answer then goes by the arrivals
+    that chose; it is candidate 0 where nothing was evaluated at all.
     """
 
     candidate: int
@@ -59,15 +64,24 @@ class TournamentOutcome:
 class Tournament:
     """`size` listed candidates, `workers` of which are evaluated at a time; all times are of one clock.
 
-    `refines`: neighbours follow.
+    `refines`: neighbours follow. `fresh_ratio`: how much longer a plan is simulated on fresh arrivals.
     """
 
     def __init__(
-        self, size: int, *, budget_s: float, workers: int, began_s: float, refines: bool = False
+        self,
+        size: int,
+        *,
+        budget_s: float,
+        workers: int,
+        began_s: float,
+        refines: bool = False,
+        fresh_ratio: float = 1.0,
     ) -> None:
         assert size > 0 and workers > 0 and budget_s > 0.0
         self._size, self._workers = size, workers
         self._budget_s, self._began_s, self._refines = budget_s, began_s, refines
+        self._fresh_ratio = fresh_ratio
+        self._fresh: dict[int, Score] = {}
         self._next = 0
         self._running: dict[int, float] = {}
         self._slowest_s = 0.0
@@ -113,8 +127,7 @@ class Tournament:
         """The latest time at which to call `passed`."""
         if self._recheck_until_s is not None:
             return self._recheck_until_s
-        reserve_s = min(self._slowest_s, _RESERVE * self._budget_s)
-        return self._began_s + self._budget_s - reserve_s
+        return self._began_s + self._budget_s - self._reserve_s
 
     def begin(self) -> Actions:
         """Call this once, before all other events."""
@@ -158,31 +171,46 @@ class Tournament:
         if now_s < self.ends_s:
             return Actions()
         if self._rechecking:
-            self._end(0, {}, "the last evaluation took too long")
+            self.recheck_failed("the last evaluation took too long")
             return Actions()
         return self._finish(now_s)
 
     def stop(self, now_s: float) -> Actions:
         """End with the best so far; a second call skips the last evaluation."""
         if self._rechecking:
-            self._end(0, {}, "it was stopped before the last evaluation")
+            self.recheck_failed("it was stopped before the last evaluation")
         return self._finish(now_s)
 
-    def rechecked(self, fresh: Mapping[int, Score]) -> None:
-        """Take the scores on fresh arrivals of those that were to be evaluated again."""
+    def rechecked(self, candidate: int, score: Score) -> None:
+        """Take the score on fresh arrivals of one that was to be evaluated again."""
         if not self._rechecking:
             return
-        answer, *challengers = self._finalists
-        for challenger in challengers:
-            wins = surely_better if challenger >= self._size else better
-            if wins(fresh[challenger], fresh[answer]):
-                answer = challenger
-        self._end(answer, fresh, "")
+        self._fresh[candidate] = score
+        if len(self._fresh) == len(self._finalists):
+            fresh = {candidate: self._fresh[candidate] for candidate in self._finalists}
+            self._end(self._best_by(fresh), fresh, "")
 
     def recheck_failed(self, reason: str) -> None:
-        """The last evaluation failed."""
+        """The last evaluation failed, or that of one of its plans."""
         if self._rechecking:
-            self._end(0, {}, reason)
+            known = (candidate for candidate in self._finalists if candidate in self.evaluated)
+            chose = {candidate: self.evaluated[candidate][1] for candidate in known}
+            self._end(self._best_by(chose), {}, reason)
+
+    def _best_by(self, scores: Mapping[int, Score]) -> int:
+        """The answer among finalists with these scores, which are in their order."""
+        answer, *challengers = scores
+        for challenger in challengers:
+            wins = surely_better if challenger >= self._size else better
+            if wins(scores[challenger], scores[answer]):
+                answer = challenger
+        return answer
+
+    @property
+    def _reserve_s(self) -> float:
+        """What is kept for the last evaluation."""
+        rounds = ceil((3 if self._refines else 2) / self._workers)  # of the most finalists that there may be
+        return min(rounds * self._fresh_ratio * self._slowest_s, _RESERVE * self._budget_s)
 
     @property
     def _finalists(self) -> list[int]:
@@ -236,7 +264,8 @@ class Tournament:
                 0, {}, f"no plan was evaluated: {reason}" if reason else "no plan was evaluated in time"
             )
             return Actions(drop=drops)
-        self._recheck_until_s = max(self._began_s + self._budget_s, now_s + RECHECK_S)
+        longest_s = max(self._reserve_s, RECHECK_S)
+        self._recheck_until_s = max(self._began_s + self._budget_s, now_s + longest_s)
         return Actions(drop=drops, recheck=tuple(sorted(self._finalists)))
 
     def _end(self, candidate: int, fresh: Mapping[int, Score], unchecked: str) -> None:

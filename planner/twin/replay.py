@@ -79,21 +79,23 @@ def active_spans(rows: Sequence[Row], plan: Digest) -> list[tuple[int, int]]:
 def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int) -> Window | None:
     """What a device measured of a plan between two moments of its clock; None if no interval lies there.
 
-    Whole intervals only: rows whose interval began before `begin_us` are left out. Glances have the queues
-    and no progress, which telemetry lacks; `used_s` is not known.
+    Whole intervals only: rows whose interval began before `begin_us` are left out. It lasts from the first
+    interval of any model to the last, as a model without a task sends none. Glances have the queues and no
+    progress, which telemetry lacks; `used_s` is not known.
     """
     cut_us = max(_cut(rows, begin_us, end_us), default=begin_us)
     inside = [row for row in rows if cut_us < row.at_us <= end_us]
     counters: dict[str, list[TaskCounters]] = {}
     histograms: dict[str, list[LatencyHistogram]] = {}
-    covered_us = 0
+    first_us, last_us = end_us, begin_us
     for row in inside:
         if isinstance(row.data, TaskCounters):
             counters.setdefault(row.data.model, []).append(row.data)
-            covered_us = max(covered_us, sum(one.interval_us for one in counters[row.data.model]))
+            first_us = min(first_us, row.at_us - row.data.interval_us)
+            last_us = max(last_us, row.at_us)
         elif isinstance(row.data, LatencyHistogram):
             histograms.setdefault(row.data.model, []).append(row.data)
-    if not covered_us:
+    if first_us >= last_us:
         return None
     steps = [row.data for row in inside if isinstance(row.data, StepTimings)]
     mine = [step for step in steps if step.plan == plan.digest[:PLAN_CHARS]]
@@ -114,7 +116,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
     return Window(
         plan=plan.digest,
         began_s=begin_us * 1e-6,
-        seconds=covered_us * 1e-6,
+        seconds=(last_us - first_us) * 1e-6,
         busy_s=sum(step.sum_us for step in mine) * 1e-6,
         used_s=None,
         models=models,

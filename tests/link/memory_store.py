@@ -110,7 +110,7 @@ class MemoryStore:
                 continue
             self.members[one.device] = replace(self.members[one.device], boot=one.boot, report=one.report)
 
-    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, Desired]]:
         for write in writes:
             for boot in {row.boot for row in write.rows} | {one.boot for one in write.ledgers}:
                 rows = {row.sequence: row for row in write.rows if row.boot == boot}
@@ -119,6 +119,7 @@ class MemoryStore:
                 self.books[write.device, boot] = book
                 for sequence in new:
                     self.rows[write.device, boot, sequence] = rows[sequence]
+        return ()
 
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
         key = (device, alarm.boot, alarm.number)

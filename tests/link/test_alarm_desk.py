@@ -57,6 +57,16 @@ def test_an_alarm_that_comes_again_before_its_commit_is_stored_once_and_answered
     assert isinstance(only, ev.Send) and isinstance(only.message, AlarmAck)
 
 
+def test_a_replan_is_told_of_once_and_also_where_the_first_answer_of_the_store_was_lost() -> None:
+    core = core_with_session()
+    core.handle(received(ALARM), 1.0)
+    assert core.handle(ev.AlarmStored(A, ALARM, ok=False), 1.1) == []
+    for expected in ([ev.ReplanDue(A, 7)], []):
+        core.handle(received(ALARM), 1.2)
+        *due, ack = core.handle(ev.AlarmStored(A, ALARM, 7), 1.3)
+        assert due == expected and isinstance(ack, ev.Send)
+
+
 def test_an_alarm_that_the_store_could_not_keep_has_no_acknowledgement() -> None:
     core = core_with_session()
     core.handle(received(ALARM), 1.0)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -10,8 +11,15 @@ from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.dispatch.workers import AGAIN_S, Complaints, StoreWorkers
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
-from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.telemetry import TelemetryBatch
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.messages.telemetry import (
+    ProfileResult,
+    Row,
+    RowRange,
+    TelemetryBatch,
+    encode_row,
+)
 from tests.link.memory_store import MemoryStore
 
 BATCH = TelemetryBatch(rows=(), ranges=(), ledgers=())
@@ -60,7 +68,7 @@ def test_while_the_store_is_away_no_batch_is_acknowledged_and_the_log_says_so_on
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Away(MemoryStore):
-        def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
+        def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> NoReturn:
             raise AWAY
 
     told: list[ev.Event] = []
@@ -77,3 +85,40 @@ def test_while_the_store_is_away_no_batch_is_acknowledged_and_the_log_says_so_on
     workers.close()
     assert told == [ev.TelemetryCommitted(ticket, ok=False) for ticket in range(5)]
     assert lines(caplog) == ["the store failed, and devices will send again: " + str(AWAY)]
+
+
+def test_what_is_desired_anew_of_a_device_that_answered_is_told_and_looked_up_where_the_store_failed() -> (
+    None
+):
+    """A failed commit may be in the database all the same, and no repeat of the rows tells of it."""
+    result = encode_row(Row(1, ProfileResult(1, Digest("ab" * 32), 1, "", (), True)))
+    ranges = (RowRange(boot=7, first=0, last=0),)
+    batch = TelemetryBatch(rows=(result,), ranges=ranges, ledgers=())
+    desired = Desired(epoch=1, generation=2)
+
+    class Answered(MemoryStore):
+        away = True
+
+        def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, Desired]]:
+            if self.away:
+                raise AWAY
+            return [(write.device, desired) for write in writes]
+
+    told: list[ev.Event] = []
+    store, done = Answered(), threading.Semaphore(0)
+
+    def post(events: Sequence[ev.Event]) -> None:
+        told.extend(events)
+        done.release()
+
+    workers = StoreWorkers(store, post, ManualClock().monotonic_s)
+    for store.away in (True, False):
+        workers.submit(ev.AppendTelemetry(1, DeviceId("nano"), batch))
+        assert done.acquire(timeout=30)
+    workers.close()
+    assert told == [
+        ev.TelemetryCommitted(1, ok=False),
+        ev.DesiredInDoubt((DeviceId("nano"),)),
+        ev.TelemetryCommitted(1, ok=True),
+        ev.DesiredChanged(DeviceId("nano"), desired),
+    ]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -485,7 +486,7 @@ def test_a_store_that_fails_gets_no_acknowledgement_and_the_rows_later(tmp_path:
     with running("a") as (rig, (keys,)):
         append, failures = rig.store.append_telemetry, []
 
-        def failing(writes: object) -> None:
+        def failing(writes: object) -> NoReturn:
             failures.append(1)
             raise OSError("disk full")
 
@@ -527,10 +528,10 @@ def test_a_report_is_stored_while_telemetry_waits_for_the_disk() -> None:
     with running("busy", "new") as (rig, (busy_keys, new_keys_)):
         append = rig.store.append_telemetry
 
-        def slow(writes: Sequence[TelemetryWrite]) -> None:
+        def slow(writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, control.Desired]]:
             began.set()
             go.wait(30)
-            append(writes)
+            return append(writes)
 
         rig.store.append_telemetry = slow  # type: ignore[method-assign]
         with Wire(rig, "control", busy_keys) as wire, Wire(rig, "telemetry", busy_keys) as lane:
@@ -549,7 +550,12 @@ def test_heartbeats_overtake_a_telemetry_flood() -> None:
     row = telemetry.encode_row(telemetry.Row(1, telemetry.Event("x")))
     hang = threading.Event()
     with running("a", backlog_rows=2000) as (rig, (keys,)):
-        rig.store.append_telemetry = lambda writes: hang.wait(30)  # type: ignore[method-assign,assignment]
+
+        def hangs(writes: object) -> Sequence[tuple[DeviceId, control.Desired]]:
+            hang.wait(30)
+            return ()
+
+        rig.store.append_telemetry = hangs  # type: ignore[method-assign]
         with Wire(rig, "control", keys) as wire, Wire(rig, "telemetry", keys) as lane:
             wire.hello()
             for at in range(100):

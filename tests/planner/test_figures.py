@@ -23,15 +23,17 @@ from tests.store.helpers import chain
 
 NANO = DeviceId("nano")
 
+SECOND = 1_000_000
+
 
 def test_rates_of_two_models_in_closed_form() -> None:
     rows = [
-        Row(1, TaskCounters("b", 1_000_000, 9, 5, 1, 1, 1, 1)),
-        Row(2, TaskCounters("b", 1_000_000, 9, 15, 0, 0, 0, 0)),
-        Row(3, histogram_of("b", [2_000] * 50)),
-        Row(4, histogram_of("b", [8_000] * 50)),
-        Row(5, QueueSample("a", 3, 0, 0)),
-        Row(6, QueueSample("a", 1, 0, 0)),
+        Row(5 * SECOND, TaskCounters("b", SECOND, 9, 5, 1, 1, 1, 1)),
+        Row(5 * SECOND, histogram_of("b", [2_000] * 50)),
+        Row(5 * SECOND, QueueSample("a", 3, 0, 0)),
+        Row(6 * SECOND, TaskCounters("b", SECOND, 9, 15, 0, 0, 0, 0)),
+        Row(6 * SECOND, histogram_of("b", [8_000] * 50)),
+        Row(6 * SECOND, QueueSample("a", 1, 0, 0)),
     ]
     a, b = model_rates(NANO, rows)
     assert (a.model, a.throughput_per_s, a.latency_p99_ms, a.queued) == ("a", 0.0, 0.0, 1)
@@ -79,6 +81,26 @@ def test_a_model_without_a_completed_task_has_no_latency(capsys: pytest.CaptureF
     ]
     assert made.measured is not None
     assert relative_errors(found, made.measured) == {"throughput_per_s": -1.0, "steps_running": -1.0}
+
+
+def test_a_model_that_had_no_task_in_most_intervals_has_its_tasks_over_all_of_them() -> None:
+    """`slow` ends a task every 5 s, and sends no counters of the 4 s between; `busy` ends three a second."""
+    rows = []
+    for second in range(1, 11):
+        rows.append(Row(second * SECOND, TaskCounters("busy", SECOND, 3, 3, 0, 0, 0, 0)))
+        if second % 5 == 0:
+            rows.append(Row(second * SECOND, TaskCounters("slow", SECOND, 1, 1, 0, 0, 0, 0)))
+    assert [(one.model, one.throughput_per_s) for one in model_rates(NANO, rows)] == [
+        ("busy", 3.0),
+        ("slow", 0.2),
+    ]
+
+
+def test_time_in_which_only_queues_were_sampled_counts_too() -> None:
+    rows = [Row(second * SECOND, QueueSample("m", 0, 0, 0)) for second in range(1, 11)]
+    rows.append(Row(10 * SECOND, TaskCounters("m", SECOND, 9, 9, 0, 0, 0, 0)))
+    (rate,) = model_rates(NANO, rows)
+    assert rate.throughput_per_s == 1.0  # the first sample was at 1 s
 
 
 def test_a_measured_operator_replaces_its_estimate_and_no_other() -> None:

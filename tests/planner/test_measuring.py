@@ -89,6 +89,20 @@ def test_what_could_still_win_is_measured_wins_and_is_not_asked_for_again(rig: R
     assert all_stages["reasons"] == []
 
 
+def test_who_asks_while_a_device_has_yet_to_measure_is_answered_too(rig: Rig) -> None:
+    """What a device is to do names the stages of one plan: the second request waits for its turn."""
+    profile = ("device", "profile", rig.device.name, "--plan", "first", "--json")
+    first, second = (json.loads(ok(rig.home, *profile, "--no-wait"))["requests"] for _ in range(2))
+    measuring = Measuring(rig)
+    measuring.start()
+    try:
+        third = json.loads(ok(rig.home, *profile))["requests"]  # it waits for its results
+    finally:
+        measuring.ended.set()
+        measuring.join()
+    assert measuring.answered == [*first, *second, *third]
+
+
 def groups(made: dict[str, Any]) -> int:
     """The most groups of a stage of a plan's first combined block."""
     schedule = decode_plan(msgspec.convert(made["wire"], bytes)).combined[0].schedule

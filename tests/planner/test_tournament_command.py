@@ -146,3 +146,26 @@ def test_a_budget_with_a_scheduler_is_one_search(planner: PlannerProcess) -> Non
             )
         )
         assert made["contest"] is None and made["scheduler"] == "ios"
+
+
+def test_a_name_that_is_taken_is_refused_before_the_budget_is_spent(planner: PlannerProcess) -> None:
+    ok(planner.home, "plan", "create", "--model", "fork", "--name", "taken")
+    with _contest(planner, "taken") as process:
+        _, said = process.communicate(timeout=60)  # of a budget of five minutes
+    assert process.returncode != 0
+    assert "there is a plan 'taken' already" in said and "choose another --name" in said
+
+
+def test_a_plan_whose_name_was_taken_during_the_search_is_kept_under_its_digest(
+    planner: PlannerProcess,
+) -> None:
+    with _contest(planner, "late") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any("evaluated" in line for line in process.stderr)
+        ok(planner.home, "plan", "create", "--model", "fork:replicas=7", "--name", "late")
+        process.send_signal(signal.SIGINT)
+        made = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert made["plan"] == made["digest"][:12]
+    assert made["known"] == f"'late' was given to another plan meanwhile, so this one is {made['plan']!r}"
+    assert json.loads(ok(planner.home, "plan", "show", made["plan"], "--json"))["digest"] == made["digest"]

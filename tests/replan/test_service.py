@@ -75,6 +75,19 @@ def test_a_replan_that_waited_for_its_store_does_not_take_the_place_of_a_newer_o
     assert [reason == OVERTAKEN for reason in store.reasons] == [False, True, False]
 
 
+def test_a_replan_that_is_named_again_while_it_is_in_hand_is_carried_out_once() -> None:
+    store = AwayStore(away=0)
+    due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
+    pool = SimpleNamespace(workers=1, where="processes")
+    replanner = Replanner(store, SimpleNamespace(), pool, ManualClock(), due)  # type: ignore[arg-type]
+    for number in (1, 1, 2, 2):
+        due.put((SHOP, number))
+    replanner.start()
+    until(lambda: len(store.ended) >= 2)
+    replanner.close()
+    assert store.ended == [1, 2]
+
+
 class PlayedPool:
     """A pool in which the searches of one scheduler never end, and those of another fail."""
 

@@ -312,6 +312,37 @@ def test_a_rollback_does_not_take_back_the_version_of_another_model(rig: Rig) ->
     rig.store.write(abort_rollout, "r", rollback=False)
 
 
+def test_a_rollback_leaves_devices_that_were_given_another_plan_since_and_does_not_fail_because_of_them(
+    rig: Rig,
+) -> None:
+    """The other plan has another version of a model that the old one has, too: giving that back would undo
+    it."""
+    home = rig.store.data_dir
+    for weights in ("one", "two"):
+        add_version(rig.store, home, "other", weights)
+
+    def push_both(name: str, *versions: str) -> None:
+        choices = []
+        for version in versions:
+            artifact = small_plan(rig.store, version).models[0].artifact
+            model, graph = version.partition("@")[0], rig.store.graph(artifact)
+            choices.append(ModelChoice(name=model, artifact=artifact, graph=graph))
+        rig.store.write(add_plan, name, compose(choices), "sequential")
+        rig.store.write(push, Push(device=rig.fleet.names[0], plan=name, decided_by="operator"))
+        rig.fleet.report([rig.fleet.names[0]], DeviceState.COMMITTED)
+
+    push_both("both", "relu@1", "other@1")
+    rig.begin(waves="2,100%")
+    rig.turns()
+    rig.decide(0, 1)
+    push_both("newer", "relu@1", "other@2")
+    _, changed = rig.store.write(abort_rollout, "r", rollback=True)
+    assert rig.fleet.names[0] not in dict(changed) and rig.fleet.names[1] in dict(changed)
+    assert rig.states()[:2] == "sr"
+    assert rig.store.read(rollout_devices, "r")[0].reason == "it was given another plan meanwhile"
+    assert rig.versions() == "111111"
+
+
 def test_versions_that_a_rollout_needs_are_not_removed(rig: Rig) -> None:
     rig.begin(waves="100%")
     rig.turns()

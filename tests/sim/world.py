@@ -10,7 +10,7 @@ import logging
 import random
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,13 +62,14 @@ class Store(MemoryStore):
     written: int = 0
     audited: int = 0  # `written` when the books were last checked
 
-    def append_telemetry(self, writes: "tuple[TelemetryWrite, ...] | list[TelemetryWrite]") -> None:  # type: ignore[override]
-        super().append_telemetry(writes)
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> Sequence[tuple[DeviceId, Desired]]:
+        told = super().append_telemetry(writes)
         self.written += 1
         for write in writes:
             for row in write.rows:
                 if (write.device, row.boot, row.sequence) in self.rows:
                     self.masks[row.boot] = self.masks.get(row.boot, 0) | 1 << row.sequence
+        return told
 
     def snapshot(self) -> Self:
         copy = super().snapshot()

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store import schema
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import OperatorCostRow
+from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.store.trusted_time import (
     LEAP_S,
     STEP_S,
@@ -21,8 +23,9 @@ from stageloom.planner.store.trusted_time import (
     trust_clock,
 )
 from stageloom.shared.clock import ManualClock
+from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, encode_row
 from tests.planner.processes import until
-from tests.store.helpers import enrol, write_of
+from tests.store.helpers import NANO, enrol, write_of
 from tests.store.migrated import new_store
 
 DAY_S = 86_400.0
@@ -107,6 +110,12 @@ def events(store: Store) -> int:
         return int(session.execute(text("SELECT COUNT(*) FROM events")).scalar_one())
 
 
+def send(store: Store, sequence: int, row: Row) -> None:
+    """A row of a queue arrives."""
+    sent = StoredRow(7, sequence, row.at_us, RowKind.QUEUE_SAMPLE, encode_row(row), row.data)
+    LinkStore(store).append_telemetry([TelemetryWrite(NANO, (sent,), ())])
+
+
 def run(store: Store, elapsed_s: float = RUN_S) -> float:
     """One run of housekeeping; how far ahead the clock was."""
     ahead_s = store.write(advance_clock, elapsed_s)
@@ -135,6 +144,37 @@ def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operat
     monkeypatch.setattr(store.database, "_clock", right)
     assert run(store, 0.0) == 0.0 and store.read(notices) == []
     assert (rows(store), events(store)) == kept
+
+
+@pytest.mark.promise("clock-leapt-deletes-nothing")
+@pytest.mark.parametrize("wrong_us", [0, after(TWO_YEARS_S)], ids=["in 1970", "two years ahead"])
+def test_rows_of_right_devices_outlive_a_planner_that_starts_with_a_wrong_clock(
+    store: Store, monkeypatch: pytest.MonkeyPatch, wrong_us: int
+) -> None:
+    """1. A planner runs. 2. It starts with a wrong clock, and stores rows. 3. The clock is right again: they
+    are there, under the devices' time, and so is what comes then."""
+    enrol(store)
+    run(store, 0.0)
+    monkeypatch.setattr(store.database, "_clock", ManualClock(wall_us=wrong_us))
+    run(store, 0.0)
+    LinkStore(store).append_telemetry([write_of(0, 9)])
+    monkeypatch.setattr(store.database, "_clock", ManualClock(wall_us=after(RUN_S)))
+    run(store, 0.0)
+    found, _ = store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)
+    assert [one.at_us for one in found] == [T0_US + at for at in range(10)]
+    late = Row(after(RUN_S), QueueSample("relu", 1, 2, 3))
+    send(store, 10, late)
+    assert store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)[0] == [late]
+
+
+def test_rows_that_were_once_filed_in_the_future_are_not_the_newest(store: Store, clock: ManualClock) -> None:
+    enrol(store)
+    send(store, 0, Row(T0_US, QueueSample("relu", 1, 2, 3)))
+    with store.database.write() as session:
+        session.execute(text(f"UPDATE telemetry SET at_us = {after(TWO_YEARS_S)}"))
+    right = Row(T0_US, QueueSample("relu", 4, 5, 6))
+    send(store, 1, right)
+    assert store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)[0] == [right]
 
 
 @pytest.mark.promise("clock-leapt-deletes-nothing")

@@ -7,8 +7,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.replans import end_overdue, unfinished_replans
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.replans import OVERDUE_US, end_overdue, end_replan, unfinished_replans
 from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.messages.control import Alarm
+from tests.store.helpers import NANO, T0_US, enrol
 
 
 def query_plan(store: Store, function: Callable[[Session], Any]) -> str:
@@ -36,3 +40,31 @@ def test_replans_under_way_are_found_by_their_own_index(
     store: Store, function: Callable[[Session], Any]
 ) -> None:
     assert "pending_replans" in query_plan(store, function)
+
+
+def alarm(number: int) -> Alarm:
+    return Alarm(
+        boot=7, number=number, at_us=T0_US, cause="age", value=1, threshold=1, plan=None, loads=(), samples=()
+    )
+
+
+def test_an_alarm_that_comes_again_names_the_replan_that_it_began_until_that_is_decided(store: Store) -> None:
+    """The answer to its commit may have been lost: nobody carries the re-plan out then."""
+    enrol(store)
+    link = LinkStore(store)
+    replan = link.record_alarm(NANO, alarm(1))
+    assert replan is not None
+    assert link.record_alarm(NANO, alarm(2)) is None, "it is noted against the first one's"
+    assert link.record_alarm(NANO, alarm(1)) == replan
+    assert link.record_alarm(NANO, alarm(2)) is None
+    assert store.read(unfinished_replans) == [(NANO, replan)]
+    store.write(end_replan, replan, "nothing better")
+    assert link.record_alarm(NANO, alarm(1)) is None
+
+
+def test_an_alarm_that_comes_again_long_after_names_no_replan(store: Store, clock: ManualClock) -> None:
+    """Its load is gone."""
+    enrol(store)
+    assert LinkStore(store).record_alarm(NANO, alarm(1)) is not None
+    clock.advance(OVERDUE_US / 1e6 + 1.0)
+    assert LinkStore(store).record_alarm(NANO, alarm(1)) is None

@@ -319,9 +319,10 @@ def test_models_without_costs_are_named_until_they_are_measured_and_a_month_late
 
 
 def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> None:
-    """1. An alarm begins a re-plan, its repeat none, the next is noted. 2. A push ends what was undecided."""
+    """1. An alarm begins a re-plan, its repeat no other, the next is noted. 2. A push ends what was
+    undecided."""
     number = rig.replan(rig.runs)
-    assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) is None
+    assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) == number
     assert LinkStore(rig.store).record_alarm(NANO, alarm(2, rig.runs)) is None
     plan = paced(rig.runs, 5)
 

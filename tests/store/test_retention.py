@@ -108,9 +108,9 @@ def test_history_by_the_hour_is_the_same_at_every_age(store: Store, clock: Manua
     for step in range(5 * 4):
         begin_us = clock.wall_us()
         rows = [one for at in range(36) for one in measured(begin_us + at * 600_000_000, rng)]
+        clock.advance(6 * HOUR_S)
         device.send(rows)
         sent += rows
-        clock.advance(6 * HOUR_S)
         tidy_all(store)
         if step % 4 == 3:
             entries = history(store, ALL, by=Width.HOUR)

@@ -16,16 +16,19 @@ from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.store.costs import operator_costs, stage_costs
+from stageloom.planner.store.devices import revoke_device
+from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.profiles import open_requests, request_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
-from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
@@ -63,18 +66,18 @@ class Planner:
         store.write(add_plan, "plan", self.plan, "ios")
         self._sequence = 0
 
-    def ask(self, *, unsure_only: bool = True) -> tuple[int, ...]:
+    def ask(self, plan: str = "plan", *, unsure_only: bool = True) -> tuple[int, ...]:
         """Numbers of the requests that came of it."""
-        wanted = DeviceProfileRequest(device=NANO, plan="plan", unsure_only=unsure_only, wait_s=0.0)
+        wanted = DeviceProfileRequest(device=NANO, plan=plan, unsure_only=unsure_only, wait_s=0.0)
         reply = answer_of(self.api, routes.DEVICE_PROFILE, wanted)
         assert isinstance(reply, DeviceProfileReply)
         return reply.requests
 
-    def answered(self, kind: RowKind, *data: RowData) -> None:
-        """A device's answers arrive."""
+    def answered(self, kind: RowKind, *data: RowData) -> Sequence[tuple[DeviceId, Desired]]:
+        """A device's answers arrive; returns what is desired anew then."""
         rows = [row(self._sequence + at, one, kind=kind) for at, one in enumerate(data)]
         self._sequence += len(rows)
-        LinkStore(self.store).append_telemetry(
+        return LinkStore(self.store).append_telemetry(
             [TelemetryWrite(NANO, tuple(rows), (Ledger(7, self._sequence, 0),))]
         )
 
@@ -84,10 +87,10 @@ class Planner:
         (request,), _ = self.store.write(request_profile, NANO, ["wide"])
         self.answered(RowKind.PROFILE_RESULT, ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
-    def stages(self, request: int, *times: StageTiming) -> None:
-        """Stages of the plan were measured."""
+    def stages(self, request: int, *times: StageTiming) -> Sequence[tuple[DeviceId, Desired]]:
+        """Stages of the plan were measured; returns what is desired anew then."""
         result = StageProfileResult(request, self.plan.digest, 0, CLASS, times, 4000.0, True)
-        self.answered(RowKind.STAGE_PROFILE_RESULT, result)
+        return self.answered(RowKind.STAGE_PROFILE_RESULT, result)
 
 
 def plan_of(artifact: Digest, *schedules: StageSchedule) -> Plan:
@@ -135,6 +138,54 @@ def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner
     (found,) = planner.store.read(stage_costs, CLASS, planner.plan.executor)
     assert found.groups == ((3, 4, 5),)
     assert found.seconds == pytest.approx(2.9e-3)
+
+
+def test_the_stages_of_a_second_plan_are_asked_for_once_those_of_the_first_are_measured(
+    planner: Planner,
+) -> None:
+    """A value holds one plan to measure. Until it can hold the second one, no generation is taken: to a
+    device whose plan was rejected, one without a new request says to try the plan again."""
+    other = plan_of(planner.artifact, StageSchedule((Stage(tuple((op,) for op in range(OPERATORS))),)))
+    planner.store.write(add_plan, "other", other, "ios")
+    (first,) = planner.ask(unsure_only=False)
+    (second,) = planner.ask("other", unsure_only=False)
+    assert {told.generation for told in planner.fleet.told} == {1}
+    ((device, desired),) = planner.stages(first, StageTiming(0, 1500.0, 1.0, 9))
+    assert (device, desired.generation, desired.plan_digest) == (NANO, 2, None)
+    assert desired.stage_profile is not None and desired.stage_profile.request == second
+    assert [entry.decided_by for entry in planner.store.read(generation_history, NANO)[0]] == ["profile"] * 2
+    last = StageProfileResult(second, other.digest, 0, CLASS, (), 4000.0, True)
+    assert planner.answered(RowKind.STAGE_PROFILE_RESULT, last) == []
+
+
+def test_models_that_a_message_has_no_room_for_are_asked_for_as_others_are_answered(planner: Planner) -> None:
+    numbers, desired = planner.store.write(request_profile, NANO, ["wide"] * 70)
+    assert [profile.request for profile in desired.profiles] == numbers[:64]
+    (more,), same = planner.store.write(request_profile, NANO, ["wide"])
+    assert same == desired, "there is no room for it, so no generation either"
+    told, pushes = set(numbers[:64]), 0
+    for first in range(0, 70, 10):
+        some = numbers[first : first + 10]
+        assert told >= set(some)
+        results = [ProfileResult(number, planner.artifact, 1, CLASS, (), True) for number in some]
+        for _, value in planner.answered(RowKind.PROFILE_RESULT, *results):
+            told |= {profile.request for profile in value.profiles}
+            pushes += 1
+    assert more in told and pushes == 1
+    assert (
+        planner.answered(RowKind.PROFILE_RESULT, ProfileResult(more, planner.artifact, 1, CLASS, (), True))
+        == []
+    )
+
+
+def test_an_answer_of_a_revoked_device_is_kept_and_asks_it_for_nothing_more(planner: Planner) -> None:
+    numbers, _ = planner.store.write(request_profile, NANO, ["wide"] * 70)
+    planner.store.write(revoke_device, NANO)
+    result = ProfileResult(numbers[0], planner.artifact, 1, CLASS, (), True)
+    assert planner.answered(RowKind.PROFILE_RESULT, result) == []
+    assert planner.store.read(open_requests, numbers) == numbers[1:]
+    with pytest.raises(InputError, match="revoked"):
+        planner.store.write(request_profile, NANO, ["wide"])
 
 
 # What a device class learned

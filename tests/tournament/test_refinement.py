@@ -20,7 +20,12 @@ from stageloom.planner.split_search import Entrants
 from stageloom.planner.store.predictions import considered_plans
 from stageloom.planner.tournament import stored
 from stageloom.planner.tournament.candidates import REFINED, SEED_BUDGET, plan_candidates
-from stageloom.planner.tournament.evaluator import EvaluationSettings, Scenario, evaluate_candidate
+from stageloom.planner.tournament.evaluator import (
+    EvaluationSettings,
+    Scenario,
+    evaluate_again,
+    evaluate_candidate,
+)
 from stageloom.planner.tournament.refinement import MEMBERS_LEAST, NeighbourJob, Refinement
 from stageloom.planner.tournament.runner import TournamentResult, TournamentRun
 from stageloom.planner.tournament.score import improves
@@ -28,6 +33,7 @@ from stageloom.planner.twin.arrivals import Poisson
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import UnavailableError
 from stageloom.shared.plan import Member, Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, StreamSchedule
 from stageloom.shared.search.beam import beam
@@ -65,12 +71,19 @@ class Here:
 
     where = "here"
 
-    def __init__(self, clock: ManualClock, workers: int = 1) -> None:
-        self.clock, self.workers = clock, workers
+    def __init__(self, clock: ManualClock, workers: int = 1, most_again: int = 3) -> None:
+        """`most_again`: so many plans are evaluated again, and then no worker is left."""
+        self.clock, self.workers, self.most_again = clock, workers, most_again
         self.jobs: list[Any] = []
+        self.again: list[Any] = []
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         future: SearchFuture[T] = SearchFuture()
+        if function is evaluate_again:
+            self.again.append(arguments[0])
+            if len(self.again) > self.most_again:
+                future.fail(UnavailableError("a search process ended with code -9"))
+                return future
         future.settle(function(*pickle.loads(pickle.dumps(arguments))))
         if function is evaluate_candidate:
             self.jobs.append(arguments[0])
@@ -82,11 +95,11 @@ class Here:
 
 
 def refined(
-    *policies: str, budget_s: float = 10_000.0, seed: int = 0, workers: int = 1
+    *policies: str, budget_s: float = 10_000.0, seed: int = 0, workers: int = 1, most_again: int = 3
 ) -> tuple[TournamentResult, Here]:
     """A tournament of these policies, then of all neighbours that the budget allows."""
     clock = ManualClock()
-    pool = Here(clock, workers)
+    pool = Here(clock, workers, most_again)
     listed = plan_candidates(BOTH, COSTS, policy_names=policies, searches=True)
     first = run_search(listed[0].job, lambda: 0.0)
     refinement = Refinement(GRAPHS, COSTS, TOP_LIMITS, seed=seed)
@@ -206,7 +219,7 @@ def test_equal_seeds_and_one_worker_give_equal_answers_and_another_seed_another_
 
 
 def test_the_budget_in_evaluations_is_kept_and_listed_candidates_come_first() -> None:
-    result, pool = refined("sequential", "instances", budget_s=21.0)
+    result, pool = refined("sequential", "instances", budget_s=23.0)  # three are looked at again
     assert len(pool.jobs) == 20
     kinds = [isinstance(job, NeighbourJob) for job in pool.jobs]
     assert kinds == sorted(kinds) and not all(kinds)
@@ -219,6 +232,16 @@ def test_several_workers_draw_neighbours_of_what_was_best_when_they_began() -> N
     parents = [job.parent.digest for job in pool.jobs if isinstance(job, NeighbourJob)]
     assert len(set(parents)) > 1
     assert result.candidates[result.tournament.best].policy == REFINED
+
+
+def test_plans_are_looked_at_again_in_tasks_of_their_own_and_where_one_fails_what_chose_decides() -> None:
+    result, pool = refined("sequential", budget_s=40.0)
+    finalists = list(result.outcome.fresh)
+    assert len(finalists) > 1 and not result.outcome.unchecked
+    assert [plan.digest for plan in pool.again] == [result.plans[number].digest for number in finalists]
+    unseen, _ = refined("sequential", budget_s=40.0, most_again=len(finalists) - 1)
+    assert "ended with code -9" in unseen.outcome.unchecked and unseen.outcome.fresh == {}
+    assert unseen.outcome.candidate == unseen.tournament.best != 0
 
 
 def test_what_is_combined_anew_takes_what_the_small_beam_finds() -> None:

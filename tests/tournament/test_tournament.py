@@ -28,9 +28,25 @@ def score(throughput_per_s: float, p99_s: float = 0.1) -> Score:
     )
 
 
-def started(size: int, *, budget_s: float = 100.0, workers: int = 1, refines: bool = False) -> Tournament:
+def started(
+    size: int, *, budget_s: float = 100.0, workers: int = 1, refines: bool = False, fresh_ratio: float = 1.0
+) -> Tournament:
     """One that begins at second 1,000."""
-    return Tournament(size, budget_s=budget_s, workers=workers, began_s=1000.0, refines=refines)
+    return Tournament(
+        size,
+        budget_s=budget_s,
+        workers=workers,
+        began_s=1000.0,
+        refines=refines,
+        fresh_ratio=fresh_ratio,
+    )
+
+
+def rechecked(made: Tournament, fresh: dict[int, Score]) -> None:
+    """The finalists come back, the last one first."""
+    for candidate in reversed(fresh):
+        assert made.outcome is None
+        made.rechecked(candidate, fresh[candidate])
 
 
 @pytest.mark.promise("contest-answer-before-anything")
@@ -91,7 +107,7 @@ def test_one_that_fails_is_told_of_and_skipped() -> None:
     assert made.failed(1, "a search process ended with code -9", 1002.0) == Actions(start=(2,))
     assert made.was_evaluated(2, score(20.0), 1003.0) == Actions(recheck=(0, 2))
     assert made.failures == {1: "a search process ended with code -9"}
-    made.rechecked({0: score(10.0), 2: score(20.0)})
+    rechecked(made, {0: score(10.0), 2: score(20.0)})
     assert made.outcome is not None and made.outcome.candidate == 2
 
 
@@ -100,7 +116,7 @@ def test_a_first_plan_that_could_not_be_judged_does_not_stand_in_the_way() -> No
     made.begin()
     made.failed(0, "no", 1001.0)
     assert made.was_evaluated(1, score(20.0), 1002.0) == Actions(recheck=(1,))
-    made.rechecked({1: score(5.0)})
+    rechecked(made, {1: score(5.0)})
     assert made.outcome is not None and made.outcome.candidate == 1
 
 
@@ -111,19 +127,46 @@ def test_a_lucky_winner_loses_on_fresh_arrivals_to_the_first_valid_plan() -> Non
     made.was_evaluated(0, score(10.0), 1001.0)
     made.was_evaluated(1, score(20.0), 1002.0)
     fresh = {0: score(10.0), 1: score(9.0)}
-    made.rechecked(fresh)
+    rechecked(made, fresh)
     assert made.outcome is not None
     assert (made.outcome.candidate, made.outcome.fresh, made.best) == (0, fresh, 1)
 
 
-def test_a_winner_nobody_could_look_at_again_is_not_the_answer() -> None:
+def test_a_winner_nobody_could_look_at_again_is_the_answer_and_said_to_be_unchecked() -> None:
     made = started(2)
     made.begin()
     made.was_evaluated(0, score(10.0), 1001.0)
     made.was_evaluated(1, score(20.0), 1002.0)
+    made.rechecked(0, score(10.0))
     made.recheck_failed("a worker died")
     assert made.outcome is not None
-    assert (made.outcome.candidate, made.outcome.unchecked) == (0, "a worker died")
+    assert (made.outcome.candidate, made.outcome.unchecked) == (1, "a worker died")
+    assert made.outcome.fresh == {}
+
+
+@pytest.mark.parametrize(("throughput_per_s", "answer"), [(100.6, 1), (102.0, 2)])
+def test_a_neighbour_nobody_could_look_at_again_has_to_be_surely_better_by_what_chose(
+    throughput_per_s: float, answer: int
+) -> None:
+    """0.6 % more throughput may have come by chance."""
+    made = started(2, refines=True)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(100.0, 0.1), 1002.0)
+    made.was_evaluated(2, score(throughput_per_s, 0.2), 1003.0)
+    assert made.best == 2
+    made.stop(1004.0)
+    made.stop(1005.0)
+    assert made.outcome is not None and made.outcome.candidate == answer
+
+
+def test_a_first_plan_that_was_not_evaluated_is_not_in_the_way_of_one_that_was() -> None:
+    made = started(2, workers=2)
+    made.begin()
+    made.was_evaluated(1, score(20.0), 1001.0)
+    assert made.stop(1002.0) == Actions(drop=(0,), recheck=(0, 1))
+    made.recheck_failed("a worker died")
+    assert made.outcome is not None and made.outcome.candidate == 1
 
 
 @pytest.mark.promise("contest-answer-before-anything")
@@ -137,6 +180,30 @@ def test_the_budget_ends_what_runs_and_leaves_time_for_the_last_look() -> None:
     assert made.passed(1090.0) == Actions(drop=(1, 2), recheck=(0,))
     assert made.was_evaluated(1, score(99.0), 1091.0) == Actions(), "it was dropped"
     assert made.best == 0
+
+
+@pytest.mark.parametrize(("workers", "kept_s"), [(1, 15.0), (2, 10.0), (3, 5.0)])
+def test_time_is_left_for_all_finalists_and_all_seeds_of_the_last_look(workers: int, kept_s: float) -> None:
+    """A task took 3 s, the last look has five seeds for three, and three plans are looked at again."""
+    made = started(2, workers=workers, refines=True, fresh_ratio=5.0 / 3.0)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1003.0)
+    made.was_evaluated(1, score(20.0), 1003.0 if workers > 1 else 1006.0)
+    made.was_evaluated(2, score(30.0), 1006.0 if workers > 1 else 1009.0)
+    assert made.best == 2
+    assert made.ends_s == pytest.approx(1100.0 - kept_s)
+    assert made.passed(made.ends_s).recheck == (0, 1, 2)
+    assert made.ends_s == pytest.approx(max(1100.0, 1100.0 - kept_s + RECHECK_S))
+
+
+def test_a_slow_last_look_may_go_on_for_what_was_kept_for_it() -> None:
+    """A task took 60 s of 400, so a quarter is kept; the last task ends later than it may."""
+    made = started(2, budget_s=400.0, fresh_ratio=5.0 / 3.0)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1060.0)
+    assert made.ends_s == 1300.0
+    made.was_evaluated(1, score(20.0), 1390.0)
+    assert made.ends_s == 1490.0
 
 
 def test_a_slow_task_keeps_no_more_than_a_quarter_of_the_budget() -> None:
@@ -153,11 +220,11 @@ def test_no_task_begins_when_the_time_is_over() -> None:
 
 
 def test_the_last_look_ends_too() -> None:
-    made = started(1)
+    made = started(1, budget_s=40.0)
     made.begin()
-    made.was_evaluated(0, score(10.0), 1099.0)
-    assert made.ends_s == 1099.0 + RECHECK_S
-    made.passed(1099.0 + RECHECK_S)
+    made.was_evaluated(0, score(10.0), 1039.0)
+    assert made.ends_s == 1039.0 + RECHECK_S
+    made.passed(1039.0 + RECHECK_S)
     assert made.outcome is not None and made.outcome.unchecked == "the last evaluation took too long"
 
 
@@ -168,9 +235,9 @@ def test_stopping_keeps_the_best_so_far_and_stopping_again_skips_the_last_look()
     made.was_evaluated(1, score(20.0), 1002.0)
     assert made.stop(1003.0) == Actions(drop=(2,), recheck=(0, 1))
     made.stop(1004.0)
-    made.rechecked({0: score(10.0), 1: score(20.0)})
+    made.rechecked(0, score(10.0))
     assert made.outcome is not None
-    assert made.outcome.candidate == 0
+    assert made.outcome.candidate == 1
     assert made.outcome.unchecked == "it was stopped before the last evaluation"
 
 
@@ -237,7 +304,7 @@ def test_a_neighbour_has_to_win_on_fresh_arrivals_against_the_best_listed_plan_t
     made.was_evaluated(1, score(20.0), 1002.0)
     assert made.was_evaluated(2, score(30.0), 1003.0) == Actions(refine=(3,))
     assert made.stop(1004.0) == Actions(drop=(3,), recheck=(0, 1, 2))
-    made.rechecked({candidate: score(throughput) for candidate, throughput in fresh.items()})
+    rechecked(made, {candidate: score(throughput) for candidate, throughput in fresh.items()})
     assert made.outcome is not None and made.outcome.candidate == answer
 
 
@@ -249,7 +316,7 @@ def test_a_neighbour_that_may_only_be_better_by_chance_leaves_the_answer_to_the_
     made.was_evaluated(1, score(100.0), 1002.0)
     made.was_evaluated(2, score(110.0), 1003.0)
     made.stop(1004.0)
-    made.rechecked({0: score(10.0), 1: score(100.0, 0.2), 2: score(99.6, 0.1)})
+    rechecked(made, {0: score(10.0), 1: score(100.0, 0.2), 2: score(99.6, 0.1)})
     assert made.outcome is not None and made.outcome.candidate == 1
 
 

@@ -87,6 +87,17 @@ def test_an_interval_that_began_before_the_plan_does_not_count() -> None:
     assert measured_window([Row(*one) for one in rows], bound.plan, 3 * SECOND // 2, 2 * SECOND) is None
 
 
+def test_a_window_lasts_as_long_as_its_counters_cover_together() -> None:
+    """`a` ends a task every 5 s, and a device sends no counters of the seconds between."""
+    bound = chains(1)
+    rows = [Row(second * SECOND, counters("a", 1)) for second in (5, 10, 15)]
+    found = measured_window(rows, bound.plan, 0, 15 * SECOND)
+    assert found is not None and (found.completed, found.seconds) == (3, 11.0)
+    rows += [Row(second * SECOND, counters("b", 1)) for second in (1, 2, 15)]
+    found = measured_window(rows, bound.plan, 0, 15 * SECOND)
+    assert found is not None and (found.completed, found.seconds) == (6, 15.0)
+
+
 def test_windows_join_to_the_window_over_all_of_them() -> None:
     bound = chains(2, 2)
     load = {"a": Periodic(rate_per_s=60.0), "b": Periodic(rate_per_s=50.0)}

@@ -40,7 +40,14 @@ from stageloom.planner.split_search import make as make_split
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
 from stageloom.planner.store.generations import generation_history
-from stageloom.planner.store.plans import add_plan, plan_info, plan_infos, with_comparisons
+from stageloom.planner.store.plans import (
+    add_plan,
+    add_plan_anyhow,
+    plan_info,
+    plan_infos,
+    require_unnamed,
+    with_comparisons,
+)
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
@@ -132,12 +139,19 @@ def plan_create(api: ApiContext, request: schema.PlanCreateRequest, call: ApiCal
     _check(request)
     if is_auto(api.store, request) and request.device is not None:
         return partial(_auto, api, request, request.device)
+    if request.plan is not None and _may_find_another(request):
+        api.store.read(require_unnamed, request.plan)
     if splits_operators(request):
         return partial(_split, api, request, check_request(request))
     if competes(request):
         return partial(_tournament, api, request)
     search_job(api.store, request)  # what is wrong with it is said before a job begins
     return partial(_search, api, request)
+
+
+def _may_find_another(request: schema.PlanCreateRequest) -> bool:
+    """Whether the same request may end in another plan, and after a while: it has a budget, or measures."""
+    return request.budget_s is not None or request.measure_s is not None
 
 
 def _check(request: schema.PlanCreateRequest) -> None:
@@ -216,10 +230,21 @@ def _keep(
     api: ApiContext, request: schema.PlanCreateRequest, plan: Plan, row: PlanEvaluation, known: str
 ) -> schema.PlanReply:
     """Keep a plan that was made of what is known of a device, and its row."""
-    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, row.scheduler)
+    info, renamed = _named(api, request, plan, row.scheduler)
     graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
     record(api.store, request.device, row.scheduler, plan, graphs, [row])
-    return schema.PlanReply(plan=info, search_s=row.search_s or 0.0, known=known)
+    said = "; ".join(filter(None, (known, renamed)))
+    return schema.PlanReply(plan=info, search_s=row.search_s or 0.0, known=said)
+
+
+def _named(
+    api: ApiContext, request: schema.PlanCreateRequest, plan: Plan, scheduler: str
+) -> tuple[schema.PlanInfo, str]:
+    """Keep a plan under its name; one that would not be found again so soon, under another if need be."""
+    name = request.plan or plan.digest[:12]
+    if _may_find_another(request):
+        return api.store.write(add_plan_anyhow, name, plan, scheduler)
+    return api.store.write(add_plan, name, plan, scheduler), ""
 
 
 def _search(api: ApiContext, request: schema.PlanCreateRequest, job: Job) -> schema.PlanReply:
@@ -260,12 +285,12 @@ def _found(
     wanted = search_job(api.store, request, optimistic=optimistic)
     plan = run_search(api.live.pool, wanted, job)
     search_s = api.clock.monotonic_s() - began_s
-    info = api.store.write(add_plan, request.plan or plan.digest[:12], plan, scheduler_of(request))
+    info, renamed = _named(api, request, plan, scheduler_of(request))
     if not optimistic:  # such a plan is for what it asks to be measured, not for what it finds
         graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
         row = _found_row(plan, predict(plan, graphs, wanted.costs, ()), scheduler_key(request), search_s)
         record(api.store, request.device, scheduler_key(request), plan, graphs, [row])
-    return schema.PlanReply(plan=info, search_s=search_s)
+    return schema.PlanReply(plan=info, search_s=search_s, known=renamed)
 
 
 # -- pushes -----------------------------------------------------------------------------------------------

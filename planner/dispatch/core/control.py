@@ -51,6 +51,7 @@ class AlarmDesk:
         self._fleet = fleet
         self._alarms: dict[Key, _Open] = {}
         self._plans: dict[Key, _Open] = {}
+        self._due: dict[DeviceId, int] = {}  # the newest re-plan that was told of
 
     def received(
         self, who: FleetDevice, route: bytes, message: Alarm | LocalPlan, now_s: float
@@ -98,7 +99,8 @@ class AlarmDesk:
             self._fleet.counts["alarm_not_stored"] += 1
             return []
         actions: list[ev.Action] = []
-        if event.replan is not None:
+        if event.replan is not None and event.replan != self._due.get(event.device):
+            self._due[event.device] = event.replan
             actions.append(ev.ReplanDue(event.device, event.replan))
         if done is not None:
             ack = AlarmAck(boot=alarm.boot, number=alarm.number)
