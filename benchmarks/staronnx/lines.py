@@ -57,10 +57,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Rate:
-    """What one plan carries."""
+    """What one plan carries: evenly spaced batches, and in a closed loop."""
 
     plan: Plan
     per_s: float
+    closed_per_s: float
     parts: PartTimes | None
 
 
@@ -107,8 +108,8 @@ class Pair:
             for name, rig in rigs.items():
                 progress(f"{self._model.name}, {self._slow:g} times slower: {name}")
                 share, run = highest_share(rig, self._batches)
-                per_s = share * median(carried[name])
-                rates[name] = Rate(plans[name], per_s, parts[name])
+                closed_per_s = median(carried[name])
+                rates[name] = Rate(plans[name], share * closed_per_s, closed_per_s, parts[name])
                 self._note_rate(name, rates[name], share, run)
         return rates
 
@@ -292,7 +293,8 @@ class Pair:
         yield self._line("most waiting meanwhile", "<= 8", most, most <= 8, away=calm.away(change + SETTLE))
 
     def beside(self, executor: str) -> None:
-        """The balanced plan with another, unpaced executor on the second core, for comparison only."""
+        """The balanced plan with another, unpaced executor on the second core, for comparison only: closed
+        loops of both."""
         where = replace(self._machine.fast_and_slow, slow_executor=ExecutorOptions(name=executor))
         plan = placed_rival("staronnx_balanced").plan([self._model.choice], where, lambda _: self._parts)
         with self._rig(plan, whole_s=None) as rig:
@@ -300,7 +302,7 @@ class Pair:
             per_s = saturated_per_s(rig, AT_ONCE, self._batches // 2)
             away = rig.closed_loop(AT_ONCE, self._batches // 2).away()
         row = {"part": "unpaced", "model": self._model.name, "executor": executor, "away": away}
-        self.rows.append(row | {"over_fast_only": per_s / self.fast.per_s})
+        self.rows.append(row | {"closed_over_fast_only": per_s / self.fast.closed_per_s})
 
 
 def _parts_of(run: Run) -> PartTimes:

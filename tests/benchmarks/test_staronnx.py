@@ -1,8 +1,14 @@
 """What the StarONNX benchmark works out of its runs, by hand."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from benchmarks.staronnx import batches
+from benchmarks.staronnx import batches, lines
+from benchmarks.staronnx.lines import Pair, Rate
 from benchmarks.staronnx.rig import FAST, SHARES, SLOW, TRIES, RanStep, Run, highest_share
 
 
@@ -72,3 +78,31 @@ def test_a_batch_that_is_chosen_by_a_wrong_fit_counts_against_it() -> None:
     """Every size but the fitted ones takes a hundredth of what the fit expects."""
     times_s = {b: (1.0 if b in batches.FITTED else 0.01) * b for b in range(1, batches.LARGEST + 1)}
     assert batches.judged(times_s)["close"] < 0.5
+
+
+class BesidePair(Pair):
+    """Its plans need no machine: every rig is one that carries 15 batches a second in a closed loop."""
+
+    def __init__(self) -> None:
+        self._model, self._batches, self._slow = SimpleNamespace(name="m", choice=None), 20, 3.0  # type: ignore[assignment]
+        self._machine, self._parts = SimpleNamespace(fast_and_slow=None), None  # type: ignore[assignment]
+        self.rows = []
+
+    @contextmanager
+    def _rig(self, plan: Any, **how: Any) -> Iterator[Any]:
+        run = SimpleNamespace(away=lambda: 1.0)
+        yield SimpleNamespace(closed_loop=lambda *_: run)
+
+
+def test_an_unpaced_plan_in_a_closed_loop_is_compared_with_the_fast_ones_closed_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fast one carries 10 a second in a closed loop and 8.5 of batches that come evenly spaced."""
+    monkeypatch.setattr(lines, "replace", lambda where, **_: where)
+    monkeypatch.setattr(lines, "placed_rival", lambda _: SimpleNamespace(plan=lambda *_: None))
+    monkeypatch.setattr(lines, "saturated_per_s", lambda *_: 15.0)
+    pair = BesidePair()
+    pair.fast = Rate(plan=None, per_s=8.5, closed_per_s=10.0, parts=None)  # type: ignore[arg-type]
+    pair.beside("openvino")
+    (row,) = pair.rows
+    assert row["closed_over_fast_only"] == pytest.approx(1.5)
