@@ -10,8 +10,8 @@ thread, at least 20 ms. A task without a result counts as twice its deadline.
 `night_and_day`: 0.25 and 0.9 of capacity in turns; `turning_mix`: the models' weights in reverse order;
 `core_taken`: 0.6 of capacity while a foreign process computes on one core. By mix and scenario: `commits`;
 `decided_s`, the longest from a first change to its first decision; `again_active_s`, the longest from a
-second visit's change to its first plan; `in_time_on_over_off`. `lost` counts tasks that ended in no way that
-was promised.
+second visit's change to its first plan; `in_time_on_over_off`, tasks in time in all phases but the one that
+leads in, of repetitions that ran both ways. `lost` counts tasks that ended in no way that was promised.
 
 *Gain*: the plans that were committed beside the others and beside `naive`, a default onnxruntime session and
 a thread per model, in turns of 2.5 s. `night_p50_over_day_plan` and the like are ratios with 95 % intervals
@@ -174,12 +174,14 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             taken = [row[column] for row in on if row["visit"] == visit and row[column] is not None]
             if taken:
                 figures[f"{figure}.{name}"] = max(taken)
-        shares = [
-            sum(row["in_time_share"] for row in seen if row["replanning"] is replanning)
+        off = {row["repetition"] for row in seen if not row["replanning"]}  # as a rule only the first has it
+        paired = [row for row in seen if row["repetition"] in off]
+        tasks = [
+            sum(row["in_time_share"] * row["tasks"] for row in paired if row["replanning"] is replanning)
             for replanning in (True, False)
         ]
-        if shares[1]:
-            figures[f"in_time_on_over_off.{name}"] = shares[0] / shares[1]
+        if all(tasks):
+            figures[f"in_time_on_over_off.{name}"] = tasks[0] / tasks[1]
     return figures
 
 

@@ -78,12 +78,13 @@ def test_figures_are_called_as_the_load_and_the_plans_are() -> None:
     assert figure_of(taken, "in_time", "small") == "core_taken_in_time_over_before.small"
 
 
-def test_phases_of_a_scenario_become_figures_and_the_lead_counts_for_nothing_but_losses() -> None:
-    def phase(on: bool, visit: int, **values: object) -> dict[str, object]:
-        still = {"commits": 0, "lost": 0, "decided_s": None, "active_s": None, "in_time_share": 0.5}
-        about = {"part": "phase", "mix": "ocr", "scenario": "night_and_day", "replanning": on, "visit": visit}
-        return {**about, **still, **values}
+def phase(on: bool, visit: int, **values: object) -> dict[str, object]:
+    still = {"commits": 0, "lost": 0, "decided_s": None, "active_s": None, "in_time_share": 0.5, "tasks": 100}
+    about = {"part": "phase", "mix": "ocr", "scenario": "night_and_day", "replanning": on, "visit": visit}
+    return {**about, "repetition": 0, **still, **values}
 
+
+def test_phases_of_a_scenario_become_figures_and_the_lead_counts_for_nothing_but_losses() -> None:
     rows = [
         phase(False, 0),
         phase(False, 1, lost=1),
@@ -100,6 +101,20 @@ def test_phases_of_a_scenario_become_figures_and_the_lead_counts_for_nothing_but
         f"again_active_s.{name}": 1.5,
         f"in_time_on_over_off.{name}": 1.5,
     }
+
+
+def test_tasks_in_time_are_compared_where_a_repetition_ran_both_ways() -> None:
+    """Three repetitions with re-planning, one without: as many tasks are in time in each."""
+    rows = [phase(False, 1), *(phase(True, 1, repetition=number) for number in range(3))]
+    assert figures_of(rows)["in_time_on_over_off.ocr.night_and_day"] == 1.0
+
+
+def test_a_phase_counts_by_its_tasks() -> None:
+    """A night of 100 tasks, all in time; by day 450 of 900 instead of 900."""
+    night, day = {"in_time_share": 1.0, "tasks": 100}, {"in_time_share": 1.0, "tasks": 900}
+    rows = [phase(False, 1, **night), phase(False, 1, **day), phase(True, 1, **night)]
+    rows.append(phase(True, 1, **{**day, "in_time_share": 0.5}))
+    assert figures_of(rows)["in_time_on_over_off.ocr.night_and_day"] == pytest.approx(0.55)
 
 
 def test_one_wide_lane_of_a_plan_with_an_express_lane_names_no_lane_that_is_gone() -> None:
