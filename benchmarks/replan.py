@@ -10,9 +10,10 @@ finds a plan that is cheaper still: that one has to win a trial first, and is tr
 if it does not.
 
 `proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock,
-as the planner keeps it; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks
-is served all the time; of each swap, the longest gap between two completions within a second around it,
-less the median gap. `lost_tasks`: tasks that ended in any other way than completed.
+as the planner keeps it; rounds with a trial do not count in it. `stall_longest_ms`: a steady stream of tasks
+is served all the time; of all swaps, the longest gap between two of its completions that falls into a second
+around one, less the stream's median gap. `lost_tasks`: tasks of the stream and of the backlogs that ended in
+any other way than completed.
 
 From then on nothing else is started here: the planner's store is read in this process now and then,
 since a command that starts Python every few milliseconds would take the cores that are measured.
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -70,8 +71,7 @@ class Stream:
         self._stop.set()
         self._thread.join()
 
-    def take(self, future: "Future[Any]") -> None:
-        """Count how a task ended."""
+    def _take(self, future: "Future[Any]") -> None:
         if future.exception() is None:
             self.ended_us.append(time.time_ns() // 1000)
         else:
@@ -83,25 +83,29 @@ class Stream:
 
     def _submit(self) -> None:
         try:
-            self._client.submit("light", self._inputs).add_done_callback(self.take)
+            self._client.submit("light", self._inputs).add_done_callback(self._take)
         except StageloomError:
             self.lost += 1
 
-    def gap_ms(self, around_us: int) -> float:
-        """The longest gap between completions within a second around a moment, less the median gap."""
-        gaps = [
-            (after - before) / 1e3
-            for before, after in pairwise(self.ended_us)
-            if abs(after - around_us) < 1_000_000
-        ]
-        return max(gaps) - median(gaps) if gaps else 0.0
+
+def gap_ms(ended_us: Sequence[int], around_us: int, now_us: int) -> float:
+    """The longest gap between completions, and from the last one until now, any part of which lies within a
+    second around a moment, less the median of all gaps."""
+    gaps = list(pairwise([*ended_us, now_us]))
+    near = [
+        after - before
+        for before, after in gaps
+        if before < around_us + 1_000_000 and after > around_us - 1_000_000
+    ]
+    return (max(near) - median(after - before for before, after in gaps)) / 1e3 if near else 0.0
 
 
 class Backlog:
     """So many tasks of the heavy model are always open, each followed by another one, until it is ended."""
 
-    def __init__(self, client: Client, inputs: dict[str, Any], take: Callable[["Future[Any]"], None]) -> None:
-        self._client, self._inputs, self._take = client, inputs, take
+    def __init__(self, client: Client, inputs: dict[str, Any]) -> None:
+        self.lost = 0
+        self._client, self._inputs = client, inputs
         self._ended = threading.Event()
         self._open = threading.Semaphore(0)
         for _ in range(BACKLOG):
@@ -122,7 +126,7 @@ class Backlog:
         self._client.submit("heavy", self._inputs).add_done_callback(self._done)
 
     def _done(self, future: "Future[Any]") -> None:
-        self._take(future)
+        self.lost += future.exception() is not None
         if self._ended.is_set():
             self._open.release()
         else:
@@ -169,6 +173,7 @@ class Bench(System):
 def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
     """Per round the times of one re-plan, and the tasks lost in all of them."""
     rows: list[dict[str, Any]] = []
+    lost = 0
     with Client(bench.socket) as client:
         inputs = {name: _inputs(client, name) for name in MODELS}
         stream = Stream(client, inputs["light"])
@@ -179,23 +184,25 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
                 (found.replan for found in bench.store.read(replan_infos, bench.device, limit=1)), default=0
             )
             bench.planner("device", "replan", bench.device, "--on")
-            backlog = Backlog(client, inputs["heavy"], stream.take)
+            backlog = Backlog(client, inputs["heavy"])
             found = bench.until("a better plan to be active", partial(bench.active, after))
             backlog.end()
+            lost += backlog.lost
             active_ms = found.trigger_to_active_ms
+            swap_us = found.at_us + round(1e3 * active_ms)
             rows.append(
                 {
                     "round": number,
                     "plan": found.plan,
                     "how": found.how,
                     "trigger_to_active_ms": active_ms,
-                    "stall_ms": stream.gap_ms(found.at_us + round(1e3 * active_ms)),
+                    "stall_ms": gap_ms(stream.ended_us, swap_us, time.time_ns() // 1000),
                 }
             )
             progress(f"round {number}: {active_ms:.0f} ms, {found.how}")
             bench.committed(found.generation, ("committed", "rolled_back"))
         stream.close()
-        lost = stream.lost
+        lost += stream.lost
     return rows, lost
 
 
@@ -219,7 +226,7 @@ def measure(report: Report, options: argparse.Namespace) -> None:
     figures = {
         "proven_active_p50_ms": percentile(times, 50),
         "proven_active_p99_ms": percentile(times, 99),
-        "stall_p99_ms": percentile([row["stall_ms"] for row in rows], 99),
+        "stall_longest_ms": max(row["stall_ms"] for row in rows),
         "lost_tasks": float(lost),
         "rounds": float(len(rows)),
         "proven_rounds": float(len(times)),
