@@ -11,11 +11,12 @@ default onnxruntime session and a thread for each model, `over_best_float32.MIX`
 settings that compute as the models say. `over_best.MIX` is like with like where OpenVINO computes in bfloat16
 by default: an agent that may, too, and the best of all settings. `over_by_deadline.MIX` compares with a loop
 written by hand that orders by deadline. These ratios are medians of a bootstrap, of capacities between the
-rates of the grid; there are none from fewer than four windows at one rate, as with `--quick`. `p99_*_ms.MIX`
-are latencies in float32 at 0.7 of the best rival's capacity, missing where the share of tasks without a
-result, `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always
-open, of the mix and of each of its models alone, over the best setting, which other windows chose: the
-geometric mean of pairs of windows. `--only saturated` measures nothing else. Ablations are rows.
+rates of the grid; there are none from fewer than four windows at one rate, as with `--quick`. `*_geomean` are
+over all mixes that are asked for, and missing where one of them has no such ratio. `p99_*_ms.MIX` are
+latencies in float32 at 0.7 of the best rival's capacity, missing where the share of tasks without a result,
+`given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always open, of
+the mix and of each of its models alone, over the best setting, which other windows chose: the geometric mean
+of pairs of windows. `--only saturated` measures nothing else. Ablations are rows.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def _measure(report: Report, options: argparse.Namespace) -> int:
             result = one.run()
         figures |= {figure_of(figure, name): value for figure, value in result.figures.items()}
         report.add({}, result.rows)
-    report.add({**figures, **geometric_means(figures)})
+    report.add({**figures, **geometric_means(figures, names)})
     return 0
 
 
@@ -104,13 +106,17 @@ def figure_of(figure: str, mix: str) -> str:
     return f"{name}.{mix}" if load in ("", "mix") else f"{name}.{mix}.{load}"
 
 
-def geometric_means(figures: dict[str, float]) -> dict[str, float]:
-    """Of what is a ratio of capacities, over the mixes."""
+def geometric_means(figures: Mapping[str, float], mixes: Collection[str]) -> dict[str, float]:
+    """Of what is a ratio of capacities, over the mixes; none of a ratio that one of them lacks."""
     found = defaultdict(list)
     for figure, value in figures.items():
         if figure.startswith("over_"):
             found[figure.partition(".")[0]].append(value)
-    return {f"{name}_geomean": math.prod(values) ** (1.0 / len(values)) for name, values in found.items()}
+    return {
+        f"{name}_geomean": math.prod(values) ** (1.0 / len(values))
+        for name, values in found.items()
+        if len(values) == len(mixes)
+    }
 
 
 if __name__ == "__main__":

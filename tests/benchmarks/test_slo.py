@@ -71,8 +71,13 @@ def test_figures_are_named_by_mix_and_by_model_and_ratios_have_a_mean() -> None:
     assert figure_of("over_best", "zoo") == "over_best.zoo"
     assert figure_of("auto_over_best_setting.mix", "zoo") == "auto_over_best_setting.zoo"
     assert figure_of("auto_over_best_setting.resnet50", "zoo") == "auto_over_best_setting.zoo.resnet50"
-    means = geometric_means({"over_best.a": 2.0, "over_best.b": 8.0, "p99_best_ms.a": 3.0})
+    means = geometric_means({"over_best.a": 2.0, "over_best.b": 8.0, "p99_best_ms.a": 3.0}, ["a", "b"])
     assert means == {"over_best_geomean": pytest.approx(4.0)}
+
+
+def test_there_is_no_mean_of_a_ratio_that_one_mix_lacks() -> None:
+    figures = {"over_best.a": 2.0, "over_naive.a": 3.0, "over_naive.b": 3.0}
+    assert geometric_means(figures, ["a", "b"]) == {"over_naive_geomean": pytest.approx(3.0)}
 
 
 def test_every_mix_names_models_that_there_are() -> None:
