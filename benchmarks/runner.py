@@ -50,6 +50,7 @@ def run(
 ) -> int:
     """Run one benchmark from its command line; the exit code is what `measure` returns.
 
+    What is in the report is printed also where `measure` raises; then `ended_by` says what.
     The docstring of the module of `measure` is the help text. `options` are the benchmark's own: keyword
     arguments of `add_argument` by flag. `packages` are those whose versions matter.
     """
@@ -60,9 +61,14 @@ def run(
         parser.add_argument(flag, **settings)
     given = parser.parse_args(argv)
     report = Report(name.removeprefix("benchmarks."))
-    code = measure(report, given)
-    if report.figures or report.rows:  # else it printed what was asked for itself
-        emit(report, as_json=given.json, packages=packages)
+    try:
+        code = measure(report, given)
+    except BaseException as error:
+        report.about["ended_by"] = type(error).__name__
+        raise
+    finally:
+        if report.figures or report.rows:  # else it printed what was asked for itself
+            emit(report, as_json=given.json, packages=packages)
     return code or 0
 
 

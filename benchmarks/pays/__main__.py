@@ -65,18 +65,24 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def measure(report: Report, options: argparse.Namespace) -> None:
     """Every mix; packages that cannot be downloaded are said to be missing, and the zoo stands for them."""
-    with ended_politely():
-        for mix in options.mix or list(_SCENARIOS_OF)[: 1 if options.quick else None]:
-            with tempfile.TemporaryDirectory(prefix="stageloom-pays-") as folder:
-                try:
-                    options.cache.mkdir(parents=True, exist_ok=True)
-                    models = load_mix(mix, Path(folder, "models"), options.cache)
-                except NoRegistryError as error:
-                    report.add({}, [{"part": "absent", "mix": mix, "reason": str(error)}])
-                    progress(f"{mix} is left out, its packages are not here: {error}")
-                    continue
-                _Mix(mix, models, Path(folder), report, options).run()
-    report.add(figures_of(report.rows))
+    try:
+        with ended_politely():
+            for mix in options.mix or list(_SCENARIOS_OF)[: 1 if options.quick else None]:
+                _measure_mix(mix, report, options)
+    finally:
+        report.add(figures_of(report.rows))
+
+
+def _measure_mix(mix: str, report: Report, options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="stageloom-pays-") as folder:
+        try:
+            options.cache.mkdir(parents=True, exist_ok=True)
+            models = load_mix(mix, Path(folder, "models"), options.cache)
+        except NoRegistryError as error:
+            report.add({}, [{"part": "absent", "mix": mix, "reason": str(error)}])
+            progress(f"{mix} is left out, its packages are not here: {error}")
+            return
+        _Mix(mix, models, Path(folder), report, options).run()
 
 
 class _Mix:

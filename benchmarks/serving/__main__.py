@@ -92,9 +92,11 @@ def _measure_rivals(report: Report, options: argparse.Namespace) -> None:
             weights = [entry.weight for entry in MIXES[name]]
             one = ServersMeasurement(name, models, weights, effort, times_folder=folder)
             one.pythons = {server: str(python) for server, python in pythons.items()}
-            result = one.run()
-        figures = {f"{figure}.{name}": value for figure, value in result.figures.items()}
-        report.add(figures, result.rows)
+            try:
+                one.run()
+            finally:
+                figures = {f"{figure}.{name}": value for figure, value in one.result.figures.items()}
+                report.add(figures, one.result.rows)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class ServersMeasurement(MixMeasurement):
             if best[server] and best[STAGELOOM]:
                 over, under = found[best[STAGELOOM][0]], found[best[server][0]]
                 self._ratio(f"in_time_over_{server}", over, under, best[server][0])
-        return self._result
+        return self.result
 
     @property
     def _rest_s(self) -> float:

@@ -59,7 +59,6 @@ def _measure(report: Report, options: argparse.Namespace) -> int:
     names = options.mix or list(MIXES)[: 1 if options.quick else None]
     options.cache.mkdir(parents=True, exist_ok=True)
     shares = Shares(options.minutes * 60.0, len(names))
-    figures: dict[str, float] = {}
     for name in names:
         progress(name)
         effort = QUICK if options.quick else MixEffort(shares.next_s(time.monotonic()))
@@ -69,13 +68,17 @@ def _measure(report: Report, options: argparse.Namespace) -> int:
                 models = load_mix(name, Path(folder), options.cache)
             except NoRegistryError as error:
                 progress(f"no registry: {error}")
+                report.add({}, [{"part": "absent", "mix": name, "reason": str(error)}])
                 return NO_REGISTRY
             weights = [entry.weight for entry in MIXES[name]]
             one = MixMeasurement(name, models, weights, effort, times_folder=folder)
-            result = one.run()
-        figures |= {figure_of(figure, name): value for figure, value in result.figures.items()}
-        report.add({}, result.rows)
-    report.add({**figures, **geometric_means(figures, names)})
+            try:
+                one.run()
+            finally:  # an hour of other mixes stays, and of this one what is known
+                found = one.result
+                own = {figure_of(figure, name): value for figure, value in found.figures.items()}
+                report.add(own, found.rows)
+    report.add(geometric_means(report.figures, names))
     return 0
 
 

@@ -123,7 +123,7 @@ class MixMeasurement:
         self._weights = weights
         self._effort = effort
         self._began_s = self._started_s = time.monotonic()
-        self._result = MixResult()
+        self.result = MixResult()
         self._bfloat16 = is_installed(RuntimeName.OPENVINO) and openvino_reduces(models[0])
         self._services = TimesAlone.measure(models, 0.5, progress, bfloat16=self._bfloat16)
         self.best = {model.name: self._best_of(model.name) for model in models}
@@ -175,7 +175,7 @@ class MixMeasurement:
                 contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
                 self._tell_plan()
                 self._saturate(contest, families)
-                return self._result
+                return self.result
             if self._bfloat16:
                 own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
             contest.enter([*settings, *own])
@@ -193,7 +193,7 @@ class MixMeasurement:
             "rest_s": time.monotonic() - known_s,
         }
         self._row("taken", **taken)
-        return self._result
+        return self.result
 
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
@@ -275,7 +275,7 @@ class MixMeasurement:
         """A figure only where both had enough windows; the row is there all the same."""
         value, low, high = ratio_of(over.samples, under.samples) or (None, None, None)
         if value is not None:
-            self._result.figures[figure] = value
+            self.result.figures[figure] = value
         self._row("ratio", figure=figure, rival=rival, value=value, low=low, high=high)
 
     def _latencies(
@@ -297,9 +297,9 @@ class MixMeasurement:
                 late=share_late(results),
             )
             who = "stageloom" if name == STAGELOOM else "best"
-            self._result.figures[f"given_up_{who}"] = given_up
+            self.result.figures[f"given_up_{who}"] = given_up
             if p99 is not None:
-                self._result.figures[f"p99_{who}_ms"] = p99
+                self.result.figures[f"p99_{who}_ms"] = p99
 
     def _saturate(self, contest: Contest, families: Mapping[str, Family]) -> None:
         """The mix, and each model alone: there Stageloom's plan is one of that model."""
@@ -342,10 +342,10 @@ class MixMeasurement:
             per_s=median(beside[own]),
             rival_per_s=median(beside[best]),
         )
-        self._result.figures[f"auto_over_best_setting.{load}"] = value
+        self.result.figures[f"auto_over_best_setting.{load}"] = value
 
     def _row(self, part: str, **values: Any) -> None:
-        self._result.rows.append({"part": part, "mix": self.name, **values})
+        self.result.rows.append({"part": part, "mix": self.name, **values})
 
 
 def best_of(

@@ -50,33 +50,41 @@ def measure(report: Report, options: argparse.Namespace) -> int:
     count = 150 if options.quick else 300
     options.cache.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
-    with tempfile.TemporaryDirectory(prefix="stageloom-staronnx-") as folder:
-        for name in names if "pairs" in (options.only or PARTS) else ():
-            try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="stageloom-staronnx-") as folder:
+            for name in names if "pairs" in (options.only or PARTS) else ():
                 model = load(name, Path(folder), options.cache)
-            except NoRegistryError as error:
-                progress(f"no registry: {error}")
-                return NO_REGISTRY
-            parts = Parts(model, machine)
-            for slow in slows:
-                pair = Pair(model, machine, parts, slow, count)
-                lines += pair.lines()
-                if slow == slows[0] and find_spec("openvino") is not None:
-                    pair.beside("openvino")
-                report.add({}, pair.rows)
-        if "batches" in (options.only or PARTS):
-            lines += _batches(report, Path(folder), cores[0], 5 if options.quick else 25)
-    report.add(
-        {"lines": len(lines), "lines_met": sum(line.met for line in lines)}, [one.row for one in lines]
-    )
+                parts = Parts(model, machine)
+                for slow in slows:
+                    beside = slow == slows[0] and find_spec("openvino") is not None
+                    _measure_pair(report, Pair(model, machine, parts, slow, count), lines, beside=beside)
+            if "batches" in (options.only or PARTS):
+                _batches(report, Path(folder), cores[0], 5 if options.quick else 25, lines)
+    except NoRegistryError as error:
+        progress(f"no registry: {error}")
+        report.add({}, [{"part": "absent", "model": name, "reason": str(error)}])
+        return NO_REGISTRY
+    finally:  # what was measured before anything failed stays
+        if lines:
+            report.add({"lines": len(lines), "lines_met": sum(line.met for line in lines)})
     return 0
 
 
-def _batches(report: Report, folder: Path, core: int, repeats: int) -> list[Line]:
+def _measure_pair(report: Report, pair: Pair, lines: list[Line], *, beside: bool) -> None:
+    try:
+        for line in pair.lines():
+            lines.append(line)
+            report.add({}, [line.row])
+        if beside:
+            pair.beside("openvino")
+    finally:
+        report.add({}, pair.rows)
+
+
+def _batches(report: Report, folder: Path, core: int, repeats: int, lines: list[Line]) -> None:
     """The batch for a rate, on one core."""
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
-    lines = []
     for network, width, side in batches.NETWORKS:
         progress(f"batches of {network}")
         times_s = batches.measured_s(network, width, side, folder, repeats)
@@ -87,10 +95,10 @@ def _batches(report: Report, folder: Path, core: int, repeats: int) -> list[Line
         lines.append(
             Line(name, 1.0, "rates at which b* is within 5 %", ">= 0.9", found["close"], met, beside)
         )
-        row = {f"b{batch}_us": 1e6 * times_s[batch] for batch in batches.FITTED}
-        report.add({}, [{"part": "batches", "model": name, "highest_per_s": found["per_s"], **row}])
+        row: dict[str, Any] = {f"b{batch}_us": 1e6 * times_s[batch] for batch in batches.FITTED}
+        row |= {"part": "batches", "model": name, "highest_per_s": found["per_s"]}
+        report.add({}, [lines[-1].row, row])
     os.sched_setaffinity(0, everywhere)
-    return lines
 
 
 if __name__ == "__main__":

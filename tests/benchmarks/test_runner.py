@@ -1,8 +1,26 @@
-"""`benchmarks.runner`: statistics on numbers known beforehand."""
+"""`benchmarks.runner`: statistics on numbers known beforehand, and a benchmark that fails."""
+
+import argparse
+import json
 
 import pytest
 
-from benchmarks.runner import rank_correlation
+from benchmarks.runner import Report, rank_correlation, run
+
+
+def fails_late(report: Report, options: argparse.Namespace) -> None:
+    """Measure one thing, and fail at the next one."""
+    report.add({"first_s": 1.5}, [{"part": "first"}])
+    raise SystemExit(7)
+
+
+def test_what_was_measured_before_a_benchmark_fails_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(fails_late, argv=["--json"])
+    assert ended.value.code == 7
+    found = json.loads(capsys.readouterr().out)
+    assert found["figures"] == {"first_s": 1.5} and found["rows"] == [{"part": "first"}]
+    assert found["machine"]["ended_by"] == "SystemExit"
 
 
 def test_rank_correlation_sees_order_alone_and_shares_the_ranks_of_equals() -> None:

@@ -1,5 +1,6 @@
 """The benchmark on two tiny models, and its figures."""
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.slo.__main__ import Shares, figure_of, geometric_means
+from benchmarks.real_models.fetching import NoRegistryError
+from benchmarks.runner import Report
+from benchmarks.slo import __main__ as slo
+from benchmarks.slo.__main__ import NO_REGISTRY, Shares, figure_of, geometric_means
 from benchmarks.slo.mixes import MIXES
-from benchmarks.slo.one_mix import QUICK, MixMeasurement, best_of, finalists
+from benchmarks.slo.one_mix import QUICK, MixMeasurement, MixResult, best_of, finalists
 from benchmarks.zoo import ZOO
 from stageloom.edge_agent.bench.capacity import WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
@@ -78,6 +82,54 @@ def test_figures_are_named_by_mix_and_by_model_and_ratios_have_a_mean() -> None:
 def test_there_is_no_mean_of_a_ratio_that_one_mix_lacks() -> None:
     figures = {"over_best.a": 2.0, "over_naive.a": 3.0, "over_naive.b": 3.0}
     assert geometric_means(figures, ["a", "b"]) == {"over_naive_geomean": pytest.approx(3.0)}
+
+
+class MixThat:
+    """Carries twice what the rival does; it dies after that where it is called so."""
+
+    def __init__(self, name: str, *_: object, **how: object) -> None:
+        self.result = MixResult({"over_best": 2.0}, [{"part": "ratio", "mix": name}])
+        self._name = name
+
+    def run(self) -> None:
+        if self._name == "ocr":
+            raise RuntimeError("a contestant died")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, cache: Path, *mixes: str) -> tuple[Report, int | str]:
+    """What is reported of these mixes, and how it ended; no registry has `small`."""
+
+    def load(name: str, *_: object) -> list[object]:
+        if name == "small":
+            raise NoRegistryError("it is away")
+        return []
+
+    monkeypatch.setattr(slo, "load_mix", load)
+    monkeypatch.setattr(slo, "MixMeasurement", MixThat)
+    report = Report("slo")
+    options = argparse.Namespace(mix=mixes, quick=False, cache=cache, minutes=1.0, only=None)
+    try:
+        return report, slo.measure(report, options)
+    except RuntimeError as error:
+        return report, str(error)
+
+
+def test_a_mix_that_fails_leaves_what_is_known_of_it_and_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, ended = measured(monkeypatch, tmp_path, "zoo", "ocr")
+    assert ended == "a contestant died"
+    assert report.figures == {"over_best.zoo": 2.0, "over_best.ocr": 2.0}
+    assert [row["mix"] for row in report.rows] == ["zoo", "ocr"]
+
+
+def test_a_mix_whose_registry_is_away_is_a_row_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, ended = measured(monkeypatch, tmp_path, "zoo", "small")
+    assert ended == NO_REGISTRY
+    assert report.figures == {"over_best.zoo": 2.0}
+    assert [(row["part"], row["mix"]) for row in report.rows] == [("ratio", "zoo"), ("absent", "small")]
 
 
 def test_every_mix_names_models_that_there_are() -> None:

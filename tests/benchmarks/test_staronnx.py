@@ -1,14 +1,19 @@
 """What the StarONNX benchmark works out of its runs, by hand."""
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.real_models.fetching import NoRegistryError
+from benchmarks.runner import Report
+from benchmarks.staronnx import __main__ as staronnx
 from benchmarks.staronnx import batches, lines
-from benchmarks.staronnx.lines import Pair, Rate
+from benchmarks.staronnx.lines import Line, Pair, Rate
 from benchmarks.staronnx.rig import FAST, SHARES, SLOW, TRIES, RanStep, Run, highest_share
 
 
@@ -106,3 +111,58 @@ def test_an_unpaced_plan_in_a_closed_loop_is_compared_with_the_fast_ones_closed_
     pair.beside("openvino")
     (row,) = pair.rows
     assert row["closed_over_fast_only"] == pytest.approx(1.5)
+
+
+class TwoLines:
+    """A pair of which two lines are measured; of the detector's only one, then it fails."""
+
+    def __init__(self, model: str, *_: object) -> None:
+        self._model = model
+        self.rows = [{"part": "rates", "model": model}]
+
+    def lines(self) -> Iterator[Line]:
+        yield Line(self._model, 3.0, "a line", ">= 1", 2.0, True)
+        if self._model == "detector":
+            raise RuntimeError("the engine does not answer")
+        yield Line(self._model, 3.0, "another", ">= 1", 0.5, False)
+
+    def beside(self, executor: str) -> None:
+        """Nothing."""
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, cache: Path, *models: str) -> tuple[Report, int | str]:
+    """What is reported of these models, and how it ended; no registry has MiniLM."""
+
+    def load(name: str, *_: object) -> str:
+        if name == "minilm":
+            raise NoRegistryError("it is away")
+        return name
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(staronnx, "load", load)
+    monkeypatch.setattr(staronnx, "Parts", lambda *_: None)
+    monkeypatch.setattr(staronnx, "Pair", TwoLines)
+    report = Report("staronnx")
+    options = argparse.Namespace(model=models, slow=[3.0], only=["pairs"], quick=False, cache=cache)
+    try:
+        return report, staronnx.measure(report, options)
+    except RuntimeError as error:
+        return report, str(error)
+
+
+def test_a_model_that_cannot_be_fetched_leaves_the_lines_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, ended = reported(monkeypatch, tmp_path, "inception_v3", "minilm")
+    assert ended == staronnx.NO_REGISTRY
+    assert report.figures == {"lines": 2, "lines_met": 1}
+    assert [row["part"] for row in report.rows] == ["lines", "lines", "rates", "absent"]
+
+
+def test_a_pair_that_fails_leaves_the_lines_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, ended = reported(monkeypatch, tmp_path, "inception_v3", "detector")
+    assert ended == "the engine does not answer"
+    assert report.figures == {"lines": 3, "lines_met": 2}
+    assert [row["model"] for row in report.rows].count("detector") == 2
