@@ -16,7 +16,8 @@ over all mixes that are asked for, and missing where one of them has no such rat
 latencies in float32 at 0.7 of the best rival's capacity, missing where the share of tasks without a result,
 `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always open, of
 the mix and of each of its models alone, over the best setting, which other windows chose: the geometric mean
-of pairs of windows. `--only saturated` measures nothing else. Ablations are rows.
+of pairs of windows; `auto_over_by_deadline.*` the same over the loop by deadline. `--only saturated` measures
+nothing else. Ablations are rows.
 """
 
 import argparse

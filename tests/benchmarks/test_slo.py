@@ -13,7 +13,7 @@ from benchmarks.runner import Report
 from benchmarks.slo import __main__ as slo
 from benchmarks.slo.__main__ import NO_REGISTRY, Shares, figure_of, geometric_means
 from benchmarks.slo.mixes import MIXES
-from benchmarks.slo.one_mix import QUICK, MixMeasurement, MixResult, best_of, finalists
+from benchmarks.slo.one_mix import QUICK, MixMeasurement, MixResult, best_of, finalists, saturated_rivals
 from benchmarks.zoo import ZOO
 from stageloom.edge_agent.bench.capacity import WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
@@ -58,6 +58,12 @@ def test_the_best_of_each_runtime_and_precision_is_measured_closely() -> None:
 def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
     assert best_of(FOUND, FAMILIES, set(Family) - {Family.BY_DEADLINE}) == "ov_bf16"
     assert best_of(FOUND, FAMILIES, [Family.OPENVINO_DEFAULT]) == ""
+
+
+def test_saturated_the_loop_written_by_hand_is_no_setting_and_is_compared_with_beside_the_best() -> None:
+    looked = {"naive": [4.0], "quick": [8.0, 9.0], "by_deadline": [20.0], "stageloom": [30.0]}
+    assert saturated_rivals(looked, FAMILIES) == {"best_setting": "quick", "by_deadline": "by_deadline"}
+    assert saturated_rivals({"naive": [4.0], "stageloom": [3.0]}, FAMILIES) == {"best_setting": "naive"}
 
 
 def test_what_mixes_take_beyond_their_time_is_taken_from_those_that_follow() -> None:
@@ -148,7 +154,11 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
     one = MixMeasurement("tiny", models, (1.0, 2.0), effort, times_folder=str(tmp_path))
     assert set(one.best) == {"tiny0", "tiny1"}
     found = one.run()
-    assert {"given_up_stageloom", "auto_over_best_setting.mix"} <= found.figures.keys()
+    assert {
+        "given_up_stageloom",
+        "auto_over_best_setting.mix",
+        "auto_over_by_deadline.mix",
+    } <= found.figures.keys()
     assert (tmp_path / "executor_times").exists()
     ratios = {row["figure"]: row for row in found.rows if row["part"] == "ratio"}
     assert {"over_naive", "over_best", "over_by_deadline"} <= ratios.keys()
@@ -156,7 +166,15 @@ def test_a_mix_is_measured_from_its_models_to_its_figures(tmp_path: Path) -> Non
         assert row["value"] == found.figures.get(figure)
         assert row["value"] is None or row["low"] <= row["value"] <= row["high"]
     parts = {row["part"] for row in found.rows}
-    assert {"service", "plan", "capacity", "ratio", "latency", "saturated", "saturated_over_best"} <= parts
+    assert {
+        "service",
+        "plan",
+        "capacity",
+        "ratio",
+        "latency",
+        "saturated",
+        "saturated_over_best_setting",
+    } <= parts
     measured = {row["contestant"] for row in found.rows if row["part"] == "capacity"}
     assert {"naive", "stageloom", "stageloom_unpinned", "stageloom_arrival_order"} <= measured
     json.dumps(found.rows, allow_nan=False)
