@@ -214,17 +214,17 @@ class MixMeasurement:
 
     def _capacities(self, contest: Contest, families: Mapping[str, Family]) -> dict[str, CapacityFound]:
         found = {name: CapacityFound() for name in contest.names}
-        first_per_s = self._first_per_s()
-        contest.capacities(found, self._effort.rough_search, first_per_s, self._until_s(_LOOKING))
+        first_per_s, rough = self._first_per_s(), self._effort.rough_search
+        contest.capacities(found, rough, first_per_s, self._until_s(_LOOKING))
         for name, one in found.items():
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
-        final = finalists(found, families)
+        final = finalists(found, families, rough)
         beside = {name: one for name, one in found.items() if name not in families or name in final}
         most = self._effort.most_windows
         searches = [self._effort.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
         contest.capacities(beside, searches[0], first_per_s, self._until_s(_SETTLING))
         until_s = self._until_s(1.0)
-        contest.settle(found, lambda: finalists(found, families), searches, first_per_s, until_s)
+        contest.settle(found, lambda: finalists(found, families, rough), searches, first_per_s, until_s)
         return found
 
     def _until_s(self, share: float) -> float:
@@ -245,11 +245,14 @@ class MixMeasurement:
             per_s, low, high = one.estimate or (None, None, None)
             family = families[name].value if name in families else STAGELOOM
             windows = sum(map(len, one.samples.values()))
+            most = self._effort.rough_search.most_per_s(one.samples)
             self._row(
                 "capacity",
                 contestant=name,
                 family=family,
-                grid_per_s=one.per_s,
+                grid_per_s=one.per_s if one.per_s or not most else None,  # none is known yet
+                open=most > one.per_s,
+                above_per_s=most if one.per_s < most < math.inf else None,
                 per_s=per_s,
                 low=low,
                 high=high,
@@ -357,12 +360,22 @@ class MixMeasurement:
 
 
 def best_of(
-    found: Mapping[str, CapacityFound], families: Mapping[str, Family], wanted: Iterable[Family]
+    found: Mapping[str, CapacityFound],
+    families: Mapping[str, Family],
+    wanted: Iterable[Family],
+    search: CapacitySearch | None = None,
 ) -> str:
-    """The rival of some families with the largest capacity; empty where none of them is here."""
+    """The rival of some families with the largest capacity; empty where none of them is here.
+
+    With a search the one whose capacity may be largest: who is not done with it may carry more than was seen.
+    """
     chosen = set(wanted)
     names = [name for name in found if families.get(name) in chosen]
-    return max(names, key=lambda name: found[name].per_s, default="")
+
+    def rank(name: str) -> float:
+        return search.most_per_s(found[name].samples) if search else found[name].per_s
+
+    return max(names, key=rank, default="")
 
 
 def saturated_rivals(looked: Mapping[str, Sequence[float]], families: Mapping[str, Family]) -> dict[str, str]:
@@ -377,9 +390,11 @@ def saturated_rivals(looked: Mapping[str, Sequence[float]], families: Mapping[st
     }
 
 
-def finalists(found: Mapping[str, CapacityFound], families: Mapping[str, Family]) -> list[str]:
-    """Who is measured with many windows: the naive way, the best of each runtime and precision, the
-    hand-written loop, Stageloom."""
+def finalists(
+    found: Mapping[str, CapacityFound], families: Mapping[str, Family], search: CapacitySearch
+) -> list[str]:
+    """Who is measured with many windows: the naive way, the best of each runtime and precision by what each
+    may carry after this search, the hand-written loop, Stageloom."""
     groups = [
         {Family.NAIVE},
         {Family.ONNXRUNTIME},
@@ -387,7 +402,7 @@ def finalists(found: Mapping[str, CapacityFound], families: Mapping[str, Family]
         {Family.REDUCED},
         {Family.BY_DEADLINE},
     ]
-    best = [best_of(found, families, group) for group in groups]
+    best = [best_of(found, families, group, search) for group in groups]
     return [name for name in (*best, STAGELOOM, REDUCED) if name in found]
 
 

@@ -15,7 +15,7 @@ A rate at which no task came says nothing. It does not hold, or what meets no de
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -109,6 +109,15 @@ class CapacitySearch:
     def found_none(self, samples: Samples) -> bool:
         """Whether it has ended without a rate that holds, down to the lowest."""
         return bool(samples) and not capacity_per_s(samples) and self.next_index(samples, 0) is None
+
+    def most_per_s(self, samples: Samples) -> float:
+        """What the capacity may still come to, in tasks a second, were `many` 1: itself once the search has
+        ended, till then the lowest rate above it that does not hold; inf where none is known."""
+        held_per_s = capacity_per_s(samples)
+        if replace(self, many=1).next_index(samples, 0) is None:
+            return held_per_s
+        rates = (rate_per_s(place) for place, found in samples.items() if found)
+        return min((rate for rate in rates if rate > held_per_s), default=math.inf)
 
     def _judged(self, found: Sequence[WindowCounts]) -> bool:
         """Enough windows and tasks of each model, or so many late ones that more would not help."""

@@ -233,3 +233,14 @@ def test_a_ratio_is_that_of_the_capacities_between_the_grid_s_rates() -> None:
     assert found is not None
     assert found[0] == pytest.approx(estimates[0][0] / estimates[1][0])
     assert found[0] > 1.01
+
+
+def test_a_capacity_whose_search_goes_on_may_come_to_the_lowest_rate_that_does_not_hold() -> None:
+    looking = CapacitySearch(few=1, many=6, judged_tasks=5, lowest=0, highest=50)
+    holds, fails = [sample((9, 9))], [sample((9, 0))]
+    assert looking.most_per_s({}) == looking.most_per_s({10: holds}) == math.inf
+    assert looking.most_per_s({10: holds, 14: fails, 18: fails}) == rate_per_s(14)
+    assert looking.most_per_s({10: fails, 6: fails}) == rate_per_s(6)
+    assert looking.most_per_s({10: holds, 11: fails}) == rate_per_s(10)
+    assert looking.most_per_s({0: fails}) == 0.0
+    assert looking.most_per_s({50: holds}) == rate_per_s(50)

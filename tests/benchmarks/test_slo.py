@@ -33,7 +33,12 @@ FAMILIES = {
 
 
 def carries(per_s: float) -> CapacityFound:
-    return CapacityFound({rate_index(per_s): [WindowCounts(np.array([9]), np.array([9]))]})
+    """Its search has ended: the next rate does not hold."""
+    place = rate_index(per_s)
+    return CapacityFound({place: [WindowCounts(np.array([9]), np.array([9]))], place + 1: [NONE_IN_TIME]})
+
+
+NONE_IN_TIME = WindowCounts(np.array([9]), np.array([0]))
 
 
 FOUND = {
@@ -52,7 +57,16 @@ FOUND = {
 
 
 def test_the_best_of_each_runtime_and_precision_is_measured_closely() -> None:
-    assert finalists(FOUND, FAMILIES) == ["naive", "quick", "ov", "ov_bf16", "by_deadline", "stageloom"]
+    best = ["naive", "quick", "ov", "ov_bf16", "by_deadline", "stageloom"]
+    assert finalists(FOUND, FAMILIES, QUICK.rough_search) == best
+
+
+def test_a_setting_that_no_rate_was_found_for_yet_is_measured_closely_where_it_may_carry_most() -> None:
+    """At 18 a second it failed, and below it nothing was tried when time was up; `slow` carries 10."""
+    unknown = CapacityFound({rate_index(18.0): [NONE_IN_TIME]})
+    found = {"slow": carries(10.0), "quick": unknown, "stageloom": carries(30.0)}
+    assert finalists(found, FAMILIES, QUICK.rough_search) == ["quick", "stageloom"]
+    assert best_of(found, FAMILIES, [Family.ONNXRUNTIME]) == "slow"
 
 
 def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
