@@ -235,7 +235,12 @@ def _judged(
     choice = proposed[chosen]
     subject = rig.subject
     row: dict[str, Any] = {"part": "models", "pair": machine.label, "model": subject.name}
-    row |= {"batch": subject.batch, "operators": count, "key": len(key_operators(problem.operators))}
+    row |= {
+        "batch": subject.batch,
+        "side": subject.side,
+        "operators": count,
+        "key": len(key_operators(problem.operators)),
+    }
     row |= {"chosen": chosen, "splits": len(choice.splits), "beside": len(choice.beside)}
     alone_s = sum(one.whole_s[choice.home.resource] for one in problem.operators)
     row |= {"predicted_ms": 1e3 * (choice.seconds or alone_s)}

@@ -39,8 +39,13 @@ class Subject:
     feeds: Mapping[str, np.ndarray]
 
     @property
+    def side(self) -> int | None:
+        """Of its images, in pixels; None where it takes none. Images are smaller at batch 16."""
+        return next((array.shape[-1] for array in self.feeds.values() if array.ndim == 4), None)
+
+    @property
     def label(self) -> str:
-        return f"{self.name} x{self.batch}"
+        return f"{self.name} x{self.batch}" + (f" at {self.side} pixels" if self.side else "")
 
 
 class _Maker:
@@ -207,7 +212,7 @@ MAKERS: Final[Mapping[str, Callable[[int], onnx.ModelProto]]] = {
     "gru": gru,
     "bert": bert,
 }
-"""Models by name; images are smaller at batch 16."""
+"""Models by name."""
 
 YOLO: Final = "yolo"
 NAMES: Final = (*MAKERS, YOLO)

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 
+from benchmarks.eop.models import Subject
 from benchmarks.eop.networks import FLOAT_BYTES, NETWORKS, bert, gru, lstm, squeezenet
 from benchmarks.eop.paper import EDGE_SERVER, derived, figure_10, near, of_tables, table_5, times_of, within
 from benchmarks.eop.part_times import OPENERS, cases, judged, measured_s
@@ -123,3 +125,9 @@ def test_every_operator_of_the_measurement_runs_at_its_ends() -> None:
     for case in cases():
         times_s = measured_s(case, [1, case.extent], OPENERS["onnx"], 1)
         assert all(seconds > 0 for seconds in times_s.values())
+
+
+def test_a_model_of_images_is_named_with_their_side() -> None:
+    image, tokens = np.zeros((16, 3, 112, 112)), np.zeros((16, 128, 256))
+    assert Subject("squeezenet", 16, None, {"x": image}).label == "squeezenet x16 at 112 pixels"  # type: ignore[arg-type]
+    assert Subject("bert", 16, None, {"x": tokens}).label == "bert x16"  # type: ignore[arg-type]
