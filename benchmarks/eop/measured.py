@@ -127,9 +127,7 @@ def measure_models(
                 try:
                     judged.append(judged_model(subject, machine, join, budget_s))
                 except ArithmeticError as error:
-                    progress(str(error))
-                    where = f"{subject.label} on {machine.label}"
-                    lines.append(line(where, "outputs are the whole model's", "within 1e-4", 1.0, False))
+                    lines.append(_wrong(f"{subject.label} on {machine.label}", error))
                 except StageloomError as error:
                     rows.append(
                         _left_out(subject.name, subject.batch, f"{machine.label}: {str(error)[:160]}")
@@ -141,14 +139,21 @@ def measure_models(
             lines += [one | {"model": f"all on {machine.label}"} for one in found]
             if machine.paced:
                 count = 4 if quick else KEY_OPERATORS
-                operators = measure_boundaries(judged, machine, Path(folder), count, 7 if quick else 15)
-                lines += operators
+                found = measure_boundaries(judged, machine, Path(folder), count, 7 if quick else 15)
+                lines += [one for one in found if one["part"] == "lines"]
+                rows += [one for one in found if one["part"] != "lines"]
     return rows, lines
 
 
 def _left_out(name: str, batch: int, why: str) -> dict[str, Any]:
     progress(f"{name} x{batch} is left out: {why}")
     return {"part": "left out", "model": name, "batch": batch, "why": why}
+
+
+def _wrong(where: str, error: ArithmeticError) -> dict[str, Any]:
+    """The line of a plan that does not compute what the model does."""
+    progress(str(error))
+    return line(where, "outputs are the whole model's", "within 1e-4", 1.0, False)
 
 
 def _all() -> list[tuple[str, int]]:
@@ -277,27 +282,35 @@ def _rounds(rig: Rig, plans: Mapping[str, PlanKey], ends_s: float) -> int:
 def measure_boundaries(
     judged: Sequence[Judged], machine: Machine, folder: Path, count: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Key operators drawn by a seed over all models, each a model of its own: a line of each."""
-    drawn = drawn_operators(judged, count)
-    lines = []
-    for number, (one, op, state) in enumerate(drawn):
+    """Key operators drawn by a seed over all models, each a model of its own: a line of each, or a row that
+    says why it is left out."""
+    found = []
+    for number, (one, op, state) in enumerate(drawn_operators(judged, count)):
         where = f"{one.subject.label}, operator {op}, {state.axis.value}{state.boundary}"
         progress(f"boundaries of {where}")
-        alone = operator_alone(one.subject, op, folder / f"operator{number}")
-        rig = Rig(alone, machine)
         try:
-            axis = next(axis for axis in one.problem.operators[op].axes if axis.axis is state.axis)
-            rig.choice(whole(1, 0))
-            keys = {
-                end: rig.choice(split_alone(Halves(state.axis, end))) for end in around(axis, state.boundary)
-            }
-            windows = take_turns(rig.step_window_s, {str(end): key for end, key in keys.items()}, rounds)
-            lines.append(boundary_line(where, state, {int(end): taken for end, taken in windows.items()}))
-        except (StageloomError, ArithmeticError) as error:
-            progress(f"left out: {error}")
-        finally:
-            rig.close()
-    return lines
+            alone = operator_alone(one.subject, op, folder / f"operator{number}")
+            found.append(_boundary(one.problem, op, state, where, Rig(alone, machine), rounds))
+        except ArithmeticError as error:
+            found.append(_wrong(where, error))
+        except StageloomError as error:
+            why = f"operator {op} alone: {str(error)[:160]}"
+            found.append(_left_out(one.subject.name, one.subject.batch, why))
+    return found
+
+
+def _boundary(
+    problem: SplitProblem, op: int, state: Halves, where: str, rig: Rig, rounds: int
+) -> dict[str, Any]:
+    """The line of one operator; closes the rig."""
+    try:
+        axis = next(axis for axis in problem.operators[op].axes if axis.axis is state.axis)
+        rig.choice(whole(1, 0))
+        keys = {end: rig.choice(split_alone(Halves(state.axis, end))) for end in around(axis, state.boundary)}
+        windows = take_turns(rig.step_window_s, {str(end): key for end, key in keys.items()}, rounds)
+        return boundary_line(where, state, {int(end): taken for end, taken in windows.items()})
+    finally:
+        rig.close()
 
 
 def drawn_operators(judged: Sequence[Judged], count: int) -> list[tuple[Judged, int, Halves]]:

@@ -1,9 +1,13 @@
 """What runs of split models are judged by: planted winners and losers, and a plan that is its own rival."""
 
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from benchmarks.eop import measured
 from benchmarks.eop.lines import (
     AGAIN,
     aa_spread,
@@ -14,6 +18,7 @@ from benchmarks.eop.lines import (
     rival_lines,
     take_turns,
 )
+from stageloom.shared.errors import ModelError
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.patterns import Pattern
@@ -117,3 +122,36 @@ def test_a_boundary_is_compared_with_two_on_each_side() -> None:
 def test_resources_alone_are_plans_like_others() -> None:
     alone = SplitChoice(states=(Whole(1), Whole(1)), splits=(), seconds=96.0)
     assert take_turns(lambda choice: choice.seconds, {"slow": alone}, 2) == {"slow": [96.0, 96.0]}
+
+
+class WrongRig:
+    """What it runs does not compute what the operator does."""
+
+    def __init__(self, *_: object) -> None:
+        self.closed = False
+
+    def choice(self, choice: SplitChoice) -> Any:
+        raise ArithmeticError("output: 0.5 away")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_operator_whose_halves_are_wrong_is_a_line_that_is_not_met_and_one_left_out_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = SimpleNamespace(subject=SimpleNamespace(name="m", batch=16, label="m x16"), problem=PROBLEM)
+    drawn = [(one, op, Halves(Axis.ROWS, 12)) for op in (0, 1)]
+    rig = WrongRig()
+
+    def alone(subject: object, op: int, folder: Path) -> None:
+        if op == 1:
+            raise ModelError("no such operator")
+
+    monkeypatch.setattr(measured, "drawn_operators", lambda *_: drawn)
+    monkeypatch.setattr(measured, "operator_alone", alone)
+    monkeypatch.setattr(measured, "Rig", lambda *_: rig)
+    wrong, left_out = measured.measure_boundaries([], None, tmp_path, 2, 1)  # type: ignore[arg-type]
+    assert wrong["part"] == "lines" and wrong["met"] is False and "operator 0" in wrong["model"]
+    assert left_out["part"] == "left out" and "operator 1" in left_out["why"]
+    assert rig.closed
