@@ -8,8 +8,9 @@ to 1.25 of what the device can do). All are served in turns, each turn in an ord
 of the calibration before every turn and after the last. The twin is fitted to the calibration's plans alone,
 and then replays the arrivals of every turn. What is compared is a plan's median over its turns, measured and
 predicted: a shared machine's speed changes by the minute. `floor_*` are the same figures of the even turns
-against the odd ones: no prediction can be much better than a plan predicts itself. `free_items_*` are those
-of the twin without what an item costs beside another lane.
+against the odd ones: by how much what is measured of a plan differs between halves of its turns, which have
+other arrivals. They are no bound of the others: predictions replay the arrivals of all turns. `free_items_*`
+are those of the twin without what an item costs beside another lane.
 
 `times_real_time_*`: simulated seconds per second, of the paper's workload (Inception V3, ResNet-50 and
 SqueezeNet, 30, 60 and 120 tasks a second) on the A100's device file.
