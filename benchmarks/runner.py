@@ -12,7 +12,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -190,22 +191,29 @@ def _processor() -> str:
 # Times and statistics
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected: it would fall on anything that is timed, at random."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def timed_s(
     works: Sequence[Callable[[Any], object]], inputs: Callable[[int], Any], repeats: int, warm_up: int = 0
 ) -> list[list[float]]:
     """Seconds of each of `repeats` calls of each work, taken in turns; `inputs(n)` is made off the clock."""
     taken: list[list[float]] = [[] for _ in works]
-    gc.collect()
-    gc.disable()  # a collection would fall on any of them at random
-    try:
+    with uncollected():
         for number in range(warm_up + repeats):
             for work, times in zip(works, taken, strict=True):
                 given = inputs(number)
                 began_s = time.perf_counter()
                 work(given)
                 times.append(time.perf_counter() - began_s)
-    finally:
-        gc.enable()
     return [times[warm_up:] for times in taken]
 
 

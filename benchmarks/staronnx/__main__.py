@@ -4,10 +4,11 @@
 
 Core 0 runs onnxruntime, core 1 the same *paced* to be K times slower (it waits K - 1 times as long as it
 computed); what crosses between them waits for a bus. Batches of one item come evenly spaced. The highest
-rate of a plan is the largest, on a grid of about 2 %, at which latency has no slope above 0 at 95 % over 300
-batches and at most four batches wait; of plans that are compared closed loops take turns. Every row of
-`lines` is something that is asked: with `measured`, and whether it is `met`. Under Poisson arrivals, and with
-OpenVINO unpaced on core 1, figures are rows only.
+rate of a plan is the largest at which latency has no slope above 0 at 95 % over 300 batches and at most four
+batches wait, of eight shares of what its closed loop carries: 0.80, 0.85, 0.89, 0.92, and by 0.02 up to 1.00.
+Of plans that are compared closed loops take turns. Every row of `lines` is something that is asked: with
+`measured`, and whether it is `met`. Under Poisson arrivals, and with OpenVINO unpaced on core 1, figures are
+rows only.
 
 `--quick` takes GoogLeNet at K = 3 and 150 batches; without it all models, K = 3 and 6, for about an hour.
 """

@@ -1,6 +1,5 @@
 """A fast resource on one core, a paced one on another, and batches that come at given times."""
 
-import gc
 import math
 import sys
 import threading
@@ -11,6 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 
+from benchmarks.runner import uncollected
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.executor.executors import Executors, make_executor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
@@ -189,12 +189,8 @@ class Rig:
         most: float = math.inf,
     ) -> Run:
         self._steps = []
-        gc.collect()
-        gc.disable()  # a collection would fall on any batch at random
-        try:
+        with uncollected():
             return self._served(times_s, wait, ended, at, began_s, most)
-        finally:
-            gc.enable()
 
     def _served(
         self,

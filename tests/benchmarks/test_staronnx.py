@@ -1,6 +1,8 @@
 """What the StarONNX benchmark works out of its runs, by hand."""
 
 import argparse
+import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from benchmarks.real_models.fetching import NoRegistryError
 from benchmarks.runner import Report
 from benchmarks.staronnx import __main__ as staronnx
-from benchmarks.staronnx import batches, lines
+from benchmarks.staronnx import batches, hand_loop, lines
 from benchmarks.staronnx.lines import Line, Pair, Rate
 from benchmarks.staronnx.rig import FAST, SHARES, SLOW, TRIES, RanStep, Run, highest_share
 
@@ -166,3 +168,16 @@ def test_a_pair_that_fails_leaves_the_lines_that_it_had(
     assert ended == "the engine does not answer"
     assert report.figures == {"lines": 3, "lines_met": 2}
     assert [row["model"] for row in report.rows].count("detector") == 2
+
+
+def test_the_loop_by_hand_runs_without_collections_as_the_engine_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collects: list[bool] = []
+    session = SimpleNamespace(run=lambda values: collects.append(gc.isenabled()))
+    monkeypatch.setattr(hand_loop, "_session", lambda *_: session)
+    monkeypatch.setattr(hand_loop, "split", lambda *_: (None, SimpleNamespace(live_in=())))
+    model = SimpleNamespace(artifact=SimpleNamespace(graph=SimpleNamespace(inputs=(), operators=())))
+    machine = SimpleNamespace(cores=(min(os.sched_getaffinity(0)),) * 2)
+    hand_loop.by_hand_per_s(model, machine, 0, 1.0, 2, 20)  # type: ignore[arg-type]
+    assert collects == [False] * 40 and gc.isenabled()
