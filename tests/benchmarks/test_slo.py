@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from benchmarks.slo.one_mix import QUICK, MixMeasurement, MixResult, best_of, fi
 from benchmarks.zoo import ZOO
 from stageloom.edge_agent.bench.capacity import WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
-from stageloom.edge_agent.bench.load import rate_index
+from stageloom.edge_agent.bench.load import rate_index, rate_per_s
 from stageloom.edge_agent.bench.model_files import prepare
 from stageloom.edge_agent.bench.rival_settings import Family
 from tests.agent.models import write_tiny
@@ -78,6 +79,51 @@ def test_saturated_the_loop_written_by_hand_is_no_setting_and_is_compared_with_b
     looked = {"naive": [4.0], "quick": [8.0, 9.0], "by_deadline": [20.0], "stageloom": [30.0]}
     assert saturated_rivals(looked, FAMILIES) == {"best_setting": "quick", "by_deadline": "by_deadline"}
     assert saturated_rivals({"naive": [4.0], "stageloom": [3.0]}, FAMILIES) == {"best_setting": "naive"}
+
+
+class SaturatedContest:
+    """What each carries while eight tasks are open; some are absent."""
+
+    def __init__(self) -> None:
+        self.absent = {"ov": "no such operator"}
+        self.carried = {"naive": 4.0, "quick": 10.0, "by_deadline": 20.0, "stageloom": 8.0}
+
+    def saturated(
+        self, names: Iterable[str], weights: object, seconds: float, rounds: int
+    ) -> dict[str, list[float]]:
+        return {name: [self.carried[name]] * rounds for name in names}
+
+
+def told() -> MixMeasurement:
+    """One that has started nothing."""
+    one = object.__new__(MixMeasurement)
+    one.name, one.result, one._effort = "tiny", MixResult(), QUICK
+    return one
+
+
+def test_saturated_figures_are_over_the_best_setting_and_over_the_loop() -> None:
+    one, contest = told(), SaturatedContest()
+    one._saturated(contest, "mix", list(contest.carried), FAMILIES, "stageloom", [1.0])  # type: ignore[arg-type]
+    figures = {"auto_over_best_setting.mix": 0.8, "auto_over_by_deadline.mix": 0.4}
+    assert one.result.figures == pytest.approx(figures)
+
+
+def test_rows_of_capacities_say_whether_the_search_was_over() -> None:
+    one, lowest = told(), QUICK.rough_search.lowest
+    found = {
+        "quick": carries(10.0),
+        "slow": CapacityFound({30: [NONE_IN_TIME]}),
+        "naive": CapacityFound({30: [WindowCounts(np.array([9]), np.array([9]))]}),
+        "ov_bf16": CapacityFound({lowest: [NONE_IN_TIME]}),
+    }
+    one._tell(SaturatedContest(), found, FAMILIES)  # type: ignore[arg-type]
+    rows = {row["contestant"]: row for row in one.result.rows if row["part"] == "capacity"}
+    columns = ("grid_per_s", "open", "above_per_s")
+    assert [rows["quick"][name] for name in columns] == [pytest.approx(10.0, rel=0.05), False, None]
+    assert [rows["slow"][name] for name in columns] == [None, True, rate_per_s(30)]
+    assert [rows["naive"][name] for name in columns] == [rate_per_s(30), True, None]
+    assert [rows["ov_bf16"][name] for name in columns] == [0.0, False, None]
+    json.dumps(one.result.rows, allow_nan=False)
 
 
 def test_what_mixes_take_beyond_their_time_is_taken_from_those_that_follow() -> None:
