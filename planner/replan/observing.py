@@ -10,7 +10,7 @@ from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
-from stageloom.planner.replan.predict import serves
+from stageloom.planner.replan.predict import stands_in
 from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.barred import barred_plans
@@ -104,13 +104,22 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
 
 
 def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
-    """Which plans won on the device of an observation under which arrivals, newest first."""
-    return store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+    """Which plans of its models won on the device of an observation under which arrivals, newest first.
+
+    Plans of other versions of them say nothing of what runs there now, and may not be pushed in its place.
+    """
+    found = store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+    return [one for one in found if stands_in(one.winner, seen.incumbent)]
 
 
-def ahead(store: ReadStore, seen: Observation) -> list[ExpectedRegime]:
-    """Plans that were found ahead for the device of an observation, under costs that hold yet."""
-    return store.read(expected_regimes, seen.device, seen.environment, seen.costs_since_us)
+def ahead(store: ReadStore, seen: Observation, since_us: int = 0) -> list[ExpectedRegime]:
+    """Plans of its models that were found ahead for the device of an observation, under costs that hold yet.
+
+    None that was found before `since_us`.
+    """
+    since_us = max(since_us, seen.costs_since_us)
+    found = store.read(expected_regimes, seen.device, seen.environment, since_us)
+    return [one for one in found if stands_in(one.plan, seen.incumbent)]
 
 
 def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:
@@ -204,7 +213,7 @@ def _plans(view: Snapshot, begun: Begun, committed: list[Digest]) -> tuple[Plan,
     for digest in committed:
         if digest in wires and len(found) < _PROVEN_MOST:  # else planned on the device and never adopted
             plan = _decoded(wires[digest], digest)
-            if serves(plan) == serves(incumbent):
+            if stands_in(plan, incumbent):
                 found.setdefault(plan.structure, plan)
     return incumbent, tuple(found.values())
 
