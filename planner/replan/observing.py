@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
@@ -146,21 +147,31 @@ def _others(proven: Iterable[Plan], times: Mapping[Digest, WayTimes]) -> list[Ex
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
     """Names of the incumbent's models of which there is no measured operator for the device, or no fresh one.
 
+    Costs at the model's batch or of one task at a time will do: a profile gives no others.
+
     Raises:
         InputError: as `observe`.
     """
     with store.snapshot() as view:
         begun, incumbent = running(view, replan)
         key = begun.calibration.costs_key
-        used = {
-            (incumbent.models[member.model], incumbent.executors[block.executor]): None
+        # What a profile tells: one task at a time in fp32, of an artifact on one of its executors.
+        measured_on = {
+            incumbent.models[member.model].artifact: replace(
+                incumbent.executors[block.executor], precision=ExecutorOptions().precision
+            )
             for block in incumbent.combined
             for member in block.members
         }
         missing = dict.fromkeys(
             model.artifact
-            for model, executor in used
-            if _old(view.read(operator_costs, key, model.artifact, model.batch, executor), now_us)
+            for model in incumbent.models
+            if all(
+                _old(
+                    view.read(operator_costs, key, model.artifact, batch, measured_on[model.artifact]), now_us
+                )
+                for batch in {model.batch, 1}
+            )
         )
     if not missing:
         return []
