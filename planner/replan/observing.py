@@ -8,7 +8,7 @@ from typing import Final
 
 from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
-from stageloom.planner.costs.records import OperatorCost
+from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import stands_in
@@ -23,7 +23,7 @@ from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import Begun, begun_replan, committed_plans, plan_wires
 from stageloom.planner.store.store import ReadStore, Snapshot
-from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
+from stageloom.planner.store.telemetry import filed_rows, is_believed, newest_telemetry, oldest_step_timings
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -262,7 +262,7 @@ def recalibration(
         costs = costs_of(held.costs_key, taught_by=held.taught_by)
         of_class = costs_of(held.device_class) if held.own else costs
     bound = bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})
-    expected_s = _expected_s(store, device, bound, held.steps_since_us)
+    expected_s = _expected_s(store, device, bound, held, now_us)
     for window_s in WINDOWS_S:
         rows = [
             row
@@ -282,23 +282,32 @@ def recalibration(
     return plan, found.ratio, None if back else made, newest_us
 
 
-def _expected_s(store: ReadStore, device: DeviceId, bound: BoundPlan, since_us: int) -> dict[int, float]:
-    """Per combined block what whole steps took when the costs began to hold: by profile, else at first."""
+def _expected_s(
+    store: ReadStore, device: DeviceId, bound: BoundPlan, held: Calibration, now_us: int
+) -> dict[int, float]:
+    """Per combined block what whole steps took when the costs began to hold: by profile, else at first.
+
+    What is told since then is found by the device's clock, and the first steps by when they were filed, as
+    spans of them have no other moment.
+    """
     digest = bound.plan.digest
 
-    def rows(kind: RowKind) -> list[Row]:
-        return store.read(telemetry_rows, device, [kind], since_us=since_us + 1)
+    def rows(kind: RowKind) -> list[tuple[int, Row]]:
+        found = store.read(filed_rows, device, [kind])
+        return [(filed_us, row) for filed_us, row in found if row.at_us > held.steps_since_us]
 
     activated = [
-        row.at_us
-        for row in rows(RowKind.PLAN_ACTIVATED)
+        filed_us
+        for filed_us, row in rows(RowKind.PLAN_ACTIVATED)
         if isinstance(row.data, PlanActivated) and row.data.plan == digest
     ]
-    began_us = min(activated) + _SETTLED_US if activated else since_us
+    began_us = held.steps_since_us if is_believed(held.steps_since_us, now_us) else held.at_us
+    if activated:
+        began_us = min(activated) + _SETTLED_US
     expected = first_steps(
         bound, store.read(oldest_step_timings, device, since_us=began_us + 1, limit=_FIRST_ROWS)
     )
-    for row in rows(RowKind.STAGE_PROFILE_RESULT):
+    for _, row in rows(RowKind.STAGE_PROFILE_RESULT):
         data = row.data
         if isinstance(data, StageProfileResult) and data.plan == digest and data.step_us > 0.0:
             expected[data.combined_block] = data.step_us * 1e-6

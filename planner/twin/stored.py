@@ -156,13 +156,13 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
     other executor options than those of `like` are left out, as are programs of a few steps, and blocks that
     ran on another executor than the first one, or in part on resources that their schedule names.
     """
-    rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
+    rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], limit=_MOST_ROWS)
     plans = {
         plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.read(plan_infos, limit=1_000_000)
     }
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in rows:
-        if isinstance(row.data, StepTimings):
+        if row.at_us > since_us and isinstance(row.data, StepTimings):
             key = (row.data.plan, row.data.combined_block, row.data.mask)
             count, total_us = sums.get(key, (0, 0))
             sums[key] = count + row.data.count, total_us + row.data.sum_us

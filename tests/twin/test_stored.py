@@ -7,23 +7,29 @@ import pytest
 
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
-from stageloom.planner.twin.stored import stored_times
+from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
+    KIND_OF,
+    PLAN_CHARS,
     CoreRange,
     ExecutorFact,
     Ledger,
     MachineFacts,
     OperatorTiming,
     ProfileResult,
+    Row,
     RowData,
+    StepTimings,
+    encode_row,
 )
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.compose import ModelChoice, compose
-from tests.store.helpers import NANO, add_model, enrol, row
+from tests.store.helpers import NANO, T0_US, add_model, enrol, row
 from tests.store.migrated import new_store
 
 OPERATORS = 4
@@ -41,8 +47,12 @@ class Device:
         self.artifacts = {name: add_model(self.store, folder, name, OPERATORS) for name in ("left", "right")}
         self.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact(ONE.name),), 1))
 
-    def tells(self, data: RowData) -> None:
-        written = TelemetryWrite(NANO, (row(self.rows, data),), (Ledger(7, self.rows + 1, 0),))
+    def tells(self, data: RowData, at_us: int | None = None) -> None:
+        """`at_us`: by its own clock."""
+        told = row(self.rows, data, kind=KIND_OF[type(data)])
+        if at_us is not None:
+            told = replace(told, at_us=at_us, body=encode_row(Row(at_us, data)))
+        written = TelemetryWrite(NANO, (told,), (Ledger(7, self.rows + 1, 0),))
         LinkStore(self.store).append_telemetry([written])
         self.rows += 1
 
@@ -79,4 +89,25 @@ def test_each_block_of_a_plan_with_several_executors_takes_what_was_measured_on_
     for at, executor in enumerate(executors):
         expected_s = OPERATORS * US[executor] * 1e-6 + overhead_s
         assert known.step(at, 1, (1,)).seconds == pytest.approx(expected_s)
+    device.store.close()
+
+
+@pytest.mark.parametrize("since_us", [86_400_000_000, T0_US + 2 * 86_400_000_000])
+def test_steps_that_were_served_after_a_moment_of_the_devices_clock_are_told_apart_whatever_it_says(
+    tmp_path: Path, since_us: int
+) -> None:
+    """In 1970, and days ahead: neither is when the steps are filed."""
+    device = Device(tmp_path)
+    graphs = {digest: device.store.graph(digest) for digest in device.artifacts.values()}
+    plan = compose(
+        [
+            ModelChoice(name=name, artifact=digest, graph=graphs[digest])
+            for name, digest in device.artifacts.items()
+        ]
+    )
+    device.store.write(add_plan, "served", plan, "sequential")
+    for at_us, step_us in ((since_us, 900), (since_us + 1, 300)):
+        device.tells(StepTimings(plan.digest[:PLAN_CHARS], 0, 1, 30, 30 * step_us, step_us), at_us)
+    (sample,) = served_steps(device.store, NANO, bind(plan, graphs), since_us)
+    assert sample.seconds == pytest.approx(300e-6)
     device.store.close()
