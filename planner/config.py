@@ -165,6 +165,12 @@ class PlannerConfig:
         return {quota: _rate(_QUOTA + quota.value, getattr(self, _QUOTA + quota.value)) for quota in Quota}
 
     @property
+    def advertised(self) -> str:
+        """`advertise` as addresses with a port hold it: one of IPv6 in brackets."""
+        bare = ":" in self.advertise and self.advertise[0] != "["
+        return f"[{self.advertise}]" if bare else self.advertise
+
+    @property
     def listen_address(self) -> tuple[str, int]:
         """(host, first port).
 

@@ -469,7 +469,7 @@ def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
 
 def _advertised_host(config: PlannerConfig, host: str) -> str:
     """What others call the machine that listens on `host`."""
-    return config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
+    return config.advertised or (socket.gethostname() if host in _ANY_ADDRESS else host)
 
 
 def _advertised(bound: Endpoints, name: str) -> Endpoints:

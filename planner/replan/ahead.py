@@ -12,7 +12,7 @@ from typing import Final
 
 from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.decide import decide
-from stageloom.planner.replan.observing import library, observe
+from stageloom.planner.replan.observing import ahead, library, observe
 from stageloom.planner.replan.policy import Observation, PlainPolicy
 from stageloom.planner.replan.recurring import (
     MINUTE_US,
@@ -23,7 +23,6 @@ from stageloom.planner.replan.recurring import (
 )
 from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
 from stageloom.planner.schema.replan import Proposer
-from stageloom.planner.store.expected import expected_regimes
 from stageloom.planner.store.fruitless import measured_us
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry_history import telemetry_history
@@ -84,9 +83,9 @@ def look_ahead(
     history = ArrivalHistory(visits(known.visits, minutes, service_s), until_us)
     if not all(service_s.values()) or seen.settings.proposer is Proposer.LEARNED:
         return history, None
-    since_us = max(seen.costs_since_us, store.read(measured_us, device, seen.environment, seen.costs_key))
+    since_us = store.read(measured_us, device, seen.environment, seen.costs_key)
     answered = [one.rates for one in library(store, seen)]
-    answered += [one.rates for one in store.read(expected_regimes, device, seen.environment, since_us)]
+    answered += [one.rates for one in ahead(store, seen, since_us)]
     for regime in recurring(history.visits, service_s, now_us - MEMORY_US):
         if all(distance(rates, regime.rates) > NEAR for rates in answered):
             return history, _found(under(seen, regime.rates), regime.rates)

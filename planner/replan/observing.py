@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
 from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
-from stageloom.planner.costs.records import OperatorCost
+from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
-from stageloom.planner.replan.predict import serves
+from stageloom.planner.replan.predict import stands_in
 from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.barred import barred_plans
@@ -22,7 +23,7 @@ from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import Begun, begun_replan, committed_plans, plan_wires
 from stageloom.planner.store.store import ReadStore, Snapshot
-from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
+from stageloom.planner.store.telemetry import filed_rows, is_believed, newest_telemetry, oldest_step_timings
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -104,13 +105,22 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
 
 
 def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
-    """Which plans won on the device of an observation under which arrivals, newest first."""
-    return store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+    """Which plans of its models won on the device of an observation under which arrivals, newest first.
+
+    Plans of other versions of them say nothing of what runs there now, and may not be pushed in its place.
+    """
+    found = store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
+    return [one for one in found if stands_in(one.winner, seen.incumbent)]
 
 
-def ahead(store: ReadStore, seen: Observation) -> list[ExpectedRegime]:
-    """Plans that were found ahead for the device of an observation, under costs that hold yet."""
-    return store.read(expected_regimes, seen.device, seen.environment, seen.costs_since_us)
+def ahead(store: ReadStore, seen: Observation, since_us: int = 0) -> list[ExpectedRegime]:
+    """Plans of its models that were found ahead for the device of an observation, under costs that hold yet.
+
+    None that was found before `since_us`.
+    """
+    since_us = max(since_us, seen.costs_since_us)
+    found = store.read(expected_regimes, seen.device, seen.environment, since_us)
+    return [one for one in found if stands_in(one.plan, seen.incumbent)]
 
 
 def _cores(machine: Machine | None, incumbent: Plan) -> tuple[int, ...]:
@@ -137,21 +147,31 @@ def _others(proven: Iterable[Plan], times: Mapping[Digest, WayTimes]) -> list[Ex
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
     """Names of the incumbent's models of which there is no measured operator for the device, or no fresh one.
 
+    Costs at the model's batch or of one task at a time will do: a profile gives no others.
+
     Raises:
         InputError: as `observe`.
     """
     with store.snapshot() as view:
         begun, incumbent = running(view, replan)
         key = begun.calibration.costs_key
-        used = {
-            (incumbent.models[member.model], incumbent.executors[block.executor]): None
+        # What a profile tells: one task at a time in fp32, of an artifact on one of its executors.
+        measured_on = {
+            incumbent.models[member.model].artifact: replace(
+                incumbent.executors[block.executor], precision=ExecutorOptions().precision
+            )
             for block in incumbent.combined
             for member in block.members
         }
         missing = dict.fromkeys(
             model.artifact
-            for model, executor in used
-            if _old(view.read(operator_costs, key, model.artifact, model.batch, executor), now_us)
+            for model in incumbent.models
+            if all(
+                _old(
+                    view.read(operator_costs, key, model.artifact, batch, measured_on[model.artifact]), now_us
+                )
+                for batch in {model.batch, 1}
+            )
         )
     if not missing:
         return []
@@ -204,7 +224,7 @@ def _plans(view: Snapshot, begun: Begun, committed: list[Digest]) -> tuple[Plan,
     for digest in committed:
         if digest in wires and len(found) < _PROVEN_MOST:  # else planned on the device and never adopted
             plan = _decoded(wires[digest], digest)
-            if serves(plan) == serves(incumbent):
+            if stands_in(plan, incumbent):
                 found.setdefault(plan.structure, plan)
     return incumbent, tuple(found.values())
 
@@ -242,7 +262,7 @@ def recalibration(
         costs = costs_of(held.costs_key, taught_by=held.taught_by)
         of_class = costs_of(held.device_class) if held.own else costs
     bound = bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})
-    expected_s = _expected_s(store, device, bound, held.steps_since_us)
+    expected_s = _expected_s(store, device, bound, held, now_us)
     for window_s in WINDOWS_S:
         rows = [
             row
@@ -262,23 +282,32 @@ def recalibration(
     return plan, found.ratio, None if back else made, newest_us
 
 
-def _expected_s(store: ReadStore, device: DeviceId, bound: BoundPlan, since_us: int) -> dict[int, float]:
-    """Per combined block what whole steps took when the costs began to hold: by profile, else at first."""
+def _expected_s(
+    store: ReadStore, device: DeviceId, bound: BoundPlan, held: Calibration, now_us: int
+) -> dict[int, float]:
+    """Per combined block what whole steps took when the costs began to hold: by profile, else at first.
+
+    What is told since then is found by the device's clock, and the first steps by when they were filed, as
+    spans of them have no other moment.
+    """
     digest = bound.plan.digest
 
-    def rows(kind: RowKind) -> list[Row]:
-        return store.read(telemetry_rows, device, [kind], since_us=since_us + 1)
+    def rows(kind: RowKind) -> list[tuple[int, Row]]:
+        found = store.read(filed_rows, device, [kind])
+        return [(filed_us, row) for filed_us, row in found if row.at_us > held.steps_since_us]
 
     activated = [
-        row.at_us
-        for row in rows(RowKind.PLAN_ACTIVATED)
+        filed_us
+        for filed_us, row in rows(RowKind.PLAN_ACTIVATED)
         if isinstance(row.data, PlanActivated) and row.data.plan == digest
     ]
-    began_us = min(activated) + _SETTLED_US if activated else since_us
+    began_us = held.steps_since_us if is_believed(held.steps_since_us, now_us) else held.at_us
+    if activated:
+        began_us = min(activated) + _SETTLED_US
     expected = first_steps(
         bound, store.read(oldest_step_timings, device, since_us=began_us + 1, limit=_FIRST_ROWS)
     )
-    for row in rows(RowKind.STAGE_PROFILE_RESULT):
+    for _, row in rows(RowKind.STAGE_PROFILE_RESULT):
         data = row.data
         if isinstance(data, StageProfileResult) and data.plan == digest and data.step_us > 0.0:
             expected[data.combined_block] = data.step_us * 1e-6

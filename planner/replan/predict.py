@@ -58,7 +58,7 @@ _bound_plans: dict[Digest, BoundPlan] = {}
 def bound_plan(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     """As `bind`, but for launch intervals, which may be those of another plan of this structure."""
     found = _bound_plans.get(plan.structure)
-    if found is None:
+    if found is None or any(model.artifact not in graphs for model in plan.models):
         found = bind(plan, graphs)
         if len(_bound_plans) >= _MOST_BOUND:
             _bound_plans.clear()
@@ -154,6 +154,12 @@ def evaluation_of(
         search_s=search_s,
         **(figures or {}),
     )
+
+
+def stands_in(plan: Plan, other: Plan) -> bool:
+    """Whether two plans run the same models, of the same versions."""
+    mine, theirs = ({(model.name, model.artifact) for model in one.models} for one in (plan, other))
+    return mine == theirs
 
 
 def serves(plan: Plan) -> Digest:

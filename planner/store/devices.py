@@ -133,7 +133,8 @@ def add_token(session: Session, secret_digest: Digest, device: DeviceId | None, 
 
 
 def enrol_device(session: Session, attempt: EnrolAttempt) -> DeviceId:
-    """Use a token up. The same key and secret again get the same name, since an answer may be lost.
+    """Use a token up. The same key and secret again get the same name, since an answer may be lost, for as
+    long as the device has that key.
 
     A revoked name may enrol again with a new key; a name in use may not.
 
@@ -147,6 +148,9 @@ def enrol_device(session: Session, attempt: EnrolAttempt) -> DeviceId:
         raise EnrolRefused(RefusalCode.TOKEN_WRONG, "the planner never gave out this join token")
     if token.used_at_us is not None:
         if token.used_by_key == attempt.public_key and token.enrolled_as:
+            named = session.get(DeviceRow, token.enrolled_as)
+            if named is None or named.revoked or named.public_key != attempt.public_key:
+                raise EnrolRefused(RefusalCode.REVOKED, "this key was revoked; join with another one")
             return DeviceId(token.enrolled_as)
         raise EnrolRefused(RefusalCode.TOKEN_USED, "the join token was used by another device")
     if token.expires_at_us <= at_us:

@@ -20,7 +20,8 @@ _MOST: Final = 64
 def fruitless_searches(
     session: Session, device: DeviceId, environment: str, runs: Digest, costs_key: str, since_us: int
 ) -> list[FruitlessSearch]:
-    """Those of a device since anything was measured that plans are judged by, newest first.
+    """Those of a device since anything was measured that plans are judged by, newest first: those that ended
+    since, as one that has its device measure first searches after that.
 
     One after which the plan that ran got other launch intervals is among them: a backlog always asks for
     some. None counts that is older than `since_us`, or than a re-plan that pushed a plan of another structure
@@ -43,7 +44,7 @@ def fruitless_searches(
         .where(
             *of_device,
             ReplanRow.replan > (pushed or 0),
-            ReplanRow.begun_at_us >= since_us,
+            ReplanRow.begun_at_us + 1e3 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0) >= since_us,
             or_(
                 and_(ReplanRow.outcome == "no_gain", ReplanRow.reason.startswith(NOTHING_TO_TRY)),
                 ReplanRow.remark.startswith(NOTHING_BETTER),

@@ -203,7 +203,12 @@ def _filed_us(at_us: int, present_us: int) -> int:
     Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
     without a battery, in 1970, would see its rows go at once.
     """
-    return at_us if present_us - _OLDEST_US <= at_us <= present_us + _NEWEST_US else present_us
+    return at_us if is_believed(at_us, present_us) else present_us
+
+
+def is_believed(at_us: int, present_us: int) -> bool:
+    """Whether a moment by a device's clock can be right."""
+    return present_us - _OLDEST_US <= at_us <= present_us + _NEWEST_US
 
 
 def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:
@@ -218,11 +223,25 @@ def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balan
 def telemetry_rows(
     session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
 ) -> list[Row]:
-    """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`.
+    """Rows of some kinds filed from `since_us` on, oldest first, at most the newest `limit`.
 
     Rows that this version cannot read are left out.
     """
     return _readable_between(session, device, kinds, since_us, MOST, limit=limit)[0]
+
+
+def filed_rows(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
+) -> list[tuple[int, Row]]:
+    """As `telemetry_rows`, each with the moment that it is filed under.
+
+    That is the row's own, by its device's clock, unless that clock cannot be right.
+    """
+    found = [
+        (one.at_us, read_row(one.body))
+        for one in newest_rows(session, device, kinds, since_us=since_us, limit=limit)
+    ]
+    return [(filed_us, row) for filed_us, row in reversed(found) if isinstance(row, Row)]
 
 
 def _readable_between(
@@ -265,7 +284,7 @@ def newest_telemetry(
 def oldest_step_timings(
     session: Session, device: DeviceId, *, since_us: int, limit: int
 ) -> list[StepTimings]:
-    """Steps from `since_us` on, oldest first, the oldest `limit` of rows and spans that begin after it."""
+    """Steps filed from `since_us` on, oldest first, the oldest `limit` of rows and spans that begin then."""
     kind = RowKind.STEP_TIMINGS.value
     spans = session.execute(
         select(RollupRow.begin_us, RollupRow.body)

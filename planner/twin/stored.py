@@ -7,11 +7,11 @@ beside somebody else's load: the twin is not fitted to those, and says so.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.measured import device_costs, plan_costs
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import whole_times
@@ -27,8 +27,9 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
-from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import names_resources
+from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.arrangements import ON_GPU
 from stageloom.shared.search.costs import CostTable
 
@@ -75,35 +76,47 @@ def stored_times(
     known = base or base_device(device_class, bound.plan.executor.name)
     held = store.read(calibration_of, device)
 
-    def costs_of(models: Sequence[tuple[Digest, int]]) -> CostTable:
-        return device_costs(
-            store,
-            held.costs_key,
-            bound.plan.executor,
-            models,
-            graph_of=store.graph,
-            taught_by=held.taught_by,
-        )
-
-    costs = costs_of([(model.artifact, model.batch) for model in bound.plan.models])
-    if not costs.measured_s:
+    costs = plan_costs(store, held.costs_key, bound.plan, graph_of=store.graph, taught_by=held.taught_by)
+    if not any(table.measured_s for table in (costs, *costs.beside.values())):
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
     if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
-        at_one = costs_of([(model.artifact, 1) for model in bound.plan.models])
+        at_one = device_costs(
+            store,
+            held.costs_key,
+            bound.plan.executor,
+            [(model.artifact, 1) for model in bound.plan.models],
+            graph_of=store.graph,
+            taught_by=held.taught_by,
+        )
     samples = served_steps(store, device, bound, held.steps_since_us)
     disturbed = None if held.own else over_alone(samples, _whole(store, device, samples))
     left_out = ""
     if disturbed is not None and disturbed >= DISTURBED:
         left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
     elif (fitted := _fitted(device, known, at_one, samples)) is not None:
-        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
+        beside = _on_others(costs, lambda _: fitted.costs.rates)
+        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages, beside=beside))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     rates = known.rates(bound.plan.executor.precision)
-    learned = costs.interference is not None and costs.interference.samples > 0
-    table = replace(costs, rates=costs.rates if learned else rates)
+    beside = _on_others(costs, lambda executor: known.rates(executor.precision))
+    table = replace(costs, rates=costs.rates if _learned(costs) else rates, beside=beside)
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}{left_out}"
+
+
+def _on_others(
+    costs: CostTable, rates: Callable[[ExecutorOptions], DeviceRates]
+) -> dict[ExecutorOptions, CostTable]:
+    """What is known on a plan's further executors; estimates by these rates where stages taught no others."""
+    return {
+        executor: table if _learned(table) else replace(table, rates=rates(executor))
+        for executor, table in costs.beside.items()
+    }
+
+
+def _learned(costs: CostTable) -> bool:
+    return costs.interference is not None and costs.interference.samples > 0
 
 
 def _whole(store: ReadStore, device: DeviceId, samples: Sequence[StepSample]) -> WholeTimes:
@@ -143,13 +156,13 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
     other executor options than those of `like` are left out, as are programs of a few steps, and blocks that
     ran on another executor than the first one, or in part on resources that their schedule names.
     """
-    rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
+    rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], limit=_MOST_ROWS)
     plans = {
         plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.read(plan_infos, limit=1_000_000)
     }
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in rows:
-        if isinstance(row.data, StepTimings):
+        if row.at_us > since_us and isinstance(row.data, StepTimings):
             key = (row.data.plan, row.data.combined_block, row.data.mask)
             count, total_us = sums.get(key, (0, 0))
             sums[key] = count + row.data.count, total_us + row.data.sum_us

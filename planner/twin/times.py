@@ -37,7 +37,7 @@ from stageloom.shared.bound import BoundPlan
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import Barrier, Item, LaunchList, lower
-from stageloom.shared.plan import CombinedBlock, Plan
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions
 from stageloom.shared.schedule import OWN_RESOURCE, Group, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest, stage_batch
 from stageloom.shared.search.makespan import launch_list_s
@@ -72,7 +72,10 @@ class StepTimes:
     """Times of the steps of any plan on one device; what was worked out once is kept."""
 
     def __init__(self, device: DeviceFile, costs: CostTable) -> None:
-        """`costs`: the operators' and stages' times; what lacks one is estimated from the costs' rates."""
+        """`costs`: the operators' and stages' times; what lacks one is estimated from the costs' rates.
+
+        A combined block takes those of the executor that runs it (`CostTable.under`).
+        """
         self.device = device
         self.costs = costs
         self._blocks: dict[object, BlockTimes] = {}
@@ -96,41 +99,44 @@ class StepTimes:
 
     def _block(self, bound: BoundPlan, index: int) -> "BlockTimes":
         """Combined blocks of equal contents and schedule share their times, whatever plan they are of."""
-        combined, plan = bound.plan.combined[index], bound.plan
+        combined, plan, executor = bound.plan.combined[index], bound.plan, bound.executor_of(index)
         parts = [_part(bound, member.model, member.block) for member in combined.members]
         key = (
             combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in parts),
             combined.tokens,
             tuple(batch for *_, batch in parts),
             plan.barrier,
-            plan.executor,
+            executor,
         )
         found = self._blocks.pop(key, None)
         if found is None:
-            found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan)
+            found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan.barrier, executor)
             if len(self._blocks) >= MAX_BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
         self._blocks[key] = found  # now the last to be forgotten
         return found
 
-    def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
+    def operators(
+        self, part: Part, bucket: int, executor: ExecutorOptions
+    ) -> tuple[tuple[float, float], ...]:
         """Seconds and work of a member's operators at a batch bucket. [block's operators]"""
         artifact, graph, block, _ = part
-        key = (artifact, block.start, block.stop, bucket, threads)
+        key = (artifact, block.start, block.stop, bucket, executor)
         found = self._operators.get(key)
         if found is None:
             found = self._operators[key] = tuple(
-                self._operator(artifact, graph, OpId(op), bucket, threads) for op in block.operators
+                self._operator(artifact, graph, OpId(op), bucket, executor) for op in block.operators
             )
         return found
 
     def _operator(
-        self, artifact: Digest, graph: Graph, op: OpId, bucket: int, threads: int
+        self, artifact: Digest, graph: Graph, op: OpId, bucket: int, executor: ExecutorOptions
     ) -> tuple[float, float]:
-        seconds = self.costs.operator_s(artifact, graph, op, bucket)
-        if self.device.cores:
-            return seconds, seconds * min(threads, self.device.cores) / self.device.cores
-        return seconds, self.costs.work_s(artifact, graph, op, bucket)
+        costs, cores = self.costs.under(executor), self.device.cores
+        seconds = costs.operator_s(artifact, graph, op, bucket)
+        if cores:
+            return seconds, seconds * min(executor.intra_op_threads, cores) / cores
+        return seconds, costs.work_s(artifact, graph, op, bucket)
 
 
 class PlanTimes:
@@ -155,14 +161,21 @@ class BlockTimes:
     """Times of the steps of one combined block with its schedule, per mask and buckets."""
 
     def __init__(
-        self, times: StepTimes, parts: Sequence[Part], graph: CombinedGraph, block: CombinedBlock, plan: Plan
+        self,
+        times: StepTimes,
+        parts: Sequence[Part],
+        graph: CombinedGraph,
+        block: CombinedBlock,
+        barrier: Barrier,
+        executor: ExecutorOptions,
     ) -> None:
         self._times = times
+        self._costs = times.costs.under(executor)
         self._parts = tuple(parts)
         self._graph = graph
         self._schedule = block.schedule
-        self._barrier = plan.barrier
-        self._threads = plan.executor.intra_op_threads
+        self._barrier = barrier
+        self._executor = executor
         self._known: dict[tuple[int, tuple[int, ...]], StepTime] = {}
 
     def step(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
@@ -196,7 +209,7 @@ class BlockTimes:
 
         Those of one group that follow each other were measured as one, and run as one.
         """
-        costs = self._times.costs
+        costs = self._costs
         batch = stage_batch(batch for *_, batch in self._parts)
         if batch is None:
             return {}
@@ -207,7 +220,7 @@ class BlockTimes:
     @cached_property
     def _learned(self) -> StageCosts | None:
         """What the device class's interference model predicts for this block's stages; None without one."""
-        costs = self._times.costs
+        costs = self._costs
         if costs.interference is None or not costs.interference.samples:
             return None
         parts = [(artifact, graph, block) for artifact, graph, block, _ in self._parts]
@@ -288,13 +301,13 @@ class BlockTimes:
         """
         if not self._times.device.cores or len(stage.items_s) == 1 or not stage.least_s:
             return stage.work_s
-        return stage.work_s * max((seconds - self._times.costs.rates.barrier_s) / stage.least_s, 1.0)
+        return stage.work_s * max((seconds - self._costs.rates.barrier_s) / stage.least_s, 1.0)
 
     def _operators_s(self, mask: int, buckets: tuple[int, ...]) -> tuple[list[float], list[float]]:
         """Seconds and work of the active members' operators, 0 elsewhere. [num_ops] each"""
         seconds, works = [0.0] * self._graph.size, [0.0] * self._graph.size
         for member, bucket in zip(bits(mask), buckets, strict=True):
-            known = self._times.operators(self._parts[member], bucket, self._threads)
+            known = self._times.operators(self._parts[member], bucket, self._executor)
             for op, (op_s, work_s) in enumerate(known, self._graph.offsets[member]):
                 seconds[op], works[op] = op_s, work_s
         return seconds, works
@@ -308,7 +321,7 @@ class BlockTimes:
         for item in items:
             item_s = self._item_s(item, seconds, bucket_of[item.member])
             seconds[item.ops[0]] += item_s - sum(seconds[op] for op in item.ops)
-        rates = self._times.costs.rates
+        rates = self._costs.rates
         costs = StageCosts(
             tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
         )
@@ -319,7 +332,7 @@ class BlockTimes:
         )
 
     def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
-        device, costs = self._times.device, self._times.costs
+        device, costs = self._times.device, self._costs
         total_s = sum(seconds[op] for op in item.ops)
         artifact, graph, ops = self.model_ops(item)
         if item.merge:
@@ -330,7 +343,7 @@ class BlockTimes:
         return total_s + device.item_s
 
     def _stage_s(self, stage: "StageParts", full: bool) -> float:
-        rates, groups = self._times.costs.rates, stage.groups
+        rates, groups = self._costs.rates, stage.groups
         measured_s = self._measured.get(groups) if full and not stage.merge else None
         if measured_s is not None:
             return measured_s

@@ -1,12 +1,13 @@
 """A dispatch server and real enrolment over the memory store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 from zmq.utils import z85
 
+from stageloom.planner.dispatch.ports import EnrolAttempt
 from stageloom.planner.dispatch.sockets import listen
 from stageloom.planner.enrolment.service import (
     CERTIFICATE_FILE,
@@ -16,6 +17,7 @@ from stageloom.planner.enrolment.service import (
 )
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
 from stageloom.shared.token import JoinToken
 from tests.link.rig import Rig
 
@@ -23,7 +25,7 @@ from tests.link.rig import Rig
 class EnrolmentRig(Rig):
     """`Rig` with the listener's process in front of its store."""
 
-    def open(self, folder: Path) -> None:
+    def open(self, folder: Path, enrol: Callable[[EnrolAttempt], DeviceId]) -> None:
         """Begin to take requests; the certificate lies in `folder`."""
         certificate = folder / CERTIFICATE_FILE
         self.certificate = certificate_digest(certificate)
@@ -31,7 +33,7 @@ class EnrolmentRig(Rig):
         self.enrolment = EnrolmentService(
             listen("127.0.0.1", 0, backlog=128, guarded=False),
             certificate,
-            EnrolmentDesk(self.store.enrol, self.server.admit, clock).answer,
+            EnrolmentDesk(enrol, self.server.admit, clock).answer,
             clock=clock,
             rng=Random(1),
         )
@@ -54,14 +56,19 @@ class EnrolmentRig(Rig):
 
 
 @contextmanager
-def enrolling(folder: Path, *devices: str) -> Iterator[EnrolmentRig]:
-    """A server that serves and enrols, with these devices enrolled already."""
+def enrolling(
+    folder: Path, *devices: str, enrol: Callable[[EnrolAttempt], DeviceId] | None = None
+) -> Iterator[EnrolmentRig]:
+    """A server that serves and enrols, with these devices enrolled already.
+
+    `enrol` commits a key where the memory store does not.
+    """
     rig = EnrolmentRig()
     for name in devices:
         rig.enrolled(name)
     rig.start()
     try:
-        rig.open(folder)
+        rig.open(folder, enrol or rig.store.enrol)
         try:
             yield rig
         finally:

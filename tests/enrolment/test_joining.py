@@ -11,14 +11,18 @@ from msgspec.structs import replace
 
 from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.link.join import join
+from stageloom.planner.dispatch import events as ev
 from stageloom.planner.enrolment.service import certificate_digest
+from stageloom.planner.store.devices import add_token, enrol_device, revoke_device
 from stageloom.shared.clock import SystemClock
-from stageloom.shared.errors import StateError, StorageError, TokenError, UnavailableError
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import KeyRevoked, StateError, StorageError, TokenError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.token import JoinToken
 from tests.enrolment.rig import enrolling
 from tests.link.rig import Agent, wait_until
+from tests.store.migrated import new_store
 
 
 def _join(token: JoinToken, name: str, keys: KeyPair, *, timeout_s: float = 20.0) -> Membership:
@@ -41,6 +45,33 @@ def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path
         assert load_membership(path) == member
         with Agent(rig, "new", keys, tmp_path / "state") as agent:
             wait_until(lambda: agent.connected)
+
+
+@pytest.mark.promise("key-files-enrolment-certificate")
+def test_a_revoked_key_does_not_get_its_name_back_with_the_token_that_it_used(tmp_path: Path) -> None:
+    """The stolen device has the old key and the old token; a replacement has the name by now."""
+    name, store = DeviceId("camera-7"), new_store(tmp_path / "planner")
+    with enrolling(tmp_path, enrol=lambda attempt: store.write(enrol_device, attempt)) as rig:
+
+        def token(secret: bytes) -> JoinToken:
+            store.write(add_token, digest_bytes([secret]), name, 3600.0)
+            return rig.token(secret)
+
+        stolen, its_token, replacement = new_keys(), token(b"1" * 16), new_keys()
+        _join(its_token, name, stolen)
+        store.write(revoke_device, name)
+        rig.server.post(ev.Revoked(name))
+        with pytest.raises(KeyRevoked, match="this key was revoked"):
+            _join(its_token, name, stolen)
+        second = token(b"2" * 16)
+        for _ in range(2):
+            _join(second, name, replacement)
+        with pytest.raises(KeyRevoked, match="this key was revoked"):
+            _join(its_token, name, stolen)
+        assert [(one.member.public_key, one.member.revoked) for one in rig.server.presence()] == [
+            (replacement.public, False)
+        ]
+    store.close()
 
 
 @pytest.mark.promise("device-tells-secret-certificate")

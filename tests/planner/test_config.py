@@ -97,6 +97,21 @@ def test_a_host_name_or_an_address_can_be_advertised(host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("advertise", "told"),
+    [
+        ("fd00::5", "[fd00::5]"),
+        ("[fd00::5]", "[fd00::5]"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("planner.example", "planner.example"),
+        ("", ""),
+    ],
+)
+def test_what_is_advertised_can_have_a_port_behind_it(advertise: str, told: str) -> None:
+    """Clients refuse `https://fd00::5:7424`."""
+    assert PlannerConfig(advertise=advertise).advertised == told
+
+
+@pytest.mark.parametrize(
     "host",
     [
         "planner.example:9999",

@@ -84,8 +84,13 @@ class InlinePool:
 class DriftingDevice:
     """Serves its plan second by second; `alarm` is the newest one that it raised."""
 
-    def __init__(self, store: Store, folder: Path, seed: int = 1, *, idle: bool = True) -> None:
-        """`idle`: it has moments without tasks, in which it measures what it is asked to."""
+    def __init__(
+        self, store: Store, folder: Path, seed: int = 1, *, idle: bool = True, began_us: int | None = None
+    ) -> None:
+        """`idle`: it has moments without tasks, in which it measures what it is asked to.
+
+        `began_us`: what its own clock says at first.
+        """
         self.store, self.idle = store, idle
         self.clock = 1.0  # over its full one
         self.traced = True
@@ -98,7 +103,7 @@ class DriftingDevice:
         self._rows = 0
         self._timelines: dict[tuple[str, float], list[tuple[int, float, float]]] = {}
         # It serves many minutes in a moment: they are over, as what a device tells of is.
-        self._began_us = SystemClock().wall_us() - 3_600_000_000
+        self._began_us = SystemClock().wall_us() - 3_600_000_000 if began_us is None else began_us
         enrol(store)
         _, graph = model("branches", _PREDECESSORS)
         self.artifact, blob = pack_artifact(graph, b"branches")

@@ -14,6 +14,7 @@ import pytest
 
 from stageloom.planner.api.apart import StoreReaders
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.replan.observing import ahead, library, observe
 from stageloom.planner.replan.recurring import MINUTE_US
 from stageloom.planner.replan.regime_finder import RegimeFinder
 from stageloom.planner.replan.service import Replanner
@@ -21,7 +22,7 @@ from stageloom.planner.schema.replan import RegimeInfo, ReplanInfo
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.expected import expected_regimes, replanned_devices
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.replans import end_replan, replan_infos
 from stageloom.shared.clock import ManualClock
@@ -41,7 +42,7 @@ from stageloom.shared.messages.telemetry import (
     TrialEnded,
     encode_row,
 )
-from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.arrangements import Arrangement, arranged_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.planner.processes import until
@@ -67,22 +68,13 @@ class Planner:
         self.artifacts = {
             name: add_model(self.store, folder, name, 4 + at) for at, name in enumerate(TIMES_US)
         }
-        choices = [
-            ModelChoice(name=name, artifact=digest, graph=self.store.graph(digest))
-            for name, digest in self.artifacts.items()
-        ]
+        choices = self.choices()
         self.lanes = arranged_plan(choices, Arrangement(2, 1, (1, 1), (ONE, ONE)), [0, 1])
         self.wide = arranged_plan(choices, Arrangement(1, 2, (1, 1), (TWO, TWO)), [0, 1])
         self.store.write(add_plan, "lanes", self.lanes, "sequential")
         self.store.write(push, Push(device=NANO, plan="lanes", decided_by="operator"))
         self.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact(ONE.name),), 2))
-        for name, times_us in TIMES_US.items():
-            for options, time_us in zip((ONE, TWO), times_us, strict=True):
-                self.tells(
-                    ExecutorTime(
-                        self.artifacts[name], options.name, options.intra_op_threads, 1, CLASS, time_us, 9
-                    )
-                )
+        self.measures()
         self.due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
         pool: Any = SimpleNamespace(workers=1, where="nowhere", submit=self._submit, close=lambda: None)
         fleet: Any = SimpleNamespace(desired_changed=lambda *_: None)
@@ -90,6 +82,30 @@ class Planner:
         self.replanner.start()
         readers = StoreReaders(folder, "")
         self.finder = RegimeFinder(self.store, readers, self.clock, lambda: self.replanner.idle)
+
+    def choices(self) -> list[ModelChoice]:
+        return [
+            ModelChoice(name=name, artifact=digest, graph=self.store.graph(digest))
+            for name, digest in self.artifacts.items()
+        ]
+
+    def measures(self) -> None:
+        """The device tells what its models take."""
+        for name, times_us in TIMES_US.items():
+            for options, time_us in zip((ONE, TWO), times_us, strict=True):
+                self.tells(
+                    ExecutorTime(
+                        self.artifacts[name], options.name, options.intra_op_threads, 1, CLASS, time_us, 9
+                    )
+                )
+
+    def brings_version(self, folder: Path) -> None:
+        """Another version of one model runs from now on, in two lanes as before."""
+        self.artifacts["left"] = add_model(self.store, folder, "left-2", 6)
+        self.lanes = arranged_plan(self.choices(), Arrangement(2, 1, (1, 1), (ONE, ONE)), [0, 1])
+        self.store.write(add_plan, "lanes-2", self.lanes, "sequential")
+        self.store.write(push, Push(device=NANO, plan="lanes-2", decided_by="operator"))
+        self.measures()
 
     def _submit(self, *asked: Any) -> Any:
         self.searched.append(asked)
@@ -209,3 +225,26 @@ def test_a_plan_found_ahead_for_a_night_that_recurs_is_tried_first_when_it_comes
     proven, _ = planner.regimes()
     assert proven.proven_at_us is not None and proven.expected_at_us is None
     assert (proven.digest, planner.newest().outcome) == (night.plan.digest, "committed")
+
+
+def test_what_won_or_was_found_ahead_with_another_version_of_a_model_answers_no_alarm_about_this_one(
+    planner: Planner, tmp_path: Path
+) -> None:
+    """The plan that won is known here, and was priced before: nothing else would say that it is of another
+    version, and that it may not take the place of the one that runs."""
+    planner.serves((NIGHT, 40), (DAY, 30), (NIGHT, 40), (DAY, 30))
+    planner.store.write(end_replan, planner.alarm(DAY), "nothing to try")
+    ((_, replan),) = planner.store.read(replanned_devices, 0)
+    assert planner.finder.look(NANO, replan) and planner.finder.look(NANO, replan)
+    info = planner.answered(planner.alarm(NIGHT))
+    planner.tried(info, planner.wide, "commit", DeviceState.COMMITTED)
+
+    planner.brings_version(tmp_path)
+    replan = planner.alarm(NIGHT)
+    seen = observe(planner.store, NANO, replan, planner.clock.wall_us())
+    assert (library(planner.store, seen), ahead(planner.store, seen)) == ([], [])
+    info = planner.answered(replan)
+    assert (info.how, info.reason) == ("arranged", "")
+    pushed = planner.store.read(plan_info, info.plan)
+    assert decode_plan(pushed.wire).models[0].artifact == planner.artifacts["left"]
+    assert planner.finder.look(NANO, replan), "nothing is known of the regimes with this version"

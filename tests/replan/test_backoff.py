@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.replan.backoff import FruitlessSearch, judged_rates, not_again_yet, wait_s
 from stageloom.planner.replan.decide import NOTHING_BETTER, NOTHING_TO_TRY
 from stageloom.planner.replan.policy import Observation
@@ -187,3 +188,20 @@ def test_once_another_plan_was_tried_it_is_searched_for_at_once(alarms: Alarms) 
     assert pushed is not None
     store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     assert alarms.answered()[1]
+
+
+def test_a_search_that_had_its_device_measure_first_is_in_vain_as_any_other(alarms: Alarms) -> None:
+    """What was measured for it came before it searched: the next alarm need neither measure nor search."""
+    device = alarms.world.device
+    measure = device.profile
+
+    def takes_a_second(request: int | None = None) -> None:
+        alarms.clock.advance(1.0)
+        measure(request)
+
+    device.profile = takes_a_second  # type: ignore[method-assign]
+    alarms.clock.advance(STALE_S + 1.0)
+    assert alarms.answered()[1]
+    assert len(device.asked) == 1
+    assert not alarms.answered()[1]
+    assert len(device.asked) == 1

@@ -76,6 +76,17 @@ def test_the_prediction_is_arrivals_times_operator_seconds_where_groups_hinder_e
         assert predict(plan_of(scheduler), GRAPHS, SECOND_EACH, LOADS).busy == pytest.approx(0.1 * operators)
 
 
+def test_a_plan_over_another_version_of_a_model_is_illegal_though_it_was_priced_before() -> None:
+    artifact, graph = model("left, newer", DIAMOND, cuts=[1, 3])
+    older, graphs = plan_of("greedy"), {artifact: graph, RIGHT[0]: RIGHT[1]}
+    predict(older, GRAPHS, SECOND_EACH, LOADS)
+    models = (replace(older.models[0], artifact=artifact), older.models[1])
+    now = seen(incumbent=replace(plan_of(), models=models), graphs=graphs)
+    (row,) = decide(now, [Proposal(older, How.REGIME)]).evaluations
+    assert row.verdict is EvaluationVerdict.ILLEGAL
+    assert by_regime(now, Proposal(older, How.REGIME)) is None
+
+
 @pytest.mark.promise("plans-were-looked-kept")
 def test_a_plan_of_larger_batches_is_priced_by_its_own_batches_not_by_those_that_were_measured() -> None:
     """Measured one task at a time; four take four times as long: a task costs the same under either plan."""

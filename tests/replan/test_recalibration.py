@@ -14,12 +14,12 @@ from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.replan import learned
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
-from stageloom.planner.replan.observing import observe
+from stageloom.planner.replan.observing import observe, recalibration
 from stageloom.planner.replan.policy import How
 from stageloom.planner.replan.service import Replanner
 from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.schema.replan import ReplanInfo
-from stageloom.planner.store.costs import calibration_of, operator_costs
+from stageloom.planner.store.costs import calibration_of, operator_costs, renew_costs
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.link import LinkStore
@@ -28,7 +28,7 @@ from stageloom.planner.store.policies import keep_verdict, store_policy
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
-from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.clock import Clock, ManualClock, SystemClock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
@@ -47,16 +47,24 @@ from tests.store.migrated import new_store
 from tests.store.test_checkpoints import PROVENANCE
 
 SLOW = f"{CLASS}, 15 W"
+SECOND_US = 1_000_000
+YEAR_US = 365 * 86_400 * SECOND_US
 
 
 class World:
     """One device, its planner's store and re-planner; the device runs the best plan for its full clock."""
 
     def __init__(
-        self, folder: Path, *, idle: bool = True, clock: Clock | None = None, pool: InlinePool | None = None
+        self,
+        folder: Path,
+        *,
+        idle: bool = True,
+        clock: Clock | None = None,
+        pool: InlinePool | None = None,
+        began_us: int | None = None,
     ) -> None:
         self.store = new_store(folder, clock=clock)
-        self.device = DriftingDevice(self.store, folder, idle=idle)
+        self.device = DriftingDevice(self.store, folder, idle=idle, began_us=began_us)
         self.due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
         self.replanner = Replanner(
             self.store,
@@ -198,6 +206,33 @@ def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_pl
     device.clock = 1.0
     ratio /= device.step_us(world.first)
     assert world.own_us() == pytest.approx([ratio * us for us in OPERATORS_US], rel=0.01)
+    world.close()
+
+
+@pytest.mark.parametrize("ahead_us", [-50 * YEAR_US, -3600 * SECOND_US, 2 * 86_400 * SECOND_US])
+def test_a_drift_is_judged_by_the_steps_since_the_last_one_whatever_the_clock_of_the_device_says(
+    tmp_path: Path, ahead_us: int
+) -> None:
+    """Steps that were not traced take twice as long, and then twice as long again."""
+    clock = ManualClock(wall_us=SystemClock().wall_us())
+    world = World(tmp_path, idle=False, clock=clock, began_us=clock.wall_us() + ahead_us)
+    device = world.device
+    device.traced = False
+    before_us = device.step_us(world.first)
+    for _ in range(2):
+        for minutes, falls in ((1, False), (2, True)):
+            device.clock *= 0.5 if falls else 1.0
+            clock.advance(60.0 * minutes)
+            alarm = device.serve(60)
+        assert alarm is not None and alarm.cause == "drift"
+        replan = LinkStore(world.store).record_alarm(NANO, alarm)
+        assert replan is not None
+        found = recalibration(world.store, NANO, replan, clock.wall_us())
+        assert found is not None
+        plan, ratio, renewed, newest_us = found
+        assert ratio == pytest.approx(device.step_us(plan) / before_us, rel=0.01)
+        before_us = device.step_us(plan)
+        world.store.write(renew_costs, NANO, renewed, plan.executor, ratio=ratio, steps_since_us=newest_us)
     world.close()
 
 

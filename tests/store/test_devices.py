@@ -127,6 +127,16 @@ def test_a_revoked_device_stays_known_and_its_name_can_join_with_a_new_key(store
     assert codes == ["enrolled", "revoked", "enrolled"]
 
 
+def test_a_used_token_answers_its_key_no_more_once_that_is_revoked(waiting: Store) -> None:
+    """Nor once the name is another key's: it would take the name back from the device that has it now."""
+    waiting.write(enrol_device, attempt(1))
+    waiting.write(revoke_device, NANO)
+    assert refusal(waiting, attempt(1)) is RefusalCode.REVOKED
+    enrol(waiting, NANO, 2)
+    assert refusal(waiting, attempt(1)) is RefusalCode.REVOKED
+    assert [(m.public_key, m.revoked) for m in LinkStore(waiting).fleet()] == [(key(2), False)]
+
+
 def test_reports_only_move_forward_and_the_history_follows(store: Store, tmp_path: object) -> None:
     enrol(store)
     add_model(store, store.data_dir)

@@ -40,7 +40,15 @@ from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
-from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
+from stageloom.shared.messages.telemetry import (
+    CoreRange,
+    ExecutorFact,
+    MachineFacts,
+    OperatorTiming,
+    ProfileResult,
+    RowData,
+    TrialEnded,
+)
 from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
 
@@ -125,15 +133,15 @@ class Rig:
             reason=reason,
             environment=environment,
         )
-        self._row(ended)
+        self.tells(ended)
 
     def profiled(self) -> None:
         """Its operators were measured."""
         times = tuple(OperatorTiming(op, 10.0 * (op + 1), 1.0, 9) for op in range(4))
         (request,), _ = self.store.write(request_profile, NANO, ["relu"])
-        self._row(ProfileResult(request, self.artifact, 1, CLASS, times, True))
+        self.tells(ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
-    def _row(self, data: TrialEnded | ProfileResult) -> None:
+    def tells(self, data: RowData) -> None:
         self.rows += 1
         LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
 
@@ -316,6 +324,22 @@ def test_models_without_costs_are_named_until_they_are_measured_and_a_month_late
     later_us = T0_US + round(STALE_S * 1e6)
     assert without_costs(rig.store, number, later_us) == []
     assert without_costs(rig.store, number, later_us + 1) == ["relu"]
+
+
+@pytest.mark.parametrize("change", ["batch", "precision"])
+def test_a_plan_of_other_batches_or_another_precision_asks_for_no_more_than_a_profile_tells(
+    rig: Rig, change: str
+) -> None:
+    """Profiles are of one task at a time in fp32: others would be asked for at every alarm."""
+    plan = replace(rig.runs, models=tuple(replace(one, batch=4) for one in rig.runs.models))
+    if change == "precision":
+        plan = replace(rig.runs, executor=replace(rig.runs.executor, precision="bf16"))
+    rig.store.write(add_plan, "other", plan, "search")
+    rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact(plan.executor.name),), 1))
+    number = rig.replan(plan)
+    assert without_costs(rig.store, number, T0_US) == ["relu"]
+    rig.profiled()
+    assert without_costs(rig.store, number, T0_US) == []
 
 
 def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> None:

@@ -50,12 +50,13 @@ class Home:
         self.plan: Plan = small_plan(self.store)
         self.store.write(add_plan, "tuned", self.plan, "sequential")
         self._sequence = 0
+        self.ahead_us = 0  # of the device's clock
 
     def send(self, at_us: int, *rows: RowData) -> None:
         """Telemetry of the device, `at_us` after the beginning."""
         made = []
         for data in rows:
-            one = row(at_us, data, kind=KIND_OF[type(data)])
+            one = row(self.ahead_us + at_us, data, kind=KIND_OF[type(data)])
             made.append(StoredRow(7, self._sequence, one.at_us, one.kind, one.body, data))
             self._sequence += 1
         ledger = Ledger(7, self._sequence, 0)
@@ -269,6 +270,42 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     home.store.database.change(keep_prediction, busy)
     _, err = run(home, capsys, "prediction", "list")
     assert "prediction 2: lanes were predicted to be busy 99 % of the time and were 25 %" in err
+
+
+@pytest.mark.parametrize("ahead_days", [-50 * 365, 2])
+def test_what_was_measured_since_is_shown_whatever_the_clock_of_the_device_says(
+    home: Home, clock: ManualClock, capsys: pytest.CaptureFixture[str], ahead_days: int
+) -> None:
+    """What was measured before counts no more than with a clock that is right."""
+
+    def runs(began_s: int, tasks: int) -> None:
+        home.send(began_s * SECOND, PlanActivated(home.plan.digest, Origin.PLANNER, 1, 1))
+        for second in range(began_s + 1, began_s + 4):
+            home.send(
+                second * SECOND,
+                TaskCounters("relu", SECOND, tasks, tasks, 0, 0, 0, 0),
+                histogram_of("relu", [5000] * tasks),
+            )
+
+    home.ahead_us = ahead_days * 86_400 * SECOND
+    runs(1, 10)
+    clock.advance(60.0)
+    made = PredictionInfo(
+        number=0,
+        made_at_us=clock.wall_us(),
+        device=NANO,
+        plan="tuned",
+        digest=home.plan.digest,
+        twin="toy",
+        arrivals="some",
+        seconds=3.0,
+        predicted={"throughput_per_s": 55.0},
+    )
+    home.store.database.change(keep_prediction, made)
+    clock.advance(1.0)
+    runs(61, 50)
+    (found,) = json.loads(run(home, capsys, "prediction", "list", "--json")[0])
+    assert found["measured"]["throughput_per_s"] == pytest.approx(50.0)
 
 
 def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() -> None:

@@ -252,3 +252,21 @@ def test_plans_share_the_times_of_equal_combined_blocks() -> None:
     times = StepTimes(device(), costs(graphs))
     assert times.of_plan(bound).blocks[0] is times.of_plan(other).blocks[0]
     assert times.of_plan(bound).blocks[0] is not times.of_plan(sequential).blocks[0]
+
+
+def test_a_block_takes_what_its_own_executor_takes_whatever_runs_first_in_its_plan() -> None:
+    """Ten times as long on two threads as on one, and the plan the other way round as well."""
+    one, two = ExecutorOptions(intra_op_threads=1), ExecutorOptions(intra_op_threads=2)
+    bound, graphs = diamonds(stage_schedule([[[op]] for op in range(8)]), 2)
+    alone = tuple(CombinedBlock((Member(at, 0, 0),), SEQUENTIAL, executor=at) for at in range(2))
+    plan = replace(bound.plan, combined=alone, executor=one, further_executors=(two,))
+    slow = {operator: 10.0 * seconds for operator, seconds in costs(graphs).measured_s.items()}
+    there = replace(costs(graphs), measured_s=slow, executor=two)
+    times = StepTimes(device(cores=4), replace(costs(graphs), executor=one, beside={two: there}))
+    for executors, seconds in (((one, two), (0.010, 0.100)), ((two, one), (0.100, 0.010))):
+        first, further = executors
+        known = times.of_plan(bind(replace(plan, executor=first, further_executors=(further,)), graphs))
+        for at, (executor, expected_s) in enumerate(zip(executors, seconds, strict=True)):
+            step = known.step(at, 1, (1,))
+            assert step.seconds == pytest.approx(expected_s)
+            assert step.share == pytest.approx(executor.intra_op_threads / 4)

@@ -163,6 +163,20 @@ def test_a_client_that_goes_by_names_accepts_the_planners_own_certificate(tmp_pa
             assert connection.version() is not None
 
 
+def test_an_ipv6_address_that_is_advertised_without_brackets_is_told_with_them(tmp_path: Path) -> None:
+    config = PlannerConfig(
+        data_dir=tmp_path, listen="127.0.0.1:0", api="127.0.0.1:0", advertise="fd00::5", search="local"
+    )
+    begin_migrated(config.data_dir)
+    with closing(Planner(config)) as planner:
+        told = (planner.api_url, planner.enrol_address, planner.endpoints.control)
+        assert [one.rpartition(":")[0] for one in told] == [
+            "https://[fd00::5]",
+            "tls://[fd00::5]",
+            "tcp://[fd00::5]",
+        ]
+
+
 def test_a_given_certificate_is_shown_and_the_next_connection_sees_its_renewal(tmp_path: Path) -> None:
     """1. It is that of the settings, which tokens do not pin. 2. A renewal that is half written changes
     nothing. 3. Once it is whole it is shown, without a restart."""

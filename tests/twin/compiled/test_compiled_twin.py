@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from stageloom.planner.twin.arrivals import Poisson
 from stageloom.planner.twin.compiled import compile_ahead, engine
 from stageloom.planner.twin.compiled.compile_cache import SCALES, cache_folder, is_compiled
 from stageloom.planner.twin.compiled.twin import CompiledTwin, compile_kernels
-from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.twin.device_file import cpu_device, load_device
+from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
-from stageloom.shared.plan import QueuePlan
+from stageloom.shared.ids import OpId
+from stageloom.shared.plan import ExecutorOptions, QueuePlan
 from stageloom.shared.search.costs import CostTable
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin
@@ -39,6 +43,33 @@ def test_a_branch_goes_on_from_where_it_was_made_and_changes_nothing_there() -> 
     branches[0].deploy(chains(3, 2, lanes=2))
     branches[0].run(0.004)
     assert trunk.run(0.004) == windows[1]
+
+
+def test_blocks_on_executors_of_their_own_take_what_they_take_in_the_reference_twin() -> None:
+    chained = chains(3, 2)
+    one, two = ExecutorOptions(intra_op_threads=1), ExecutorOptions(intra_op_threads=2)
+    alone = tuple(replace(block, executor=block.members[0].model) for block in chained.plan.combined)
+    plan = replace(chained.plan, combined=alone, executor=one, further_executors=(two,))
+    bound = bind(plan, {model.graph_key: model.graph for model in chained.models})
+    operators = [
+        (model.graph_key, OpId(op)) for model in bound.models for op in range(len(model.graph.operators))
+    ]
+    quick, slow = (
+        CostTable(measured_s=dict.fromkeys(operators, seconds), executor=executor)
+        for seconds, executor in ((1e-5, one), (1e-4, two))
+    )
+    times = StepTimes(cpu_device(4), replace(quick, beside={two: slow}))
+    windows = []
+    for make in (Twin, PlainTwin):
+        made = make(times, LOAD, seed=1)
+        made.deploy(bound)
+        windows.append(made.run(0.01))
+    assert windows[0] == windows[1]
+    overhead_s = times.device.step_s + times.device.item_s
+    took_s = {(step.combined, step.sum_s / step.count) for step in windows[0].steps}
+    assert dict(took_s) == pytest.approx(
+        {at: seconds + overhead_s for at, seconds in enumerate([1e-5] * 3 + [1e-4] * 2)}
+    )
 
 
 def test_other_models_than_at_first_are_refused() -> None:
