@@ -19,7 +19,7 @@ from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import CopySlot, InstanceId, MoveInstance, PlanKey, ProgramKey, Step
-from stageloom.shared.errors import ExecutorError, ExtensionError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError, ExtensionError
 from stageloom.shared.extensions import ExtensionGroup, Extensions, extensions
 from stageloom.shared.ids import Digest, StepId
 
@@ -75,7 +75,7 @@ def make_executor(name: str) -> Executor:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:
         remedy = how_to_install(extra) if extra else "pip install 'stageloom[edge]'"
-        raise ExecutorError(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
+        raise BackendUnavailable(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
     return cast(Executor, factory())
 
 

@@ -3,15 +3,24 @@
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.executors import _WHERE, Executors
+from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import WorkerConfig
+from stageloom.edge_agent.worker.profiling import Profiler
+from stageloom.edge_agent.worker.resources import ArtifactTable
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import bind
+from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
+from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -111,6 +120,74 @@ def test_an_executor_that_refuses_a_plan_is_told_from_time_that_was_up(
     assert "no executor is called" in part.reason and part.refused
     (part,) = profile(engine, model, staged(model), 9, limit_s=0.0)
     assert "time limit" in part.reason and not part.refused
+
+
+class Refusing(NullExecutor):
+    """It has not all of the model's operators."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        raise ExecutorError("no such operator")
+
+
+class Crowded(NullExecutor):
+    """Another process has the memory."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        raise BackendUnavailable("too little memory is free")
+
+
+class Broken(NullExecutor):
+    """Its steps fail."""
+
+    def wait(self, step: StepId) -> StepResult:
+        super().wait(step)
+        raise ExecutorError(f"step {step} failed: out of memory")
+
+
+class Absent(NullExecutor):
+    """It finds no device."""
+
+    def __init__(self) -> None:
+        raise BackendUnavailable("CUDA finds no usable GPU")
+
+
+@pytest.mark.parametrize(
+    ("executor", "reason", "refused"),
+    [
+        (Refusing, "no such operator", True),
+        (Crowded, "too little memory", False),
+        (Broken, "out of memory", False),
+        (Absent, "no usable GPU", False),
+    ],
+)
+def test_only_a_load_that_says_that_the_plan_cannot_run_refuses_it(
+    model: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    executor: type[NullExecutor],
+    reason: str,
+    *,
+    refused: bool,
+) -> None:
+    monkeypatch.setitem(_WHERE, "null", (__name__, executor.__name__, ""))
+    (part,) = profiled_here(staged(model, "null"), model, Executors())
+    assert reason in part.reason and part.refused is refused
+
+
+def profiled_here(
+    plan: Plan,
+    model: Artifact,
+    executors: Executors,
+    driver: EngineRuntime | None = None,
+    *,
+    memory_bytes: int = 0,
+) -> list[messages.StageTimes]:
+    """The answer to a request by a profiler in this process."""
+    reports: list[messages.Report] = []
+    profiler = Profiler(
+        reports.append, lambda: driver, executors, ArtifactTable(), lambda: True, memory_bytes
+    )
+    profiler._time_stages(messages.ProfileStages(1, {model.digest: str(model.path)}, repeats=1), plan.wire)
+    return [report for report in reports if isinstance(report, messages.StageTimes)]
 
 
 def test_a_plan_that_does_not_fit_beside_what_runs_is_skipped_with_the_reason(model: Artifact) -> None:

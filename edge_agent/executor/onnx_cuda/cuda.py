@@ -23,7 +23,7 @@ from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.executor.onnx.half import FP16
 from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.edge_agent.machine.utilisation import is_tegra
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable
 
 PROVIDER = "CUDAExecutionProvider"
 ENGINES = "TensorrtExecutionProvider"
@@ -83,12 +83,12 @@ class CudaSessionDevice:
 
     def __init__(self) -> None:
         """Raises:
-        ExecutorError: there is no CUDA device, or something that it takes is missing.
+        BackendUnavailable: there is no CUDA device, or something that it takes is missing.
         """
         os.environ.setdefault(CONNECTIONS, str(MAX_STREAMS))
         cause, remedy = why_not()
         if cause:
-            raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
+            raise BackendUnavailable(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
         if hasattr(onnxruntime, "preload_dlls"):  # CUDA and cuDNN from wheels, where they came as such
             onnxruntime.preload_dlls()
         self._cuda: Any = importlib.import_module(_BINDINGS)
@@ -114,11 +114,11 @@ class CudaSessionDevice:
         """The results of a CUDA call.
 
         Raises:
-            ExecutorError: it failed.
+            BackendUnavailable: it failed, for which no model is to blame.
         """
         error, *results = function(*arguments)
         if error != self._cuda.cudaError_t.cudaSuccess:
-            raise ExecutorError(f"{function.__name__} failed: {_name(self._cuda, error)}")
+            raise BackendUnavailable(f"{function.__name__} failed: {_name(self._cuda, error)}")
         return results[0] if len(results) == 1 else tuple(results)
 
     # Streams and events
