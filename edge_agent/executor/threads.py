@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TypeAlias
 
+from stageloom.edge_agent.worker.pinning import log_lost, may_keep_to
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import StepId
@@ -395,8 +396,8 @@ class _PinnedHelpers:
             thread.start()
 
     def _serve(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)
+        if self._cores and not may_keep_to(self._cores):
+            log_lost(self._cores)
         while (call := self.calls.get()) is not None:
             run, resource = call
             run.help_on(resource)

@@ -1,8 +1,9 @@
 """Plans whose blocks run on several executors and whose lanes keep to their cores."""
 
+import errno
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -220,6 +221,39 @@ def test_lanes_keep_to_their_cores_until_another_plan_runs(engine: InProcessEngi
         futures = [engine.submit("a", random_inputs(model.graph, seed)) for seed in range(8)]
         assert all(isinstance(one, np.ndarray) for f in futures for one in f.result(TIMEOUT_S).values())
         assert watched.cores <= wanted and watched.cores
+
+
+def test_a_lane_whose_core_has_gone_runs_on_any_and_that_is_said_once(
+    engine: InProcessEngine,
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A power mode takes a core away while the plan is loaded: a thread can no longer be kept to it."""
+    model = artifact_of("squeezenet")
+    plan = replace(in_turns(1), resources=(Resource(cores=CORES[:1]),), lane_resources=(0,))
+    keys = [engine.load(plan, {model.digest: model}) for _ in range(2)]
+    without_cores(monkeypatch, CORES[:1])
+    for key in (*keys, keys[0]):
+        engine.activate(key, keep=True)
+        assert engine.submit("a", random_inputs(model.graph, 1)).result(TIMEOUT_S)
+    free = engine.load(in_turns(1), {model.digest: model})
+    engine.activate(free)
+    assert engine.submit("a", random_inputs(model.graph, 1)).result(TIMEOUT_S)
+    assert watched.cores == {frozenset(CORES)}
+    assert caplog.text.count("can be used any more") == 1
+
+
+def without_cores(monkeypatch: pytest.MonkeyPatch, gone: tuple[int, ...]) -> None:
+    """From now on the kernel refuses to keep a thread to these cores."""
+    keep_to = os.sched_setaffinity
+
+    def refusing(thread: int, cores: Iterable[int]) -> None:
+        if set(cores) <= set(gone):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        keep_to(thread, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refusing)
 
 
 def test_a_core_that_the_process_may_not_use_is_refused(engine: InProcessEngine) -> None:

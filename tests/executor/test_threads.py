@@ -1,5 +1,6 @@
 """The stream pool: every item once, in an order that obeys the waits, whatever the number of threads."""
 
+import errno
 import os
 import random
 import threading
@@ -254,6 +255,25 @@ def test_items_that_name_a_resource_run_on_its_threads_and_obey_the_waits(
                 assert names[index] == named if named else not names[index].startswith("cores-")
     finally:
         pool.close()
+
+
+def test_items_of_a_resource_whose_cores_have_gone_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(thread: int, cores: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", gone)
+    items = [_item(0, ()), replace(_item(1, ()), resource=1), _item(0, (1,))]
+    pool = StreamPool()
+    done: list[int] = []
+    try:
+        for _ in range(3):
+            pool.run(assign(items, 2), done.append, 0, {1: (1022, 1023)})
+    finally:
+        pool.close()
+    assert sorted(done) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert caplog.text.count("no core of 1022, 1023 can be used any more") == 1
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
