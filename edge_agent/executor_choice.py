@@ -26,7 +26,7 @@ from stageloom.edge_agent.way_measuring import WayRequests
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
-from stageloom.shared.messages.telemetry import ExecutorTime, RowData
+from stageloom.shared.messages.telemetry import ExecutorTime, MachineFacts, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.arrangements import ON_GPU, Times, computing_lanes, express_of, widths
 from stageloom.shared.search.auto import auto_plan
@@ -148,9 +148,14 @@ def _read(row: _Time) -> tuple[ExecutorOptions, float]:
 
 def told_at_start(config: AgentConfig) -> list[RowData]:
     """What the planner is to know of this device: its cores and executors, and what was measured on them."""
-    usual = FIRST_CHOICE.name if config.executor == AUTO else config.executor
     times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
-    return [machine_facts(usual, config.intra_op_threads), *times.rows()]
+    return [facts_now(config), *times.rows()]
+
+
+def facts_now(config: AgentConfig) -> MachineFacts:
+    """Its cores and executors alone."""
+    usual = FIRST_CHOICE.name if config.executor == AUTO else config.executor
+    return machine_facts(usual, config.intra_op_threads)
 
 
 @dataclass(frozen=True)
