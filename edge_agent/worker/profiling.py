@@ -521,22 +521,22 @@ class Profiler:
 
     @contextmanager
     def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, EngineRuntime | None]]:
-        """The executor that serves, whose weights the plan may share; else one of its own."""
-        name = bound.plan.executor.name
+        """The executors that serve, whose weights the plan may share, if they run all of it; else its own."""
         driver = self._driver()
-        shares = driver is not None and self._executors.runs(name)
-        with _refusing():
-            executor: StepRunner = self._executors if shares else make_executor(name)
-            needed_bytes = executor.stated_bytes(bound)
-        room_bytes = budget(self._memory_bytes, executor.held_bytes).room_bytes
+        shares = driver is not None and all(map(self._executors.runs, bound.executor_names))
+        executors = self._executors if shares else Executors(make_executor)
         try:
+            with _refusing():
+                needed_bytes = executors.stated_bytes(bound)
+            held_bytes = self._executors.held_bytes + (0 if shares else executors.held_bytes)
+            room_bytes = budget(self._memory_bytes, held_bytes).room_bytes
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
                 raise BackendUnavailable(f"the plan is not profiled: {reason}")
-            yield executor, driver if shares else None
+            yield executors, driver if shares else None
         finally:
             if not shares:
-                executor.close()
+                executors.close()
 
 
 def read_plan(fds: list[int]) -> bytes:
