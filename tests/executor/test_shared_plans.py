@@ -15,11 +15,16 @@ from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.onnx.program import SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import ExecutorError, TaskFailed
+from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.installed import installed
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.split_cases import SplitSubject, random_splits, split_plan
 
 TIMEOUT_S = 60.0
 CORES = tuple(sorted(os.sched_getaffinity(0)))
@@ -33,7 +38,12 @@ class Watched(OnnxExecutor):
     def __init__(self) -> None:
         super().__init__()
         self.cores: set[frozenset[int]] = set()
-        self.broken = False
+        self.broken = self.refuses = False
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        if self.refuses:
+            raise ExecutorError("no such operator")
+        super().load(key, bound, artifacts)
 
     def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
         self.cores.add(frozenset(os.sched_getaffinity(0)))
@@ -261,6 +271,24 @@ def test_a_core_that_the_process_may_not_use_is_refused(engine: InProcessEngine)
     absent = replace(in_turns(1), resources=(Resource(cores=(1023,)),), lane_resources=(0,))
     with pytest.raises(ExecutorError, match="resource 0 wants core 1023, and the process may use"):
         engine.load(absent, {model.digest: model})
+
+
+def test_a_plan_that_the_second_executor_refuses_leaves_no_session_in_its_cache(
+    engine: InProcessEngine, watched: Watched
+) -> None:
+    """The first one makes those of the groups that the second is to run, and puts them there."""
+    model = artifact_of("squeezenet")
+    engine.activate(engine.load(in_turns(), {model.digest: model}))
+    before = watched.sessions
+    splits = random_splits(SplitSubject.of(model), random.Random(1))
+    plan = split_plan(model, splits, executors=("onnx", "watched"))
+    watched.refuses = True
+    with pytest.raises(ExecutorError, match="no such operator"):
+        engine.load(plan, {model.digest: model})
+    assert watched.sessions == before
+    watched.refuses = False
+    engine.load(plan, {model.digest: model})
+    assert watched.sessions > before
 
 
 def test_executors_whose_tensors_lie_elsewhere_share_no_plan(engine: InProcessEngine) -> None:
