@@ -93,6 +93,7 @@ class CudaSessionDevice:
             onnxruntime.preload_dlls()
         self._cuda: Any = importlib.import_module(_BINDINGS)
         self._call(self._cuda.cudaSetDevice, self.number)
+        self._pinned: set[int] = set()  # addresses of host memory
         flags = self._cuda.cudaStreamNonBlocking
         self._streams = [
             self._call(self._cuda.cudaStreamCreateWithFlags, flags) for _ in range(PROFILING + 1)
@@ -203,9 +204,23 @@ class CudaSessionDevice:
         self._call(self._cuda.cudaFree, address)
 
     def host_bytes(self, nbytes: int) -> np.ndarray:
-        """Pinned memory, which is never given back."""
-        address = self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
+        """Pinned memory."""
+        address = int(self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault))
+        self._pinned.add(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    def free_host(self, piece: np.ndarray) -> None:
+        self._pinned.discard(piece.ctypes.data)
+        self._call(self._cuda.cudaFreeHost, piece.ctypes.data)
+
+    def close(self) -> None:
+        """Errors say nothing new: at the end of the process CUDA may be gone already."""
+        for stream in self._streams:
+            self._cuda.cudaStreamSynchronize(stream)  # of what a failed step has left behind
+        while self._pinned:
+            self._cuda.cudaFreeHost(self._pinned.pop())
+        while self._streams:
+            self._cuda.cudaStreamDestroy(self._streams.pop())
 
     def free_bytes(self) -> int:
         free, _ = self._call(self._cuda.cudaMemGetInfo)

@@ -204,6 +204,7 @@ def fill(device: SessionDevice, stream: Stream, place: int, array: np.ndarray) -
     host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     device.launch(stream, device.copying(stream, place, host.ctypes.data, array.nbytes))
     device.synchronize(device.record(stream))
+    device.free_host(host)
 
 
 def lap_s(work: Launch, device: SessionDevice, stream: Stream) -> float:
