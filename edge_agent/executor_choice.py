@@ -87,8 +87,8 @@ class ExecutorTimes:
     """What was measured on this device as it is now; another power mode or runtime makes it void."""
 
     def __init__(self, file: StateFile, environment: str) -> None:
+        self.environment = environment
         self._file = file
-        self._environment = environment
         self._times_s: dict[str, dict[ExecutorOptions, float]] = {}
         body = file.load().body
         if body is not None:
@@ -111,7 +111,7 @@ class ExecutorTimes:
                 options.name,
                 options.intra_op_threads,
                 1,
-                self._environment,
+                self.environment,
                 seconds * 1e6 if seconds < math.inf else None,
                 0,
                 "" if seconds < math.inf else "it could not be measured",
@@ -133,7 +133,7 @@ class ExecutorTimes:
         StorageError: it cannot be written; the next start measures again.
         """
         times = {artifact: list(map(_row, known.items())) for artifact, known in self._times_s.items()}
-        self._file.save(msgspec.msgpack.encode(_Remembered(self._environment, times)))
+        self._file.save(msgspec.msgpack.encode(_Remembered(self.environment, times)))
 
 
 def _row(known: tuple[ExecutorOptions, float]) -> _Time:
@@ -196,6 +196,7 @@ class ExecutorChoice:
         self._times = times
         self._running = running
         self._asked = WayRequests(times, wanted)
+        self._mixed = False  # measured in several environments
         self.problems: list[str] = []  # that were met since they were last looked at
         self._unmeasured: set[tuple[str, str]] = set()  # model and executor, of which that was said
 
@@ -209,14 +210,22 @@ class ExecutorChoice:
         return self._asked.of(list(zip(self._models.choices, self._models.needs, strict=True)))
 
     def answered(
-        self, request: int, step_us: float | None, reason: str, *, cannot: bool = False
+        self, request: int, step_us: float | None, reason: str, environment: str, *, cannot: bool = False
     ) -> PlanMeasured | None:
         """A measurement ended, without a time where it was not made; the better plan after the last.
 
         `cannot`: the model cannot run so, which is remembered; on a busy device or a slow start the next
-        start asks again.
+        start asks again. `environment`: of now; if another one than the times are of has come since the
+        start, nothing of what was measured is believed or saved.
         """
         choice, options = self._asked.open.pop(request)
+        if environment != self._times.environment and not self._mixed:
+            self._mixed = True
+            self.problems.append(
+                "power mode or cores changed while models were measured: the next start measures again"
+            )
+        if self._mixed:
+            return None
         if step_us is None and (choice.name, options.name) not in self._unmeasured:
             self._unmeasured.add((choice.name, options.name))  # other threads and rounds fail alike
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
