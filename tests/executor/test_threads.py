@@ -137,6 +137,21 @@ def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
 
 
 @pytest.mark.promise("groups-stage-run-whoever")
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_step_on_the_only_core_calls_no_helper(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    pool = StreamPool()
+    pool.grow(1)
+    helping: list[int] = []
+    try:
+        pool.begin()
+        pool.run(assign([_item(0, ()), _item(1, ())], 2), lambda item: helping.append(pool._helping))
+    finally:
+        pool.close()
+    assert max(helping) == cores - 1
+
+
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
     """1. The caller has ended its group and sleeps. 2. The helper ends the other one and begins item 2."""
     pool = StreamPool()
