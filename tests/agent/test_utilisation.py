@@ -57,7 +57,8 @@ def library(**given: Any) -> Any:
         return ask
 
     names = (
-        "nvmlInit nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByUUID nvmlDeviceGetUtilizationRates"
+        "nvmlInit nvmlDeviceGetCount nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByUUID"
+        " nvmlDeviceGetUUID nvmlDeviceGetUtilizationRates"
         " nvmlDeviceGetClockInfo nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit"
         " nvmlDeviceGetMemoryInfo nvmlDeviceGetCurrentClocksThrottleReasons"
     )
@@ -186,6 +187,35 @@ def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> No
     assert it.source == "nvml" and it.power_mode() == "700 W"
     assert (found["gpu"], found["gpu_memory"], found["gpu_clock"]) == (0.0, 3.0, 1980.0)
     assert found["gpu_power"] is None and found["gpu_power_limit"] == 700.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "card"),
+    [
+        (None, "PCI_BUS_ID", 0),
+        ("1", "PCI_BUS_ID", 1),
+        ("2,0", "PCI_BUS_ID", 2),
+        ("1", None, 0),  # CUDA counts the fastest first, NVML along the bus
+        ("GPU-22222222-aaaa", None, 2),
+        ("GPU-1111", None, 1),
+        ("GPU-9", None, 0),
+        ("MIG-22222222-aaaa", None, 0),
+        ("", None, 0),
+    ],
+)
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_nvml_is_asked_for_the_card_that_cuda_uses(
+    visible: str | None, order: str | None, card: int, *, as_bytes: bool
+) -> None:
+    nvml = library(nvmlInit=None, nvmlDeviceGetCount=3)
+    uuids = [f"GPU-{str(number) * 8}-aaaa" for number in range(3)]
+    nvml.nvmlDeviceGetHandleByIndex = lambda number: number
+    nvml.nvmlDeviceGetUUID = lambda at: uuids[at].encode() if as_bytes else uuids[at]
+    nvml.nvmlDeviceGetEnforcedPowerLimit = lambda at: 1000 * (100 + at)
+    given = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
+    environment = {name: value for name, value in given.items() if value is not None}
+    opened = open_nvml(library=nvml, environment=environment)
+    assert opened is not None and opened.power_limit_w() == 100.0 + card
 
 
 def test_a_power_limit_that_cannot_be_read_now_is_unknown_and_no_other_mode(tmp_path: Path) -> None:
