@@ -57,7 +57,7 @@ class LanePin:
         self._cores = cores
         if not may_keep_to(cores or self._everywhere):
             may_keep_to(self._everywhere)  # else the kernel has chosen
-            if cores not in self._lost:
+            if cores and cores not in self._lost:
                 self._lost.add(cores)
                 log_lost(cores)
 
