@@ -26,7 +26,7 @@ from stageloom.edge_agent.way_measuring import WayRequests
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
-from stageloom.shared.messages.telemetry import ExecutorTime, RowData
+from stageloom.shared.messages.telemetry import ExecutorTime, MachineFacts, RowData
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.arrangements import ON_GPU, Times, computing_lanes, express_of, widths
 from stageloom.shared.search.auto import auto_plan
@@ -87,8 +87,8 @@ class ExecutorTimes:
     """What was measured on this device as it is now; another power mode or runtime makes it void."""
 
     def __init__(self, file: StateFile, environment: str) -> None:
+        self.environment = environment
         self._file = file
-        self._environment = environment
         self._times_s: dict[str, dict[ExecutorOptions, float]] = {}
         body = file.load().body
         if body is not None:
@@ -111,7 +111,7 @@ class ExecutorTimes:
                 options.name,
                 options.intra_op_threads,
                 1,
-                self._environment,
+                self.environment,
                 seconds * 1e6 if seconds < math.inf else None,
                 0,
                 "" if seconds < math.inf else "it could not be measured",
@@ -133,7 +133,7 @@ class ExecutorTimes:
         StorageError: it cannot be written; the next start measures again.
         """
         times = {artifact: list(map(_row, known.items())) for artifact, known in self._times_s.items()}
-        self._file.save(msgspec.msgpack.encode(_Remembered(self._environment, times)))
+        self._file.save(msgspec.msgpack.encode(_Remembered(self.environment, times)))
 
 
 def _row(known: tuple[ExecutorOptions, float]) -> _Time:
@@ -148,9 +148,14 @@ def _read(row: _Time) -> tuple[ExecutorOptions, float]:
 
 def told_at_start(config: AgentConfig) -> list[RowData]:
     """What the planner is to know of this device: its cores and executors, and what was measured on them."""
-    usual = FIRST_CHOICE.name if config.executor == AUTO else config.executor
     times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
-    return [machine_facts(usual, config.intra_op_threads), *times.rows()]
+    return [facts_now(config), *times.rows()]
+
+
+def facts_now(config: AgentConfig) -> MachineFacts:
+    """Its cores and executors alone."""
+    usual = FIRST_CHOICE.name if config.executor == AUTO else config.executor
+    return machine_facts(usual, config.intra_op_threads)
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,7 @@ class ExecutorChoice:
         self._times = times
         self._running = running
         self._asked = WayRequests(times, wanted)
+        self._mixed = False  # measured in several environments
         self.problems: list[str] = []  # that were met since they were last looked at
         self._unmeasured: set[tuple[str, str]] = set()  # model and executor, of which that was said
 
@@ -204,14 +210,22 @@ class ExecutorChoice:
         return self._asked.of(list(zip(self._models.choices, self._models.needs, strict=True)))
 
     def answered(
-        self, request: int, step_us: float | None, reason: str, *, cannot: bool = False
+        self, request: int, step_us: float | None, reason: str, environment: str, *, cannot: bool = False
     ) -> PlanMeasured | None:
         """A measurement ended, without a time where it was not made; the better plan after the last.
 
         `cannot`: the model cannot run so, which is remembered; on a busy device or a slow start the next
-        start asks again.
+        start asks again. `environment`: of now; if another one than the times are of has come since the
+        start, nothing of what was measured is believed or saved.
         """
         choice, options = self._asked.open.pop(request)
+        if environment != self._times.environment and not self._mixed:
+            self._mixed = True
+            self.problems.append(
+                "power mode or cores changed while models were measured: the next start measures again"
+            )
+        if self._mixed:
+            return None
         if step_us is None and (choice.name, options.name) not in self._unmeasured:
             self._unmeasured.add((choice.name, options.name))  # other threads and rounds fail alike
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")

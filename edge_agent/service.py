@@ -195,7 +195,8 @@ class Agent:
         choice = self._choice
         if choice is None:
             return
-        better = choice.answered(request, step_us.get(0), reason, cannot=cannot)
+        environment = self._parts.machine.environment()
+        better = choice.answered(request, step_us.get(0), reason, environment, cannot=cannot)
         while choice.problems:
             self._journal.note("executor_choice", choice.problems.pop())
         if better is not None:

@@ -22,6 +22,7 @@ StageloomError
  |- UnavailableError           nothing answered (planner, agent, engine); exit code 4
  |- StorageError               disk full, no permission, a broken database; exit code 5
  `- ExecutorError              a backend that cannot load or run (executor, reason); exit code 6
+     `- BackendUnavailable    it cannot now, whatever the plan, and may be able to later
 
 An error carries fields beside its sentence. `str(error)` is one line: the cause, then the remedy.
 """
@@ -196,3 +197,10 @@ class ExecutorError(StageloomError):
     """A backend that is missing, cannot load a model, or failed while running."""
 
     exit_code = ExitCode.BACKEND
+
+
+class BackendUnavailable(ExecutorError):
+    """A backend that cannot load or run at present: too little memory is free, or its device is not there.
+
+    It says nothing against the plan or its models: the same may work later.
+    """

@@ -302,7 +302,10 @@ class StepRunner(Protocol):
         """Free what the instance holds; called after the steps and copies that use it have ended."""
 
     def unload(self, key: PlanKey) -> None:
-        """Free a plan that no instance uses; what it takes to load it again soon may be kept."""
+        """Free a plan that no instance uses; what it takes to load it again soon may be kept.
+
+        A plan that is not loaded, or did not load, is nothing.
+        """
 
     def drop_idle(self) -> None:
         """Free what is kept for plans that are not loaded."""

@@ -7,6 +7,7 @@ another has: its plan has given way.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Final, cast
@@ -19,7 +20,7 @@ from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import CopySlot, InstanceId, MoveInstance, PlanKey, ProgramKey, Step
-from stageloom.shared.errors import ExecutorError, ExtensionError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError, ExtensionError
 from stageloom.shared.extensions import ExtensionGroup, Extensions, extensions
 from stageloom.shared.ids import Digest, StepId
 
@@ -75,7 +76,7 @@ def make_executor(name: str) -> Executor:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:
         remedy = how_to_install(extra) if extra else "pip install 'stageloom[edge]'"
-        raise ExecutorError(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
+        raise BackendUnavailable(f"executor {name!r} cannot be loaded: {error}", remedy=remedy) from error
     return cast(Executor, factory())
 
 
@@ -127,8 +128,9 @@ class Executors:
         self._make = make
         self._store = SlotStore() if store is None else store
         self._bound: dict[PlanKey, BoundPlan] = {}
-        self._lock = threading.Lock()  # over changes of the two below, and while a backend is imported
+        self._lock = threading.Lock()  # over changes of the four below, and while a backend is imported
         self._made: dict[str, Executor] = {}
+        self._asked = Counter[str]()  # by name, questions for bytes that are being answered
         self._of: dict[PlanKey, dict[tuple[int, int], Executor]] = {}  # by combined block and variant
         self._all_of: dict[PlanKey, tuple[Executor, ...]] = {}  # with those that run groups of blocks alone
         self._issued: dict[StepId, Executor] = {}
@@ -155,9 +157,15 @@ class Executors:
         Raises:
             ExecutorError: one of its executors cannot be made.
         """
+        names = bound.executor_names
         with self._lock:
-            executors = [self._made_for(name) for name in bound.executor_names]
-        return sum(executor.stated_bytes(bound, alone=alone) for executor in executors)
+            executors = [self._made_for(name) for name in names]
+            self._asked.update(names)
+        try:
+            return sum(executor.stated_bytes(bound, alone=alone) for executor in executors)
+        finally:
+            with self._lock:
+                self._asked.subtract(names)
 
     @property
     def held_bytes(self) -> int:
@@ -182,9 +190,11 @@ class Executors:
                 executor.load(key, bound, artifacts)
             self._bound[key] = bound
         except BaseException:
-            for executor in loaded[:-1]:
+            # Those that did not load it, too: one before them may have put sessions for its groups there.
+            for executor in executors.values() if loaded and len(executors) > 1 else ():
                 executor.unload(key)
-            del self._of[key], self._all_of[key]
+            with self._lock:
+                del self._of[key], self._all_of[key]
             raise
         finally:
             self._close_unused()
@@ -241,7 +251,8 @@ class Executors:
         if executors is not None:
             for executor in self._all_of[key]:
                 executor.unload(key)
-            del self._of[key], self._all_of[key], self._bound[key]
+            with self._lock:
+                del self._of[key], self._all_of[key], self._bound[key]
             self._close_unused()
 
     def drop_idle(self) -> None:
@@ -274,7 +285,11 @@ class Executors:
         """Close executors without a plan, unless none has one: then the last keeps what it may need again."""
         with self._lock:
             users = {id(executor) for of in self._all_of.values() for executor in of}
-            unused = [executor for executor in self._made.values() if users and id(executor) not in users]
+            unused = [
+                executor
+                for name, executor in self._made.items()
+                if users and id(executor) not in users and not self._asked[name]
+            ]
             for executor in unused:
                 del self._made[executor.name]
         for executor in unused:

@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TypeAlias
 
+from stageloom.edge_agent.worker.pinning import log_lost, may_keep_to
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import StepId
@@ -85,7 +86,10 @@ class StepOrder:
 
 
 MAX_THREADS = max(2, len(os.sched_getaffinity(0)))
-"""Threads that one step may use, the caller's included: more than cores only adds switches."""
+"""Threads that one step may use, the caller's included: more than cores only adds switches.
+
+On one core two, of which the pool calls the second only while no step is at work.
+"""
 
 _BETWEEN_STEPS_S = 0.001
 """A lane whose step has ended counts as at work for so long; the next one begins some 10 us later, or 200 us
@@ -283,11 +287,11 @@ class StreamPool:
     """Threads shared by all lanes; it grows to what the loaded programs can use at once.
 
     A lane's thread tells when its step begins, ends, and sleeps in between. `cores`: helpers are called while
-    fewer threads than that are at work.
+    fewer threads than that are at work; 0: as many as the process may use.
     """
 
-    def __init__(self, cores: int = MAX_THREADS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cores = cores
+    def __init__(self, cores: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cores = cores or len(os.sched_getaffinity(0))
         self._clock = clock
         self._lock = threading.Lock()
         self._helping = 0  # helpers that have been called and have not returned
@@ -395,8 +399,8 @@ class _PinnedHelpers:
             thread.start()
 
     def _serve(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)
+        if self._cores and not may_keep_to(self._cores):
+            log_lost(self._cores)
         while (call := self.calls.get()) is not None:
             run, resource = call
             run.help_on(resource)

@@ -17,11 +17,26 @@ _POLL_S: Final = 0.005
 _SEED: Final = 7
 
 
+class Idleness:
+    """Whether nothing is served, asked by a call, and how many tasks have come so far.
+
+    A task that came and ended between two questions shows in the number alone.
+    """
+
+    def __init__(self, idle: Callable[[], bool], arrived: Callable[[], int]) -> None:
+        self._idle = idle
+        self.arrived = arrived
+
+    def __call__(self) -> bool:
+        return self._idle()
+
+
 class IdleTime:
     """Hands out idle moments until `own_s` of work were spent in them, or `wall_s` have gone by.
 
     A step of work is not interrupted, so it should be short; whoever asks before each of them yields to a
-    task within one. What was measured while a task came is worth nothing: see `undisturbed`.
+    task within one. What was measured while a task came is worth nothing: see `undisturbed`, which knows of
+    tasks that have ended since where `idle` is an `Idleness`.
     """
 
     def __init__(
@@ -34,6 +49,8 @@ class IdleTime:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._idle = idle
+        self._arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
+        self._before = 0  # tasks that had come when the moment was handed out
         self._own_s = own_s
         self._wall_s = wall_s
         self._clock = clock
@@ -45,6 +62,7 @@ class IdleTime:
     def wait(self) -> bool:
         """Wait for an idle moment; False when the time is up."""
         while True:
+            self._before = self._arrived()  # first: a task that comes after it is seen here or in the number
             if self._spent_s >= self._own_s:
                 self.reason = f"the time limit of {self._own_s:g} s was used up"
             elif self._clock() >= self._ends_s:
@@ -68,7 +86,7 @@ class IdleTime:
     @property
     def undisturbed(self) -> bool:
         """Nothing has come since the moment was handed out."""
-        return self._idle()
+        return self._idle() and self._arrived() == self._before
 
 
 def summary(taken_s: Sequence[float]) -> OperatorTime:

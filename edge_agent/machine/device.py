@@ -49,14 +49,20 @@ def gpu_names(proc: Path = Path("/proc"), root: Path = Path("/")) -> list[str]:
 
 
 def cpu_name(proc: Path = Path("/proc")) -> str:
-    """The processor's model, else its architecture."""
-    try:
-        for line in (proc / "cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
+    """The processor's model; where the kernel names none, as on 64-bit ARM, the board or the kinds of cores;
+    else the architecture."""
+    cores: dict[str, None] = {}
+    maker = ""
+    for line in (text_of(proc / "cpuinfo") or "").splitlines():
+        name, _, value = map(str.strip, line.partition(":"))
+        if name == "model name":
+            return value
+        if name == "CPU implementer":
+            maker = value
+        elif name == "CPU part":
+            cores[f"{maker}/{value}"] = None
+    board = text_of(proc / "device-tree/model")
+    return board or (f"ARM {'+'.join(cores)}" if cores else platform.machine())
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:

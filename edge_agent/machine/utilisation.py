@@ -5,9 +5,10 @@ Every value is a number that was read, or None: a source that cannot tell never 
 """
 
 import logging
+import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -194,19 +195,38 @@ class Nvml:
             return None
 
 
-def open_nvml(*, uuid: str | None = None, library: Any = None) -> Nvml | None:
-    """The first GPU, or the one of that UUID; None without binding, driver or device."""
+def open_nvml(
+    *, uuid: str | None = None, library: Any = None, environment: Mapping[str, str] = os.environ
+) -> Nvml | None:
+    """CUDA's first GPU, or the one of that UUID; None without binding, driver or device."""
     try:
         nvml = library or import_module("pynvml")
     except ImportError:
         return None
     try:
         nvml.nvmlInit()
-        find = nvml.nvmlDeviceGetHandleByUUID if uuid else nvml.nvmlDeviceGetHandleByIndex
-        return Nvml(nvml, find(uuid or 0))
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else _first_of_cuda(nvml, environment)
+        return Nvml(nvml, handle)
     except nvml.NVMLError as error:
         _log.debug("NVML: %s", error)
         return None
+
+
+def _first_of_cuda(nvml: Any, environment: Mapping[str, str]) -> Any:
+    """The GPU that the environment gives CUDA as its first; NVML's first where it does not tell.
+
+    NVML counts in the order of the bus, and CUDA only where CUDA_DEVICE_ORDER says so.
+    """
+    wanted = environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    if wanted.isdecimal() and environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return nvml.nvmlDeviceGetHandleByIndex(int(wanted))
+    if wanted.startswith("GPU-"):  # CUDA takes the beginning of one, too
+        for number in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(wanted):
+                return handle
+    return nvml.nvmlDeviceGetHandleByIndex(0)
 
 
 _NODES: Final = (

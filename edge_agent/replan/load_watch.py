@@ -3,6 +3,7 @@
 import time
 from typing import Final
 
+from stageloom.edge_agent.executor_choice import facts_now
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
@@ -99,11 +100,13 @@ class LoadWatch:
         return facts.structure if facts is not None else None
 
     def tell_mode(self) -> None:
-        """Another power mode is another environment; the link knows of it before an alarm that it causes."""
+        """Another power mode is another environment; the planner knows of it and of the cores that are left
+        before an alarm that it causes."""
         machine = self._parts.machine
         if machine.power_mode != self._mode:
             self._mode = machine.power_mode
             self._parts.profiles.drift.answered()  # steps take another time for that reason alone
+            self._parts.journal.record([facts_now(self._parts.config)])  # a mode may take cores away
             self._parts.lifecycle.handle(EnvironmentChanged(machine.environment()))
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:

@@ -464,7 +464,8 @@ class StageTimes(_Message, frozen=True, tag=14):
     `stages` more than 1: that many from this one on, which ran as one.
 
     `last` ends the answer; `reason` says why stages are missing. `refused`: the executor cannot run the plan,
-    so that asking again is of no use. A block of more than MAX_TIMES stages takes several reports.
+    so that asking again is of no use. A want of memory or of a device is no refusal, nor is a step that
+    failed. A block of more than MAX_TIMES stages takes several reports.
     """
 
     request: int

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.executor.timing import Idleness
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.accounting import WindowTimer
 from stageloom.edge_agent.worker.arena_tasks import Application, ArenaTasks
@@ -70,7 +71,7 @@ class EngineProcess:
             lambda: self._driver,
             self._executors,
             self._artifacts,
-            self._quiet,
+            Idleness(self._quiet, lambda: 0 if self._driver is None else self._driver.arrived),
             config.memory_bytes,
         )
         self._comparer = OutputComparer(

@@ -54,7 +54,7 @@ from stageloom.shared.bitmask import mask_of
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan, bind
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError, StageloomError
 from stageloom.shared.ids import Digest, StepId, TaskId
 from stageloom.shared.launch_list import LaunchList
 from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, ExecutorOptions, Member, decode_plan
@@ -118,7 +118,7 @@ def profile_stages(
     key = PlanKey(next(_numbers))
     profile = _Profile(key, bound, executor, serving, moments, cores)
     try:
-        with moments.spend():
+        with moments.spend(), _refusing():
             executor.load(key, bound, artifacts)
         profile.rounds(chosen, times, repeats, at_least_s)
     finally:
@@ -310,8 +310,19 @@ _PARTS_PER_REPORT: Final = 1024  # of at most 40 bytes each
 _TOO_BUSY = "some were not timed: the time limit came first, or the device was too busy"
 
 
-class _NoRoomError(ExecutorError):
-    """What is loaded now leaves a plan no room; at another time it may have it."""
+class _CannotRunError(ExecutorError):
+    """The executor cannot run the plan, now or later."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Whoever makes or loads inside refuses the plan for good by an error, unless that may pass."""
+    try:
+        yield
+    except BackendUnavailable:
+        raise
+    except ExecutorError as error:
+        raise _CannotRunError(error.cause, remedy=error.remedy) from error
 
 
 class Profiler:
@@ -503,28 +514,29 @@ class Profiler:
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on
             reason = _one_line(error)
-            refused = isinstance(error, ExecutorError) and not isinstance(error, _NoRoomError)
+            refused = isinstance(error, _CannotRunError)
         self._artifacts.release(user)
         for report in stage_reports(request.request, digest, times, reason, refused=refused):
             self._report(report)
 
     @contextmanager
     def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, EngineRuntime | None]]:
-        """The executor that serves, whose weights the plan may share; else one of its own."""
-        name = bound.plan.executor.name
+        """The executors that serve, whose weights the plan may share, if they run all of it; else its own."""
         driver = self._driver()
-        shares = driver is not None and self._executors.runs(name)
-        executor: StepRunner = self._executors if shares else make_executor(name)
-        needed_bytes = executor.stated_bytes(bound)
-        room_bytes = budget(self._memory_bytes, executor.held_bytes).room_bytes
+        shares = driver is not None and all(map(self._executors.runs, bound.executor_names))
+        executors = self._executors if shares else Executors(make_executor)
         try:
+            with _refusing():
+                needed_bytes = executors.stated_bytes(bound)
+            held_bytes = self._executors.held_bytes + (0 if shares else executors.held_bytes)
+            room_bytes = budget(self._memory_bytes, held_bytes).room_bytes
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
-                raise _NoRoomError(f"the plan is not profiled: {reason}")
-            yield executor, driver if shares else None
+                raise BackendUnavailable(f"the plan is not profiled: {reason}")
+            yield executors, driver if shares else None
         finally:
             if not shares:
-                executor.close()
+                executors.close()
 
 
 def read_plan(fds: list[int]) -> bytes:

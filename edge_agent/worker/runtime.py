@@ -280,6 +280,12 @@ class EngineRuntime:
         return not self._tasks.tasks and not self._in_flight
 
     @property
+    def arrived(self) -> int:
+        """Tasks that came so far; `quiet` knows of them until they end."""
+        with self._lock:  # a task that is just being taken in counts once it is known there
+            return self._core.submitted
+
+    @property
     def idle(self) -> bool:
         """Nothing is in flight; tasks may be queued."""
         with self._lock:

@@ -296,6 +296,11 @@ class EngineCore:
         return {name: launcher.ended[Outcome.COMPLETED] for name, launcher in launchers.items()}
 
     @property
+    def submitted(self) -> int:
+        """Tasks that came so far."""
+        return self._registry.submitted
+
+    @property
     def failed(self) -> int:
         """Tasks that failed so far."""
         return self._registry.ended[Outcome.FAILED]

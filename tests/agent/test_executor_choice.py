@@ -44,7 +44,7 @@ def answer(
         assert plan.models[0].artifact == need.digest
         taken_us = us[plan.models[0].name, plan.executor.name]
         never = cannot and taken_us is None
-        answers.append(asking.answered(request.request, taken_us, "why not", cannot=never))
+        answers.append(asking.answered(request.request, taken_us, "why not", "here", cannot=never))
     return answers
 
 
@@ -68,7 +68,7 @@ def test_the_shortest_measurement_counts(tmp_path: Path) -> None:
     asking = choice(known)
     numbers = [request.request for request in asking.requests()]
     for number in numbers:
-        asking.answered(number, 1e3 * (number + 1), "")
+        asking.answered(number, 1e3 * (number + 1), "", "here")
     assert known.of(A[0]) == {ONNX: 2e-3, OPENVINO: 3e-3}
 
 
@@ -95,6 +95,25 @@ def test_another_environment_or_a_damaged_file_makes_it_void(tmp_path: Path) -> 
     assert not times(tmp_path, "power mode 2").of(A[0])
     StateFile(tmp_path / "times").save(b"\x93nothing")
     assert not times(tmp_path).of(A[0])
+
+
+@pytest.mark.parametrize("changed", [range(3, 99), range(3, 5)])
+def test_what_was_measured_while_the_power_mode_changed_is_not_remembered(
+    tmp_path: Path, changed: range
+) -> None:
+    """For good or for a while: times of two modes say nothing of which executor is faster in either."""
+    answer(choice(times(tmp_path), names=("onnx", "openvino")), dict.fromkeys(SLOW_A, 5e3))
+    before = times(tmp_path).of(A[0])
+    asking = choice(times(tmp_path), cores=2)
+    requests = asking.requests()
+    assert len(requests) > 5
+    for number, request in enumerate(requests):
+        environment = "in another mode" if number in changed else "here"
+        assert asking.answered(request.request, 1e3 * (number + 1), "", environment) is None
+    assert asking.left == 0
+    (problem,) = asking.problems
+    assert "changed while models were measured" in problem
+    assert times(tmp_path).of(A[0]) == before
 
 
 @pytest.mark.parametrize("cores", [1, 4])
@@ -155,7 +174,7 @@ def test_what_is_another_in_the_better_plan_is_said(
         plan = decode_plan(request.plan, request.plan_digest)
         width = plan.executor.intra_op_threads if threads_help else 1
         seconds = {"a": a_s, "b": b_s}[plan.models[0].name] / width
-        answers.append(asking.answered(request.request, 1e6 * seconds, ""))
+        answers.append(asking.answered(request.request, 1e6 * seconds, "", "here"))
     assert answers[-1] is not None
     assert answers[-1].cause == cause
 

@@ -1,7 +1,10 @@
 """What the agent makes of the engine's statistics."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
@@ -11,7 +14,7 @@ from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Alarm
-from stageloom.shared.messages.telemetry import RowData, StepTimings
+from stageloom.shared.messages.telemetry import CoreRange, MachineFacts, RowData, StepTimings
 from tests.agent.test_alarms import DAY, NIGHT, SERVICE_S, Device
 
 
@@ -38,19 +41,42 @@ def test_the_last_steps_of_a_plan_that_was_freed_since_are_told() -> None:
 
 def test_another_power_mode_is_told_once_and_is_no_drift() -> None:
     """Steps take another time in it: a drift that is told beside it would end the re-plan for the mode."""
-    answered, handled = list[float](), list[object]()
+    answered, handled, rows = list[float](), list[object](), list[RowData]()
     machine = SimpleNamespace(power_mode="", environment=lambda: "in another mode")
     parts: Any = SimpleNamespace(
         config=AgentConfig(),
         machine=machine,
         profiles=SimpleNamespace(drift=SimpleNamespace(answered=lambda: answered.append(1.0))),
         lifecycle=SimpleNamespace(handle=handled.append),
+        journal=SimpleNamespace(record=rows.extend),
     )
     watch = LoadWatch(parts)
     for mode in ("", "fast", "fast"):
         machine.power_mode = mode
         watch.tell_mode()
-    assert handled == [EnvironmentChanged("in another mode")] and len(answered) == 1
+    assert handled == [EnvironmentChanged("in another mode")] and len(answered) == len(rows) == 1
+
+
+def test_the_cores_that_another_power_mode_leaves_are_told_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the planner would go on to plan for those that the agent had at its start."""
+    told: list[object] = []
+    machine = SimpleNamespace(power_mode="MAXN", environment=lambda: "in another mode")
+    parts: Any = SimpleNamespace(
+        config=AgentConfig(intra_op_threads=2),
+        machine=machine,
+        profiles=SimpleNamespace(drift=SimpleNamespace(answered=lambda: None)),
+        lifecycle=SimpleNamespace(handle=told.append),
+        journal=SimpleNamespace(record=told.extend),
+    )
+    watch = LoadWatch(parts)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    watch.tell_mode()
+    assert not told
+    machine.power_mode = "10W"
+    watch.tell_mode()
+    facts, changed = told
+    assert isinstance(facts, MachineFacts) and isinstance(changed, EnvironmentChanged)
+    assert (facts.cores, facts.intra_op_threads) == ((CoreRange(0, 1),), 2)
 
 
 def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:

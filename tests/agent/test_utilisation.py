@@ -1,6 +1,8 @@
 """Load, clocks and power mode of machines whose files are recorded in tests/data/machines.json."""
 
 import json
+import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from stageloom.edge_agent.machine import utilisation
-from stageloom.edge_agent.machine.device import MachineWatch, device_class, driver_version
+from stageloom.edge_agent.machine.device import MachineWatch, cpu_name, device_class, driver_version
 from stageloom.edge_agent.machine.utilisation import UNITS, Nvml, UtilisationChain, open_nvml
 from stageloom.shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
 
@@ -55,7 +57,8 @@ def library(**given: Any) -> Any:
         return ask
 
     names = (
-        "nvmlInit nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByUUID nvmlDeviceGetUtilizationRates"
+        "nvmlInit nvmlDeviceGetCount nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByUUID"
+        " nvmlDeviceGetUUID nvmlDeviceGetUtilizationRates"
         " nvmlDeviceGetClockInfo nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit"
         " nvmlDeviceGetMemoryInfo nvmlDeviceGetCurrentClocksThrottleReasons"
     )
@@ -116,6 +119,43 @@ def test_a_load_of_nvml_that_knows_no_clock_is_no_load(tmp_path: Path) -> None:
     assert (values(it)["gpu"], values(it)["gpu_clock"]) == (None, 1386.0)
 
 
+def cpuinfo(*parts: str) -> str:
+    """Of a 64-bit ARM kernel, which names no model."""
+    return "\n\n".join(
+        f"processor\t: {core}\nCPU implementer\t: 0x41\nCPU part\t: {part}\nCPU revision\t: 3"
+        for core, part in enumerate(parts)
+    )
+
+
+def test_arm_boards_of_two_kinds_are_two_device_classes(tmp_path: Path) -> None:
+    """A Raspberry Pi 4 and a 5 share no costs, with a device tree and, as in many containers, without."""
+    boards = {
+        "pi4": (cpuinfo(*["0xd08"] * 4), "Raspberry Pi 4 Model B Rev 1.4\0"),
+        "pi5": (cpuinfo(*["0xd0b"] * 4), "Raspberry Pi 5 Model B Rev 1.0\0"),
+        "rock": (cpuinfo(*["0xd05"] * 4, *["0xd0b"] * 4), "Radxa ROCK 5B\0"),
+    }
+    found = {}
+    for name, (cores, model) in boards.items():
+        proc = tmp_path / name
+        (proc / "device-tree").mkdir(parents=True)
+        (proc / "cpuinfo").write_text(cores)
+        without = device_class(mode="", proc=proc, root=proc).partition(";")[0]
+        (proc / "device-tree/model").write_text(model)
+        found[name] = without, device_class(mode="", proc=proc, root=proc).partition(";")[0]
+    cores_here = f"x{len(os.sched_getaffinity(0))}"
+    assert found == {
+        "pi4": (f"ARM 0x41/0xd08 {cores_here}", f"Raspberry Pi 4 Model B Rev 1.4 {cores_here}"),
+        "pi5": (f"ARM 0x41/0xd0b {cores_here}", f"Raspberry Pi 5 Model B Rev 1.0 {cores_here}"),
+        "rock": (f"ARM 0x41/0xd05+0x41/0xd0b {cores_here}", f"Radxa ROCK 5B {cores_here}"),
+    }
+
+
+def test_a_processor_that_names_its_model_is_called_by_it(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 7B13\ncache size\t: 512 KB\n")
+    assert cpu_name(tmp_path) == "AMD EPYC 7B13"
+    assert cpu_name(tmp_path / "absent") == platform.machine()
+
+
 def test_jetson_clocks_and_the_release_are_part_of_what_costs_are_filed_under(tmp_path: Path) -> None:
     it = chain(tmp_path, "thor")
     assert it.power_mode() == "120W"
@@ -147,6 +187,35 @@ def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> No
     assert it.source == "nvml" and it.power_mode() == "700 W"
     assert (found["gpu"], found["gpu_memory"], found["gpu_clock"]) == (0.0, 3.0, 1980.0)
     assert found["gpu_power"] is None and found["gpu_power_limit"] == 700.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "card"),
+    [
+        (None, "PCI_BUS_ID", 0),
+        ("1", "PCI_BUS_ID", 1),
+        ("2,0", "PCI_BUS_ID", 2),
+        ("1", None, 0),  # CUDA counts the fastest first, NVML along the bus
+        ("GPU-22222222-aaaa", None, 2),
+        ("GPU-1111", None, 1),
+        ("GPU-9", None, 0),
+        ("MIG-22222222-aaaa", None, 0),
+        ("", None, 0),
+    ],
+)
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_nvml_is_asked_for_the_card_that_cuda_uses(
+    visible: str | None, order: str | None, card: int, *, as_bytes: bool
+) -> None:
+    nvml = library(nvmlInit=None, nvmlDeviceGetCount=3)
+    uuids = [f"GPU-{str(number) * 8}-aaaa" for number in range(3)]
+    nvml.nvmlDeviceGetHandleByIndex = lambda number: number
+    nvml.nvmlDeviceGetUUID = lambda at: uuids[at].encode() if as_bytes else uuids[at]
+    nvml.nvmlDeviceGetEnforcedPowerLimit = lambda at: 1000 * (100 + at)
+    given = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
+    environment = {name: value for name, value in given.items() if value is not None}
+    opened = open_nvml(library=nvml, environment=environment)
+    assert opened is not None and opened.power_limit_w() == 100.0 + card
 
 
 def test_a_power_limit_that_cannot_be_read_now_is_unknown_and_no_other_mode(tmp_path: Path) -> None:

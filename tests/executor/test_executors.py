@@ -1,9 +1,11 @@
 """Several executors in one engine process: each plan runs on the one that it names."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 import pytest
 
+from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.shared.artifact import Artifact
@@ -20,15 +22,20 @@ ONE, OTHER, THIRD = PlanKey(1), PlanKey(2), PlanKey(3)
 class Played(NullExecutor):
     """A null executor under another name, that says whether it was closed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, asked: Callable[[], None]) -> None:
         super().__init__()
         self.name = name
         self.closed = False
+        self.asked = asked
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         if self.name == "broken":
             raise ExecutorError("it does not load")
         super().load(key, bound, artifacts)
+
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        self.asked()
+        return super().stated_bytes(bound, alone=alone)
 
     @property
     def held_bytes(self) -> int:
@@ -44,11 +51,12 @@ class Made:
 
     def __init__(self) -> None:
         self.all: list[Played] = []
+        self.while_asked: Callable[[], None] = lambda: None
 
     def __call__(self, name: str) -> Played:
         if name == "absent":
             raise ExecutorError("executor 'absent' cannot be loaded", remedy="pip install it")
-        self.all.append(Played(name))
+        self.all.append(Played(name, lambda: self.while_asked()))
         return self.all[-1]
 
 
@@ -117,6 +125,39 @@ def test_an_executor_that_fails_leaves_the_other_as_it_was(made: Made, name: str
     assert [one.closed for one in made.all] == [False, True][: len(made.all)]
     assert not executors.runs(name)
     run(executors, 0, ONE)
+
+
+def test_an_executor_that_is_asked_for_bytes_is_not_closed_by_a_plan_that_goes_meanwhile(made: Made) -> None:
+    executors = Executors(made)
+    executors.load(ONE, plan_on("a"), {})
+    executors.load(OTHER, plan_on("b"), {})
+    made.while_asked = lambda: executors.unload(OTHER)
+    assert executors.stated_bytes(plan_on("c")) == 0
+    assert [(one.name, one.closed) for one in made.all] == [("a", False), ("b", True), ("c", False)]
+    executors.load(THIRD, plan_on("a"), {})
+    assert made.all[2].closed, "nobody needs it any more"
+
+
+class Locked(dict[PlanKey, tuple[Executor, ...]]):
+    """Plans that are forgotten under a lock only, since others go through them under it."""
+
+    lock: threading.Lock
+
+    def __delitem__(self, key: PlanKey) -> None:
+        assert self.lock.locked()
+        super().__delitem__(key)
+
+
+def test_a_plan_is_forgotten_while_no_thread_goes_through_them(made: Made) -> None:
+    executors = Executors(made)
+    plans = Locked()
+    executors._all_of, plans.lock = plans, executors._lock
+    executors.load(ONE, plan_on("a"), {})
+    executors.load(OTHER, plan_on("a"), {})
+    with pytest.raises(ExecutorError):
+        executors.load(THIRD, plan_on("broken"), {})
+    executors.unload(ONE)
+    assert list(plans) == [OTHER]
 
 
 def test_tracing_holds_for_executors_made_before_and_after(made: Made) -> None:

@@ -1,8 +1,9 @@
 """Plans whose blocks run on several executors and whose lanes keep to their cores."""
 
+import errno
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +15,16 @@ from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.executor.onnx.program import SessionProgram
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import ExecutorError, TaskFailed
+from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan, Resource
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.installed import installed
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.split_cases import SplitSubject, random_splits, split_plan
 
 TIMEOUT_S = 60.0
 CORES = tuple(sorted(os.sched_getaffinity(0)))
@@ -32,7 +38,12 @@ class Watched(OnnxExecutor):
     def __init__(self) -> None:
         super().__init__()
         self.cores: set[frozenset[int]] = set()
-        self.broken = False
+        self.broken = self.refuses = False
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        if self.refuses:
+            raise ExecutorError("no such operator")
+        super().load(key, bound, artifacts)
 
     def _run_item(self, program: SessionProgram, index: int, slots: Mapping[int, Values]) -> None:
         self.cores.add(frozenset(os.sched_getaffinity(0)))
@@ -222,11 +233,62 @@ def test_lanes_keep_to_their_cores_until_another_plan_runs(engine: InProcessEngi
         assert watched.cores <= wanted and watched.cores
 
 
+def test_a_lane_whose_core_has_gone_runs_on_any_and_that_is_said_once(
+    engine: InProcessEngine,
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A power mode takes a core away while the plan is loaded: a thread can no longer be kept to it."""
+    model = artifact_of("squeezenet")
+    plan = replace(in_turns(1), resources=(Resource(cores=CORES[:1]),), lane_resources=(0,))
+    keys = [engine.load(plan, {model.digest: model}) for _ in range(2)]
+    without_cores(monkeypatch, CORES[:1])
+    for key in (*keys, keys[0]):
+        engine.activate(key, keep=True)
+        assert engine.submit("a", random_inputs(model.graph, 1)).result(TIMEOUT_S)
+    free = engine.load(in_turns(1), {model.digest: model})
+    engine.activate(free)
+    assert engine.submit("a", random_inputs(model.graph, 1)).result(TIMEOUT_S)
+    assert watched.cores == {frozenset(CORES)}
+    assert caplog.text.count("can be used any more") == 1
+
+
+def without_cores(monkeypatch: pytest.MonkeyPatch, gone: tuple[int, ...]) -> None:
+    """From now on the kernel refuses to keep a thread to these cores."""
+    keep_to = os.sched_setaffinity
+
+    def refusing(thread: int, cores: Iterable[int]) -> None:
+        if set(cores) <= set(gone):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        keep_to(thread, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refusing)
+
+
 def test_a_core_that_the_process_may_not_use_is_refused(engine: InProcessEngine) -> None:
     model = artifact_of("squeezenet")
     absent = replace(in_turns(1), resources=(Resource(cores=(1023,)),), lane_resources=(0,))
     with pytest.raises(ExecutorError, match="resource 0 wants core 1023, and the process may use"):
         engine.load(absent, {model.digest: model})
+
+
+def test_a_plan_that_the_second_executor_refuses_leaves_no_session_in_its_cache(
+    engine: InProcessEngine, watched: Watched
+) -> None:
+    """The first one makes those of the groups that the second is to run, and puts them there."""
+    model = artifact_of("squeezenet")
+    engine.activate(engine.load(in_turns(), {model.digest: model}))
+    before = watched.sessions
+    splits = random_splits(SplitSubject.of(model), random.Random(1))
+    plan = split_plan(model, splits, executors=("onnx", "watched"))
+    watched.refuses = True
+    with pytest.raises(ExecutorError, match="no such operator"):
+        engine.load(plan, {model.digest: model})
+    assert watched.sessions == before
+    watched.refuses = False
+    engine.load(plan, {model.digest: model})
+    assert watched.sessions > before
 
 
 def test_executors_whose_tensors_lie_elsewhere_share_no_plan(engine: InProcessEngine) -> None:

@@ -1,5 +1,6 @@
 """The stream pool: every item once, in an order that obeys the waits, whatever the number of threads."""
 
+import errno
 import os
 import random
 import threading
@@ -136,6 +137,21 @@ def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
 
 
 @pytest.mark.promise("groups-stage-run-whoever")
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_step_on_the_only_core_calls_no_helper(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    pool = StreamPool()
+    pool.grow(1)
+    helping: list[int] = []
+    try:
+        pool.begin()
+        pool.run(assign([_item(0, ()), _item(1, ())], 2), lambda item: helping.append(pool._helping))
+    finally:
+        pool.close()
+    assert max(helping) == cores - 1
+
+
+@pytest.mark.promise("groups-stage-run-whoever")
 def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
     """1. The caller has ended its group and sleeps. 2. The helper ends the other one and begins item 2."""
     pool = StreamPool()
@@ -254,6 +270,25 @@ def test_items_that_name_a_resource_run_on_its_threads_and_obey_the_waits(
                 assert names[index] == named if named else not names[index].startswith("cores-")
     finally:
         pool.close()
+
+
+def test_items_of_a_resource_whose_cores_have_gone_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(thread: int, cores: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", gone)
+    items = [_item(0, ()), replace(_item(1, ()), resource=1), _item(0, (1,))]
+    pool = StreamPool()
+    done: list[int] = []
+    try:
+        for _ in range(3):
+            pool.run(assign(items, 2), done.append, 0, {1: (1022, 1023)})
+    finally:
+        pool.close()
+    assert sorted(done) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert caplog.text.count("no core of 1022, 1023 can be used any more") == 1
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

@@ -3,15 +3,26 @@
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.executors import _WHERE, Executors
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import WorkerConfig
+from stageloom.edge_agent.worker.profiling import Profiler
+from stageloom.edge_agent.worker.resources import ArtifactTable
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.bound import bind
+from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.stats import QueueSnapshot
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
+from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -111,6 +122,124 @@ def test_an_executor_that_refuses_a_plan_is_told_from_time_that_was_up(
     assert "no executor is called" in part.reason and part.refused
     (part,) = profile(engine, model, staged(model), 9, limit_s=0.0)
     assert "time limit" in part.reason and not part.refused
+
+
+class Refusing(NullExecutor):
+    """It has not all of the model's operators."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        raise ExecutorError("no such operator")
+
+
+class Crowded(NullExecutor):
+    """Another process has the memory."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        raise BackendUnavailable("too little memory is free")
+
+
+class Broken(NullExecutor):
+    """Its steps fail."""
+
+    def wait(self, step: StepId) -> StepResult:
+        super().wait(step)
+        raise ExecutorError(f"step {step} failed: out of memory")
+
+
+class Absent(NullExecutor):
+    """It finds no device."""
+
+    def __init__(self) -> None:
+        raise BackendUnavailable("CUDA finds no usable GPU")
+
+
+@pytest.mark.parametrize(
+    ("executor", "reason", "refused"),
+    [
+        (Refusing, "no such operator", True),
+        (Crowded, "too little memory", False),
+        (Broken, "out of memory", False),
+        (Absent, "no usable GPU", False),
+    ],
+)
+def test_only_a_load_that_says_that_the_plan_cannot_run_refuses_it(
+    model: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    executor: type[NullExecutor],
+    reason: str,
+    *,
+    refused: bool,
+) -> None:
+    monkeypatch.setitem(_WHERE, "null", (__name__, executor.__name__, ""))
+    (part,) = profiled_here(staged(model, "null"), model, Executors())
+    assert reason in part.reason and part.refused is refused
+
+
+def profiled_here(
+    plan: Plan,
+    model: Artifact,
+    executors: Executors,
+    driver: EngineRuntime | None = None,
+    *,
+    memory_bytes: int = 0,
+) -> list[messages.StageTimes]:
+    """The answer to a request by a profiler in this process."""
+    reports: list[messages.Report] = []
+    profiler = Profiler(
+        reports.append, lambda: driver, executors, ArtifactTable(), lambda: True, memory_bytes
+    )
+    profiler._time_stages(messages.ProfileStages(1, {model.digest: str(model.path)}, repeats=1), plan.wire)
+    return [report for report in reports if isinstance(report, messages.StageTimes)]
+
+
+def two_executors(model: Artifact) -> Plan:
+    """The blocks in turns on two executors, neither of which computes more than the other."""
+    choice = ModelChoice(name="net", artifact=model.digest, graph=model.graph, partition="base")
+    plan = compose([choice], executor=ExecutorOptions(name="onnx"))
+    return replace(
+        plan,
+        further_executors=(ExecutorOptions(name="other"),),
+        combined=tuple(replace(one, executor=at % 2) for at, one in enumerate(plan.combined)),
+    )
+
+
+class Other(OnnxExecutor):
+    """Under another name, so that it shares plans with the first."""
+
+    name = "other"
+
+
+@pytest.mark.parametrize("serving", ["nothing", "onnx", "other", "both"])
+def test_a_plan_on_two_executors_is_timed_whatever_serves(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch, serving: str
+) -> None:
+    monkeypatch.setitem(_WHERE, "other", (__name__, "Other", ""))
+    plan = two_executors(model)
+    executors = Executors()
+    driver = EngineRuntime(executors) if serving != "nothing" else None
+    if driver is not None:
+        served = plan if serving == "both" else staged(model, serving)
+        driver.load(PlanKey(0), bind(served, {model.digest: model.graph}), {model.digest: model})
+    parts = profiled_here(plan, model, executors, driver)
+    assert {part.combined for part in parts} == set(range(len(plan.combined)))
+    assert all(part.step_us > 0 and not part.reason for part in parts)
+    (driver or executors).close()
+
+
+def test_a_profile_by_executors_of_its_own_finds_room_beside_those_that_serve(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_WHERE, "other", (__name__, "Other", ""))
+    executors = Executors()
+    driver = EngineRuntime(executors)
+    served, plan = (bind(staged(model, name), {model.digest: model.graph}) for name in ("onnx", "other"))
+    driver.load(PlanKey(0), served, {model.digest: model})
+    needed_bytes = executors.held_bytes + Executors().stated_bytes(plan)
+    (part,) = profiled_here(plan.plan, model, executors, driver, memory_bytes=needed_bytes - 1)
+    assert "bytes beside what is loaded" in part.reason and not part.refused
+    parts = profiled_here(plan.plan, model, executors, driver, memory_bytes=needed_bytes)
+    assert all(part.times for part in parts)
+    driver.close()
 
 
 def test_a_plan_that_does_not_fit_beside_what_runs_is_skipped_with_the_reason(model: Artifact) -> None:

@@ -196,6 +196,15 @@ def test_a_task_in_flight_is_cancelled_at_once_and_its_slot_freed(
     assert second.result(TIMEOUT_S)
 
 
+def test_a_task_that_has_ended_counts_among_those_that_came(gated: tuple[InProcessEngine, _Gated]) -> None:
+    shell, executor = gated
+    executor.gate.set()
+    assert shell._driver.arrived == 0
+    shell.submit("squeezenet", random_inputs(artifact_of("squeezenet").graph, 1)).result(TIMEOUT_S)
+    _until(lambda: shell._driver.quiet)
+    assert shell._driver.arrived == 1
+
+
 def test_a_failed_step_fails_its_task_in_one_line_and_the_engine_goes_on(
     gated: tuple[InProcessEngine, _Gated],
 ) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
-from stageloom.edge_agent.executor.timing import IdleTime
+from stageloom.edge_agent.executor.timing import Idleness, IdleTime, time_repeats
 from stageloom.edge_agent.worker.profiling import (
     StageSamples,
     joined,
@@ -142,6 +142,46 @@ def test_a_run_during_which_a_task_came_is_not_counted(model: Artifact) -> None:
         == [2] * len(bound.combined)
     )
     assert ran > len(calm.history), "what was disturbed ran again"
+
+
+class Visited(NullExecutor):
+    """Beside some of its steps a task comes on another lane, runs and ends."""
+
+    def __init__(self, number_beside: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.arrived = 0
+        self._number_beside = number_beside
+
+    def wait(self, step: StepId) -> StepResult:
+        self.arrived += self._number_beside(len(self.history))
+        return super().wait(step)
+
+
+@pytest.mark.promise("profiles-give-way-tasks")
+def test_a_run_is_not_counted_during_which_a_task_came_and_ended(model: Artifact) -> None:
+    """Whenever it is asked the device is idle."""
+    bound, visited = bound_plan(model, "null"), Visited(lambda step: step % 5 == 0)
+    idle = Idleness(lambda: True, lambda: visited.arrived)
+    found = profiled(model, bound, visited, IdleTime(idle, own_s=60.0, wall_s=60.0), 2)
+    assert [len(one.step_s) for one in found] == [2] * len(bound.combined)
+    calm = NullExecutor()
+    profiled(model, bound, calm, always(), 2)
+    assert len(visited.history) > len(calm.history), "what was disturbed ran again"
+
+
+def test_an_operator_is_timed_by_the_runs_beside_which_no_task_came() -> None:
+    taken_s = iter(range(1, 10))
+    arrived = 0
+
+    def lap() -> float:
+        nonlocal arrived
+        seconds = next(taken_s)
+        arrived += seconds <= 2  # one task each, which ends within the run
+        return seconds
+
+    moments = IdleTime(Idleness(lambda: True, lambda: arrived), own_s=60.0, wall_s=60.0)
+    found = time_repeats(lap, 3, moments)
+    assert (found.median_us, found.runs) == (4e6, 3)
 
 
 def test_it_gives_up_on_a_busy_device_and_when_its_own_time_is_spent_and_says_which(model: Artifact) -> None:

@@ -173,6 +173,12 @@ class SessionDevice(StreamDevice, Protocol):
     def free(self, address: int) -> None:
         """Give memory back; nothing on the device uses it any more."""
 
+    def free_host(self, piece: Any) -> None:
+        """Give back a piece of `host_bytes`; nothing on the device uses it any more."""
+
+    def close(self) -> None:
+        """Give back the streams and all of `host_bytes`; no session is left, and nothing is launched."""
+
 
 def streams_from(device: StreamDevice, first: int, count: int) -> Sequence[Stream]:
     """`count` streams from number `first` on."""

@@ -37,7 +37,7 @@ from stageloom.edge_agent.executor.cuda.device import MOVING, Event, Stream, Str
 from stageloom.edge_agent.executor.cuda.recipe import BoundProgram, Marks, issue_program
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.ids import StepId, TensorId
 from stageloom.shared.plan import Member
 
@@ -201,11 +201,11 @@ class CudaExecutor(ABC, Generic[PlanT]):
 
     def _check_room(self, bound: BoundPlan) -> None:
         """Raises:
-        ExecutorError: the device has too little memory.
+        BackendUnavailable: the device has too little memory.
         """
         needed, free = self.stated_bytes(bound), self._on.free_bytes()
         if needed > free:
-            raise ExecutorError(
+            raise BackendUnavailable(
                 f"the plan needs {needed >> 20} MiB of device memory, {free >> 20} MiB are free",
                 remedy="unload another plan, or use fewer replicas or a smaller batch",
             )

@@ -5,11 +5,12 @@ thread computes.
 """
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -19,8 +20,11 @@ from stageloom.edge_agent.executor.onnx.cache import SessionKey, session_borders
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
 from stageloom.edge_agent.executor.slot_store import Values
-from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
+from stageloom.shared.errors import BackendUnavailable, ExecutorError, ModelError, Unsplittable
 from stageloom.shared.ids import TensorId
+
+_NO_MEMORY: Final = re.compile(r"out of memory|bad_alloc|MemoryError|ALLOC_FAILED|allocate memory")
+"""What onnxruntime and the libraries under it say where memory is wanting."""
 
 
 class OnnxExecutor(SessionExecutor):
@@ -87,7 +91,7 @@ def session_from(
     """A session with these options and providers; its model is read from `file`, else from memory.
 
     Raises:
-        ExecutorError: onnxruntime cannot build it.
+        ExecutorError: onnxruntime cannot build it; `BackendUnavailable` for want of memory.
     """
     try:
         graph, inputs, outputs = session_borders(key, source)
@@ -99,7 +103,8 @@ def session_from(
     except (ModelError, Unsplittable) as error:
         raise ExecutorError(str(error)) from error
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise ExecutorError(
+        kind = BackendUnavailable if _NO_MEMORY.search(one_line(error)) else ExecutorError
+        raise kind(
             f"onnxruntime cannot load {len(key.ops)} operators of model {source.artifact.graph.name!r}: "
             f"{one_line(error)}",
             remedy="import the model again or use another executor",

@@ -23,7 +23,7 @@ from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.executor.onnx.half import FP16
 from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.edge_agent.machine.utilisation import is_tegra
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable
 
 PROVIDER = "CUDAExecutionProvider"
 ENGINES = "TensorrtExecutionProvider"
@@ -83,16 +83,17 @@ class CudaSessionDevice:
 
     def __init__(self) -> None:
         """Raises:
-        ExecutorError: there is no CUDA device, or something that it takes is missing.
+        BackendUnavailable: there is no CUDA device, or something that it takes is missing.
         """
         os.environ.setdefault(CONNECTIONS, str(MAX_STREAMS))
         cause, remedy = why_not()
         if cause:
-            raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
+            raise BackendUnavailable(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
         if hasattr(onnxruntime, "preload_dlls"):  # CUDA and cuDNN from wheels, where they came as such
             onnxruntime.preload_dlls()
         self._cuda: Any = importlib.import_module(_BINDINGS)
         self._call(self._cuda.cudaSetDevice, self.number)
+        self._pinned: set[int] = set()  # addresses of host memory
         flags = self._cuda.cudaStreamNonBlocking
         self._streams = [
             self._call(self._cuda.cudaStreamCreateWithFlags, flags) for _ in range(PROFILING + 1)
@@ -114,11 +115,11 @@ class CudaSessionDevice:
         """The results of a CUDA call.
 
         Raises:
-            ExecutorError: it failed.
+            BackendUnavailable: it failed, for which no model is to blame.
         """
         error, *results = function(*arguments)
         if error != self._cuda.cudaError_t.cudaSuccess:
-            raise ExecutorError(f"{function.__name__} failed: {_name(self._cuda, error)}")
+            raise BackendUnavailable(f"{function.__name__} failed: {_name(self._cuda, error)}")
         return results[0] if len(results) == 1 else tuple(results)
 
     # Streams and events
@@ -203,9 +204,23 @@ class CudaSessionDevice:
         self._call(self._cuda.cudaFree, address)
 
     def host_bytes(self, nbytes: int) -> np.ndarray:
-        """Pinned memory, which is never given back."""
-        address = self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
+        """Pinned memory."""
+        address = int(self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault))
+        self._pinned.add(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    def free_host(self, piece: np.ndarray) -> None:
+        self._pinned.discard(piece.ctypes.data)
+        self._call(self._cuda.cudaFreeHost, piece.ctypes.data)
+
+    def close(self) -> None:
+        """Errors say nothing new: at the end of the process CUDA may be gone already."""
+        for stream in self._streams:
+            self._cuda.cudaStreamSynchronize(stream)  # of what a failed step has left behind
+        while self._pinned:
+            self._cuda.cudaFreeHost(self._pinned.pop())
+        while self._streams:
+            self._cuda.cudaStreamDestroy(self._streams.pop())
 
     def free_bytes(self) -> int:
         free, _ = self._call(self._cuda.cudaMemGetInfo)

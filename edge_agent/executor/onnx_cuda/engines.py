@@ -170,6 +170,7 @@ def _read(
         device.launch(stream, device.copying(stream, host.ctypes.data, place, host.nbytes))
         device.synchronize(device.record(stream))
         found[tensor] = host.view(described.dtype).reshape(described.batched(batch)).copy()
+        device.free_host(host)
     return found
 
 

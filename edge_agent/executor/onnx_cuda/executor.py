@@ -303,11 +303,15 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         self._cache.drop_idle()
 
     def close(self) -> None:
-        """Free everything and end the threads; an engine that is being built is waited for."""
+        """Free everything and end the threads; an engine that is being built is waited for.
+
+        The device goes with it: one is made for every executor, and profiles make many.
+        """
         self._builder.shutdown(cancel_futures=True)
         super().close()
         self._cache.drop_idle()
         self._preparer.shutdown()
+        self._sessions_on.close()  # steps have ended, and sessions and threads are gone
         self._folder.cleanup()
 
     # What a step runs, and where its tensors lie

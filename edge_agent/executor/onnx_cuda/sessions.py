@@ -30,7 +30,7 @@ from stageloom.edge_agent.executor.onnx.executor import OnnxSession, session_fro
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.timing import seeded_values, time_in_order
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.values import ELEMENT_TYPES
@@ -153,7 +153,7 @@ def warm_up(session: OnnxSession, key: SessionKey, graph: Graph, device: Session
         device.launch(stream, bound_run(session, graph, key.batch, places, device, options))
         device.synchronize(device.record(stream))
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise ExecutorError(
+        raise BackendUnavailable(
             f"{len(key.ops)} operators of model {graph.name!r} cannot run: {one_line(error)}"
         ) from error
     finally:
@@ -204,6 +204,7 @@ def fill(device: SessionDevice, stream: Stream, place: int, array: np.ndarray) -
     host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     device.launch(stream, device.copying(stream, place, host.ctypes.data, array.nbytes))
     device.synchronize(device.record(stream))
+    device.free_host(host)
 
 
 def lap_s(work: Launch, device: SessionDevice, stream: Stream) -> float:

@@ -47,7 +47,7 @@ from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_ST
 from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.lowering.convolve import searching
 from stageloom.edge_agent.lowering.dtypes import use_tf32
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable
 
 _SLEEP_PROBE_CYCLES = 10_000_000
 _LOWEST, _SERVING, _CAPTURED, _BESIDE = 0, -1, -2, -3  # priorities; torch has a pool of streams for each
@@ -58,7 +58,7 @@ def before_cuda_starts(connections: int = MAX_STREAMS) -> None:
     """Hardware queues, unless the environment says otherwise; read once, when CUDA starts (P4)."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if started and CONNECTIONS not in os.environ:
-        raise ExecutorError(
+        raise BackendUnavailable(
             f"CUDA has started without {CONNECTIONS}", remedy=f"set {CONNECTIONS}={connections} before"
         )
     os.environ.setdefault(CONNECTIONS, str(connections))
@@ -82,11 +82,11 @@ class CudaGraphDevice:
 
     def __init__(self) -> None:
         """Raises:
-        ExecutorError: there is no CUDA device.
+        BackendUnavailable: there is no CUDA device.
         """
         before_cuda_starts()
         if reason := why_not():
-            raise ExecutorError(
+            raise BackendUnavailable(
                 f"executor 'torch_cuda' cannot run here: {reason}",
                 remedy="install a driver and the torch wheel for it, or use the executor torch_cpu",
             )

@@ -20,12 +20,12 @@ from stageloom.edge_agent.executor.cuda.streams import MAX_GROUP_STREAMS, stream
 from stageloom.edge_agent.executor.torch.builder import BuiltProgram, Effort, ProgramBuilder
 from stageloom.edge_agent.executor.torch.cuda import CudaGraphDevice
 from stageloom.edge_agent.executor.torch.kernels import Lap
-from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans
+from stageloom.edge_agent.executor.torch.plans import LoadedPlan, TorchPlans, not_loaded
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.ids import Digest, TensorId
 from stageloom.shared.plan import IssueOrder, Member
 
@@ -132,7 +132,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._check_room(bound)
         tf32 = self._precision(bound) is Precision.TF32
         if self._plans and tf32 != self._tf32:
-            raise ExecutorError(
+            raise BackendUnavailable(
                 "plans with and without tf32 cannot be loaded at once: the setting is the process's",
                 remedy="unload the other plan first",
             )
@@ -155,7 +155,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         except BaseException as error:
             self.unload(key)
             if isinstance(error, RuntimeError):  # torch's own, as in the base
-                raise ExecutorError(f"the plan cannot be loaded: {one_line(error)}") from error
+                raise not_loaded(error) from error
             raise
         for model in bound.models:
             log.info("model %s is lowered for %s", model.plan.name, self._device)

@@ -38,12 +38,13 @@ from stageloom.edge_agent.executor.torch.memory import (
 from stageloom.edge_agent.executor.torch.recipe import TorchRecipe, make_recipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.lowering.out_of_memory import is_out_of_memory
 from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundModel, BoundPlan
 from stageloom.shared.engine.steps import MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.ids import Digest, OpId, TensorId
 from stageloom.shared.plan import ExecutorOptions, IssueOrder
 from stageloom.shared.schedule import resources_named
@@ -52,6 +53,12 @@ log = logging.getLogger(__name__)
 
 ModelKey = tuple[Digest, Precision]
 """Models are shared by artifact and precision."""
+
+
+def not_loaded(error: RuntimeError) -> ExecutorError:
+    """What `load` raises for an error of torch's own; a want of memory may pass."""
+    kind = BackendUnavailable if is_out_of_memory(error) else ExecutorError
+    return kind(f"the plan cannot be loaded: {one_line(error)}")
 
 
 class LoadedPlan:
@@ -219,7 +226,7 @@ class TorchPlans:
         except BaseException as error:
             self._models.release(key)
             if isinstance(error, RuntimeError):  # torch's own, out of memory for one
-                raise ExecutorError(f"the plan cannot be loaded: {one_line(error)}") from error
+                raise not_loaded(error) from error
             raise
         self._report_foreign(bound, lowerings)
         self._plans[key] = plan

@@ -30,7 +30,8 @@ class SimulatedSessionDevice(SimulatedStreams):
         self.engines: list[tuple[str, Path, Path]] = []  # precision and folders, as engines were asked for
         self._streams = [SimulatedStream(f"stream-{number}") for number in range(PROFILING + 1)]
         self._pieces: dict[int, tuple[np.ndarray, int]] = {}
-        self._pinned: list[np.ndarray] = []
+        self._pinned: dict[int, np.ndarray] = {}
+        self.closed = False
         self.tf32: set[bool] = set()  # what sessions were made with
         self.used: set[SimulatedStream] = set()  # streams that something was launched on
         self.most_ahead = 0  # entries that were held back at once
@@ -61,7 +62,7 @@ class SimulatedSessionDevice(SimulatedStreams):
 
     def _holds(self, address: int, nbytes: int) -> bool:
         pieces = [(begin, size) for begin, (_, size) in self._pieces.items()]
-        pieces += [(piece.ctypes.data, piece.nbytes) for piece in self._pinned]
+        pieces += [(begin, piece.nbytes) for begin, piece in self._pinned.items()]
         return any(begin <= address and address + nbytes <= begin + size for begin, size in pieces)
 
     def allocate(self, nbytes: int) -> int:
@@ -79,8 +80,25 @@ class SimulatedSessionDevice(SimulatedStreams):
         return sum(size for _, size in self._pieces.values())
 
     def host_bytes(self, nbytes: int) -> np.ndarray:
-        self._pinned.append(np.empty(nbytes, np.uint8))
-        return self._pinned[-1]
+        piece = np.empty(nbytes, np.uint8)
+        self._pinned[piece.ctypes.data] = piece
+        return piece
+
+    def free_host(self, piece: np.ndarray) -> None:
+        del self._pinned[piece.ctypes.data]
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of host memory."""
+        return sum(piece.nbytes for piece in self._pinned.values())
+
+    def close(self) -> None:
+        assert not self.held, "the memory of a plan is left"
+        with self._lock:
+            while any(stream.queue for stream in self._streams):
+                self._step()
+        self._pinned.clear()
+        self.closed = True
 
 
 def simulated(seed: int = 0, *, ignore_waits: int = 0) -> OnnxCudaExecutor:

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from msgspec.structs import replace as with_fields
 
+from stageloom.edge_agent.executor.cuda.executor import pieces_of
 from stageloom.edge_agent.executor.onnx.cache import SessionKey
 from stageloom.edge_agent.executor.onnx.executor import OnnxSession
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
@@ -105,6 +106,8 @@ def test_a_faster_engine_runs_the_block_and_the_plain_session_stays_for_fallback
     timed(1e-3, 2e-3)
     caplog.set_level(logging.INFO, logger=engines.__name__)
     assert _answers(executor, blocks(model), model)
+    plan_bytes = sum(size * count for size, count in pieces_of(executor._plans[KEY].bound).items())
+    assert device.pinned == plan_bytes, "what the trials of engines were compared in is given back"
     chosen = dict(executor._engines._values)
     assert len(chosen) == 2 and all(key.stream == 0 for key in chosen)
     assert all(session is not executor._cache.get(key) for key, session in chosen.items())
