@@ -375,7 +375,7 @@ class Agent:
         if done.outcome is Outcome.COMPLETED:
             self._parts.waiting.task_completed(done.queued_s, done.ended_s)
         elif done.outcome is Outcome.EXPIRED:
-            self._parts.waiting.task_expired(done.queued_s)
+            self._parts.waiting.task_expired(done.queued_s, done.ended_s)
         self._endpoint.task_done(done)
         if self._plans.phase is not None:
             self._lifecycle.do(self._plans.task_ended(done.outcome, done.reason, done.plan))

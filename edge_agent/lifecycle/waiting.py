@@ -25,6 +25,11 @@ task that waits ages by a second a second."""
 _SURE: Final = 3.0
 """Standard deviations of how many tasks lie beyond the p99: it is looked at again and again."""
 
+_TOLD_LATE_S: Final = 1.0  # an end that the engine process told the application itself
+
+_Span = tuple[float, float]
+"""Arrival and end of a task; about in the order of their ends."""
+
 _Level = tuple[float, float, Mapping[str, int]]
 """An instant, the oldest age, and how many tasks of each model had arrived."""
 
@@ -37,18 +42,18 @@ class WaitingLog:
     """
 
     def __init__(self) -> None:
-        self._tasks: deque[tuple[float, float]] = deque(maxlen=_TASKS)  # arrival, latency; by end
-        self._missed: deque[float] = deque(maxlen=_TASKS)  # arrivals of tasks that expired
+        self._tasks: deque[_Span] = deque(maxlen=_TASKS)  # that completed
+        self._missed: deque[_Span] = deque(maxlen=_TASKS)  # that expired
         self._levels: deque[_Level] = deque(maxlen=_LEVELS)
         self._moved_s = -math.inf
 
     def task_completed(self, arrived_s: float, ended_s: float) -> None:
         """Count a task that the application got an answer to."""
-        self._tasks.append((arrived_s, ended_s - arrived_s))
+        self._tasks.append((arrived_s, ended_s))
 
-    def task_expired(self, arrived_s: float) -> None:
+    def task_expired(self, arrived_s: float, ended_s: float) -> None:
         """Count a task whose deadline came first."""
-        self._missed.append(arrived_s)
+        self._missed.append((arrived_s, ended_s))
 
     def seen(self, at_s: float, oldest_age_s: float, arrived: Mapping[str, int]) -> None:
         """The queues at one instant; `arrived` counts each model's tasks since the engine process started."""
@@ -135,12 +140,23 @@ class WaitingLog:
         return self.arrivals_per_s(last_s - length_s, last_s)
 
     def _latencies(self, from_s: float, to_s: float) -> list[float]:
-        return sorted(latency for arrived, latency in self._tasks if from_s <= arrived <= to_s)
+        return sorted(ended - arrived for arrived, ended in _arrived(self._tasks, from_s, to_s))
 
     def _missed_of(self, from_s: float, to_s: float) -> tuple[int, int]:
         """Of the tasks that arrived in these seconds and have ended: those that expired, and all."""
-        missed = sum(from_s <= arrived <= to_s for arrived in self._missed)
-        return missed, missed + sum(from_s <= arrived <= to_s for arrived, _ in self._tasks)
+        missed, completed = (
+            sum(1 for _ in _arrived(tasks, from_s, to_s)) for tasks in (self._missed, self._tasks)
+        )
+        return missed, missed + completed
+
+
+def _arrived(tasks: deque[_Span], from_s: float, to_s: float) -> Iterator[_Span]:
+    """Those that arrived in these seconds, the newest first: whose end is older did not."""
+    for one in reversed(tasks):
+        if one[1] < from_s - _TOLD_LATE_S:
+            return
+        if from_s <= one[0] <= to_s:
+            yield one
 
 
 def _windows(from_s: float, to_s: float, window_s: float) -> Iterator[tuple[float, float]]:

@@ -171,6 +171,7 @@ def test_a_library_that_hangs_or_dies_is_an_answer_too(script: str, said: str) -
 
 
 @pytest.mark.parametrize("library", ["torch", "onnxruntime"])
+@pytest.mark.more
 def test_the_trial_of_an_installed_library_says_what_it_is_and_why_it_has_no_gpu(library: str) -> None:
     module = pytest.importorskip(library)
     if gpu_names():

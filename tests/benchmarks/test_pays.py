@@ -45,6 +45,7 @@ def test_a_ratio_of_windows_that_took_turns_is_of_all_and_its_interval_draws_pai
         interval(p50_s, [])
 
 
+@pytest.mark.more
 def test_an_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     held = 0

@@ -87,6 +87,7 @@ def test_a_search_is_the_same_plan_wherever_it_runs(pool: SearchPool) -> None:
 
 
 @pytest.mark.promise("search-plan-wherever-runs")
+@pytest.mark.more
 def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
     ray_pool.submit(add, 1, 1).result(60)
     ours = descendants(os.getpid())

@@ -115,6 +115,7 @@ def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_n
 
 
 @pytest.mark.promise("disk-artifact-fit-fills")
+@pytest.mark.more
 def test_a_disk_that_is_full_once_the_artifact_has_come_holds_the_plan_back_and_says_so(
     cramped: Device, large: str
 ) -> None:

@@ -55,6 +55,7 @@ def keep_policy(plan: Plan, home: Path) -> Digest:
 
 
 @pytest.mark.promise("planner-killed-agent-re")
+@pytest.mark.more
 def test_with_the_planner_killed_the_agent_re_plans_with_its_policy_and_the_planner_adopts_it(
     device: Device, fleet: Fleet
 ) -> None:

@@ -266,6 +266,7 @@ def _kill_engine(device: Device, pid: int) -> None:
 
 
 @pytest.mark.promise("kill-9-engine-while")
+@pytest.mark.more
 def test_engine_that_crashes_again_and_again_falls_back_and_the_planner_is_told(device: Device) -> None:
     """A plan that takes the engine down.
 

@@ -46,6 +46,7 @@ def _serves(device: Device) -> bool:
 
 
 @pytest.mark.promise("upgrade-of-0-1-0")
+@pytest.mark.more
 def test_planner_and_device_of_0_1_0_go_on_with_what_they_had(tmp_path: Path) -> None:
     """Upgrade both, the agent first, as on a device whose planner is upgraded later.
 

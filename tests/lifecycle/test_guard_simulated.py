@@ -53,7 +53,7 @@ class Queue:
             while ends and ends[0][0] <= now:
                 end_s, arrived_s = ends.popleft()
                 if end_s - arrived_s >= self.deadline_s - 1e-9:
-                    log.task_expired(arrived_s)
+                    log.task_expired(arrived_s, end_s)
                 else:
                     log.task_completed(arrived_s, end_s)
             came, began = bisect_right(arrivals, now), bisect_right(begins, now)

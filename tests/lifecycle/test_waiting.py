@@ -69,7 +69,7 @@ def test_the_age_since_is_the_least_of_the_last_second() -> None:
 def test_tasks_that_expired_count_by_their_arrival_and_since_arrivals_moved() -> None:
     log = filled(0.010)
     for at_s in (1.0, 2.0, 2.5, 8.5, 9.0, 9.5):
-        log.task_expired(at_s)
+        log.task_expired(at_s, at_s + 0.05)
     assert log.before(10.0, CONFIG).missed == pytest.approx(3 / 64), "the first three seconds"
     log.arrivals_moved(8.0)
     before = log.before(10.0, CONFIG)

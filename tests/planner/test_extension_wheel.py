@@ -108,6 +108,7 @@ def refused(create: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.promise("stranger-s-scheduler-by-name")
+@pytest.mark.more
 def test_neither_command_line_imports_what_others_add(installed: Path) -> None:
     program = (
         "import sys; from stageloom.edge_agent.cli.app import app; from stageloom.planner.cli.app import app;"

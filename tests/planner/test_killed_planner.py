@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.planner.processes import PlannerProcess, environment, ok, stageloom
 
 
+@pytest.mark.more
 def test_a_planner_that_was_killed_leaves_a_socket_that_is_not_waited_for(tmp_path: Path) -> None:
     planner = PlannerProcess(tmp_path / "home")
     planner.stop(signal.SIGKILL)

@@ -84,6 +84,7 @@ def test_a_database_is_not_migrated_under_a_planner(
 
 
 @pytest.mark.promise("planner-writes-database-sqlite")
+@pytest.mark.more
 def test_two_planners_with_their_own_folders_do_not_share_a_sqlite_file(tmp_path: Path) -> None:
     """The second one changes nothing and names the first."""
     url = sqlite_url(tmp_path / "shared.sqlite")

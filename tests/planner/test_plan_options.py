@@ -157,6 +157,7 @@ def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProc
     assert model.queue == QueuePlan(rule=QueueRule.PRIORITY, max_tasks=16, max_bytes=4096)
 
 
+@pytest.mark.more
 def test_a_policy_makes_its_plan_and_refuses_to_be_overruled(planner: PlannerProcess, tmp_path: Path) -> None:
     made = _made(planner, "--model", "chain:replicas=3", "--policy", "instances", "--executor", "null")
     assert (made.lanes, made.models[0].replicas, len(made.combined)) == (3, 3, 3)

@@ -225,6 +225,7 @@ def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> 
 
 
 @pytest.mark.promise("alarm-sent-until-acknowledged")
+@pytest.mark.more
 def test_kill_9_before_an_alarm_is_acknowledged_leaves_one_replan_for_it(
     tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_rate_of_late_is_off_by_one_over_the_root_of_its_tasks(rate_per_s: f
     assert stdev(found) == pytest.approx(1.0 / math.sqrt(tasks), rel=0.15)
 
 
+@pytest.mark.more
 def test_the_usual_rate_is_that_of_a_minute() -> None:
     rng = Random(7)
     found = [fed(2.5, 70.0, rng).usual("a") for _ in range(150)]

@@ -117,6 +117,7 @@ def test_few_tasks_take_longer_to_tell() -> None:
     ("burst", "pause_s"),
     [(times(MIX, 3.6), 16.0), (times(MIX, 100.0), 70.0), (MIX[::-1], 16.0), ((0.0,) * 3, 16.0)],
 )
+@pytest.mark.more
 def test_bursts_of_four_seconds_are_no_regime(burst: Rates, pause_s: float) -> None:
     for seed in range(6):
         device = Device(seed)

@@ -143,6 +143,7 @@ def happen(world: World, event: str, which: int) -> None:
 
 @pytest.mark.promise("rollout-stops-by-itself")
 @pytest.mark.parametrize("max_failed", [0, 1])
+@pytest.mark.more
 def test_every_order_of_five_events_on_three_devices_keeps_the_rules(max_failed: int) -> None:
     for events in product(EVENTS, repeat=5):
         world = World(rollout(3, ["1", "100%"], max_failed))

@@ -120,6 +120,7 @@ def test_groups_of_an_ending_are_its_connected_components(
 @pytest.mark.promise("endings-counted-exactly-block")
 @settings(deadline=None)
 @given(graph=unions(max_ops=8), rule=RULES, r=R, s=S)
+@pytest.mark.more
 def test_ranking_numbers_every_ending_once(
     graph: CombinedGraph, rule: GroupRule, r: int | None, s: int | None
 ) -> None:

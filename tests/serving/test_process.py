@@ -123,6 +123,7 @@ def test_two_lengths_of_one_body_are_refused(agent: AgentProcess) -> None:
 
 
 @pytest.mark.promise("serving-comes-and-goes")
+@pytest.mark.more
 def test_tokens_connections_and_a_new_life(tmp_path: Path) -> None:
     """Without a token nothing is told; the connection above the limit is closed; a process that dies is
     started again, and the agent's status and its journal tell so."""

@@ -107,6 +107,7 @@ def test_a_planner_whose_desired_generation_falls_is_found(monkeypatch: pytest.M
 # -- never two committed plans, never one that was refused --------------------------------------------------
 
 
+@pytest.mark.more
 def test_a_commit_without_a_look_at_the_tasks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probation, "task_ended", lambda self, outcome, reason: None)
     assert first_broken().startswith("committed: agent commits a plan that is")

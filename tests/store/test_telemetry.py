@@ -44,6 +44,7 @@ def test_a_batch_that_comes_twice_is_stored_once(store: Store) -> None:
 
 
 @pytest.mark.promise("telemetry-row-stored-once")
+@pytest.mark.more
 def test_two_processes_that_store_the_same_rows_store_them_once(
     store: Store, tmp_path: Path, database_url: str
 ) -> None:

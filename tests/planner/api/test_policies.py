@@ -214,6 +214,7 @@ def test_a_check_tells_its_verdict_keeps_it_and_ends_with_1_where_the_policy_did
     assert ok(world.home, "policy", "list").splitlines()[1].endswith("not passed, may plan")
 
 
+@pytest.mark.more
 def test_what_cannot_be_checked_says_why(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

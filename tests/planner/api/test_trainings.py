@@ -26,6 +26,7 @@ from tests.store.helpers import NANO
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.more
 def test_a_training_that_is_cancelled_keeps_the_best_so_far(
     world: World, client: PlannerClient, tmp_path: Path
 ) -> None:
