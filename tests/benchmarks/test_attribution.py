@@ -360,7 +360,7 @@ def test_a_load_that_swaps_asks_the_same_of_the_device_under_both_mixes() -> Non
 @pytest.mark.promise("learning-gains-counted-best")
 def test_the_pages_table_is_what_its_file_says() -> None:
     page = (DOCS / "learning.md").read_text()
-    (file,) = sorted((DOCS / "results").glob("*-learning-attribution.json"))
+    (file,) = sorted((DOCS / "results").glob("*-learning.json"))
     lines = table(json.loads(file.read_text())["rows"])
     assert file.name in page and len(lines) > 2
     assert "\n".join(lines) in page
