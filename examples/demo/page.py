@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from examples.demo.report import FITTING
+from stageloom.planner.api.page.words import figure as three_digits
 
 COLORS = ("#2563a8", "#c2571a", "#2f8f5b", "#8a4fa3", "#b3862b", "#4b7f8c")
 _SOFT, _RULE, _INK = "#6b7280", "#e3e0d8", "#22262b"
@@ -79,7 +80,7 @@ def _ratio(tried: Mapping[str, Any]) -> str:
 
 def _estimate(value: Sequence[float]) -> Markup:
     """A figure and below it its interval, in three digits."""
-    middle, low, high = (f"{one:.3g}" for one in value)
+    middle, low, high = (three_digits(one) for one in value)
     if low == high:  # of a single window, or of tasks that all count alike
         return Markup("{}").format(middle)
     return Markup("{}<br><small>{} to {}</small>").format(middle, low, high)
@@ -155,14 +156,18 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
             for place, row in enumerate(rows):
                 value, low, high = row[name]
                 axes.barh(
-                    place, value, 0.62, color=COLORS[place], gid=chart.tip(f"{row['who']}: {value:.3g}")
+                    place,
+                    value,
+                    0.62,
+                    color=COLORS[place],
+                    gid=chart.tip(f"{row['who']}: {three_digits(value)}"),
                 )
                 axes.plot([low, high], [place, place], color=_INK, linewidth=1.2)
             axes.set_xlabel(title)
             axes.set_xlim(0.0, 1.3 * max(row[name][2] for row in rows))
             for place, row in enumerate(rows):
                 end = row[name][2] + 0.03 * axes.get_xlim()[1]
-                axes.text(end, place, f"{row[name][0]:.3g}", va="center", color=_INK)
+                axes.text(end, place, three_digits(row[name][0]), va="center", color=_INK)
             axes.grid(axis="x")
             axes.spines["left"].set_visible(False)
         chart.axes.set_yticks(range(len(rows)), [row["who"] for row in rows])
