@@ -94,7 +94,7 @@ class WaitingLog:
             moved=self._moved_s > from_s,
             missed=max(
                 (missed / count for missed, count in ended if count >= max(least, 1)),
-                default=_share(*self._missed_of(alike_s, now_s)),
+                default=_share(*self._missed_of(alike_s, now_s), none=1.0),
             ),
         )
 
@@ -167,8 +167,8 @@ def _windows(from_s: float, to_s: float, window_s: float) -> Iterator[tuple[floa
         end_s -= _STEP_S
 
 
-def _share(missed: int, ended: int) -> float:
-    return missed / ended if ended else 0.0
+def _share(missed: int, ended: int, none: float = 0.0) -> float:
+    return missed / ended if ended else none
 
 
 def _p99_s(ascending: Sequence[float]) -> float:

@@ -55,15 +55,14 @@ class WaitedBefore:
     age_growth: float  # of late; seconds per second
     arrivals_per_s: float
     moved: bool
-    missed: float  # of the tasks that ended the share that expired, the greatest of several windows
+    missed: float  # share of ended tasks that expired, the greatest of several windows; 1 without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitedSince:
     """How long tasks that arrived since the change take, in the newest window.
 
-    `p99_least_s`: what the p99 is surely not below. That of a few hundred tasks is one of the slowest of
-    them; judged by it alone, a fifth of all plans like the one before were rolled back in a simulation.
+    `p99_least_s`: what the p99 is surely not below; of a few hundred tasks it is one of the slowest.
     """
 
     tasks: int  # that p99 was taken over
@@ -96,7 +95,7 @@ class GuardConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 _ALIKE: Final = 1.25
-"""Where so many times as many tasks come, latencies of before are no measure."""
+"""Where so many times as many tasks come, latencies and missed tasks of before are no measure."""
 
 _GROWING: Final = 0.05
 """Seconds per second by which the oldest age grows where a queue builds up."""
@@ -149,9 +148,12 @@ class IntervalGuard:
         growth = max(before.age_growth, 0.0) * (now - self._began_s)
         return max(before.oldest_age_s, before.p99_s) + growth
 
+    def _more_come(self, since: WaitedSince) -> bool:
+        return since.arrivals_per_s > _ALIKE * self.before.arrivals_per_s
+
     def _p99_worse(self, since: WaitedSince, now: float) -> str:
         config, before = self.config, self.before
-        alike = not before.moved and since.arrivals_per_s <= _ALIKE * before.arrivals_per_s
+        alike = not before.moved and not self._more_come(since)
         if not alike or not before.p99_s or since.tasks < config.min_tasks:
             return ""
         limit_s = before.p99_s if before.age_growth < _GROWING else self._expected_s(now)
@@ -171,7 +173,7 @@ class IntervalGuard:
 
     def _missed_worse(self, since: WaitedSince) -> str:
         config, before = self.config, self.before
-        if since.ended < config.min_tasks:
+        if since.ended < config.min_tasks or self._more_come(since):
             return ""
         chance = _SURE * math.sqrt(_TOGETHER * since.missed * (1.0 - since.missed) / since.ended)
         if since.missed - chance <= before.missed + config.missed:

@@ -109,6 +109,13 @@ def test_tasks_missed_count_where_the_share_is_surely_higher(
     assert IntervalGuard(BEFORE, 0.0).seen(since(ended=ended, missed=missed), 5.0) is verdict
 
 
+def test_tasks_missed_are_no_measure_where_more_come_or_none_ended_before() -> None:
+    many = since(missed=0.5)
+    assert IntervalGuard(BEFORE, 0.0).seen(replace(many, arrivals_per_s=126.0), 5.0) is GuardVerdict.OPEN
+    assert IntervalGuard(BEFORE, 0.0).seen(replace(many, arrivals_per_s=124.0), 5.0) is GuardVerdict.ROLL_BACK
+    assert IntervalGuard(replace(BEFORE, missed=1.0), 0.0).seen(many, 5.0) is GuardVerdict.OPEN
+
+
 def test_a_verdict_is_final() -> None:
     rolled_back, kept = IntervalGuard(BEFORE, 0.0), IntervalGuard(BEFORE, 0.0)
     rolled_back.seen(since(p99_s=1.0), 1.0)

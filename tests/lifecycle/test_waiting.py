@@ -79,6 +79,10 @@ def test_tasks_that_expired_count_by_their_arrival_and_since_arrivals_moved() ->
     assert (since.missed, since.ended) == (2 / 22, 22)
 
 
+def test_a_device_without_tasks_before_has_no_share_to_compare_with() -> None:
+    assert WaitingLog().before(10.0, CONFIG).missed == 1.0
+
+
 def test_arrivals_are_a_rate_and_start_anew_with_the_engine() -> None:
     log = filled(0.010)
     assert log.last_arrivals_per_s(5.0) == {"m": pytest.approx(20.0)}
