@@ -293,7 +293,7 @@ class LayoutPool:
         targets, results = [], []
         for (index, tensor), offset in zip(outputs, places, strict=True):
             nbytes = tensor_bytes(tensor.dtype, tensor.shape)
-            targets.append(OutputRef(index, tensor.name, arena, offset, nbytes))
+            targets.append(OutputRef(index, tensor.name, arena, offset, nbytes, tensor.dtype, tensor.shape))
             results.append((index, tensor.name, _output_view(memory, tensor, nbytes, offset)))
         names: tuple[str, ...] = kind[0]  # as the application calls them
         layout = TaskLayout(

@@ -88,13 +88,19 @@ class InputRef(Struct, frozen=True, array_like=True):
 
 
 class OutputRef(Struct, frozen=True, array_like=True):
-    """Where an output of `models[model]` of the layout goes; `nbytes` is the room there."""
+    """Where an output of `models[model]` of the layout goes; `nbytes` is the room there.
+
+    Type and shape (the largest where it is open) are what the application believes, checked by the agent; an
+    application of an older version names none.
+    """
 
     model: Annotated[int, Meta(ge=0, lt=MAX_SHARED_MODELS)]
     tensor: TensorName
     arena: Id
     offset_bytes: Offset
     nbytes: Offset
+    dtype: Dtype = ""
+    shape: Shape | None = None
 
 
 class ClientHello(Struct, frozen=True, array_like=True, tag=1):

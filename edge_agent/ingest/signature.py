@@ -176,17 +176,25 @@ def _takes(info: ModelSignature) -> str:
 
 
 def _check_outputs(wanted: Sequence[ModelSignature], outputs: Sequence[OutputRef]) -> None:
-    expected = {
-        (index, tensor.name): tensor_bytes(tensor.dtype, tensor.shape)
-        for index, info in enumerate(wanted)
-        for tensor in info.outputs
-    }
-    if {(ref.model, ref.tensor): ref.nbytes for ref in outputs} != expected or len(outputs) != len(expected):
+    expected = {(index, tensor.name): tensor for index, info in enumerate(wanted) for tensor in info.outputs}
+    named = {(ref.model, ref.tensor): ref for ref in outputs}
+    if (
+        named.keys() != expected.keys()
+        or len(outputs) != len(expected)
+        or not all(_is_named(tensor, named[key]) for key, tensor in expected.items())
+    ):
         raise TaskRefused(
             "signature_changed",
             f"the outputs of {', '.join(info.name for info in wanted)} are not those named",
             remedy="ask for the models again and resubmit",
         )
+
+
+def _is_named(tensor: TensorInfo, ref: OutputRef) -> bool:
+    """Whether the application takes an output for what it is; the size alone does not tell 1x4 from 4x1."""
+    if ref.nbytes != tensor_bytes(tensor.dtype, tensor.shape):
+        return False
+    return ref.shape is None or (ref.dtype, ref.shape) == (tensor.dtype, tensor.shape)
 
 
 def _check_place(ref: InputRef | OutputRef, nbytes: int, arenas: Mapping[int, int]) -> None:

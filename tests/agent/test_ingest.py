@@ -30,6 +30,7 @@ from stageloom.edge_agent.ingest.messages import (
     Goodbye,
     InputRef,
     ModelSignature,
+    OutputRef,
     SubmitRequest,
     TaskEnded,
     TensorInfo,
@@ -38,6 +39,7 @@ from stageloom.edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
+from stageloom.edge_agent.ingest.signature import check_layout
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import (
@@ -50,7 +52,7 @@ from stageloom.shared.errors import (
     TaskRefused,
     UnavailableError,
 )
-from tests.agent.conftest import Hosted, eventually
+from tests.agent.conftest import ECHO, Hosted, eventually
 
 ROW = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
 
@@ -594,6 +596,33 @@ def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
         hosted.backend.infos = {"echo": renamed}
         assert _refused(client.submit("echo", {"input": ROW})).code == "signature_changed"
         assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
+
+
+@pytest.mark.parametrize(
+    "changed", [TensorInfo("output", "float32", (4, 1)), TensorInfo("output", "int32", (1, 4))]
+)
+def test_output_that_changed_in_type_or_shape_but_not_in_size_is_asked_for_again(
+    hosted: Hosted, changed: TensorInfo
+) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        client.run("echo", {"input": ROW}, timeout_s=20)
+        hosted.backend.infos = {"echo": ModelSignature("echo", ECHO.inputs, (changed,), version=2)}
+        assert _refused(client.submit("echo", {"input": ROW})).code == "signature_changed"
+        made = client.run("echo", {"input": ROW}, timeout_s=20)["output"]
+        assert (made.dtype.name, made.shape, made.tobytes()) == (changed.dtype, changed.shape, ROW.tobytes())
+
+
+def test_outputs_of_an_application_that_names_no_types_are_held_to_their_sizes() -> None:
+    """As applications did of versions before their types and shapes were compared."""
+
+    def check(nbytes: int) -> None:
+        source, target = InputRef("input", 0, 0, "float32", (1, 4)), OutputRef(0, "output", 0, 64, nbytes)
+        check_layout(DeclareLayout(0, ("echo",), (source,), (target,)), {"echo": ECHO}, {0: 128})
+
+    check(16)
+    with pytest.raises(TaskRefused, match="are not those named"):
+        check(32)
 
 
 def test_tasks_that_a_new_plan_refuses_can_be_submitted_again_by_their_callbacks(hosted: Hosted) -> None:
