@@ -23,6 +23,7 @@ from stageloom.edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
     AttachArena,
     DeclareLayout,
+    DetachArena,
     InputRef,
     ModelSignature,
     OutputRef,
@@ -49,6 +50,11 @@ class ClientArena:
         )
         self.memory = mmap.mmap(self.descriptor, nbytes)
         self._free: list[tuple[int, int]] = [(0, nbytes)]  # (offset, bytes), ascending, never adjacent
+
+    @property
+    def is_empty(self) -> bool:
+        """No place in it is taken."""
+        return self._free == [(0, self.nbytes)]
 
     def take(self, nbytes: int) -> int | None:
         """The offset of a free place, or None."""
@@ -87,12 +93,13 @@ class Reservation(NamedTuple):
 
 
 class ArenaPool:
-    """All arenas of one connection; grows by whole arenas up to a limit."""
+    """All arenas of one connection; grows by whole arenas up to a limit, and gives up empty ones."""
 
     def __init__(self, max_bytes: int, max_arenas: int) -> None:
         self._max_bytes = max_bytes
         self._max_arenas = max_arenas
         self._arenas: list[ClientArena] = []
+        self._numbers = itertools.count()  # none is used again
         self._lock = threading.Lock()
         self._growing = threading.Lock()
 
@@ -144,7 +151,19 @@ class ArenaPool:
             )
         page = mmap.PAGESIZE
         nbytes = min(max(_ARENA_BYTES, -(-least_bytes // page) * page), room)
-        return ClientArena(len(self._arenas), nbytes)
+        return ClientArena(next(self._numbers), nbytes)
+
+    def drop_empty(self, retire: Callable[[ClientArena], None]) -> None:
+        """Give up the arenas in which no place is taken, so that larger ones may be made.
+
+        `retire` is called with each before another is announced: the agent counts both against one limit.
+        """
+        with self._growing:
+            with self._lock:
+                empty = [arena for arena in self._arenas if arena.is_empty]
+                self._arenas = [arena for arena in self._arenas if arena not in empty]
+            for arena in empty:
+                retire(arena)
 
     def release(self, reservation: Reservation) -> None:
         with self._lock:
@@ -317,14 +336,19 @@ class LayoutPool:
     def _reserve(self, sizes: list[int]) -> Reservation:
         if self._count >= _MAX_LAYOUTS:
             self._drop_idle()
-        try:
+        with contextlib.suppress(TaskRefused):
             return self._arenas.reserve(sizes, self._attach)
-        except TaskRefused:
-            self._drop_idle()  # places that tasks of other kinds have left
+        self._drop_idle()  # places that tasks of other kinds have left
+        with contextlib.suppress(TaskRefused):
             return self._arenas.reserve(sizes, self._attach)
+        self._drop_empty_arenas()  # whose places are each too small
+        return self._arenas.reserve(sizes, self._attach)
 
     def _attach(self, arena: ClientArena) -> None:
         self._send(AttachArena(arena.number, arena.nbytes), arena.descriptor)
+
+    def _drop_empty_arenas(self) -> None:
+        self._arenas.drop_empty(lambda arena: self._send(DetachArena(arena.number), None))
 
     def give_back(self, layout: TaskLayout) -> None:
         """The task that used it has ended."""
@@ -338,7 +362,7 @@ class LayoutPool:
         """Free its places; no task uses it."""
         with contextlib.suppress(UnavailableError):  # an agent that is gone has forgotten it
             self._send(RetractLayout(layout.number), None)
-        self._arenas.release(layout.reservation)
+        self._arenas.release(layout.reservation)  # behind it: an arena is detached after its layouts
         with self._lock:
             self._count -= 1
 

@@ -19,28 +19,31 @@ import pytest
 from msgspec.structs import replace
 
 from stageloom import Client, TaskFuture
-from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest import channel, client_memory
 from stageloom.edge_agent.ingest.channel import close_received
-from stageloom.edge_agent.ingest.client_memory import InputSource
+from stageloom.edge_agent.ingest.client_memory import ArenaPool, InputSource, LayoutPool, TaskLayout, kind_of
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.messages import (
     AttachArena,
     ClientHello,
     DeclareLayout,
+    DetachArena,
     Goodbye,
     InputRef,
     ModelSignature,
     OutputRef,
+    RetractLayout,
     SubmitRequest,
     TaskEnded,
     TensorInfo,
+    ToAgent,
     TraceRequest,
     TraceWritten,
     decode_to_application,
     encode,
 )
 from stageloom.edge_agent.ingest.signature import check_layout
-from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.edge_agent.worker.messages import RunTask, TaskDone
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import (
     AgentRestarted,
@@ -562,19 +565,75 @@ def test_tasks_open_at_once_lie_in_different_places(hosted: Hosted) -> None:
         assert len({(arena, offset) for _, arena, offset in places}) == 6
 
 
-@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
-def test_places_of_another_kind_of_task_are_given_up_when_memory_is_short(hosted: Hosted) -> None:
-    hosted.backend.infos = {
+def _byte_models(**sizes: int) -> dict[str, ModelSignature]:
+    """Models by name that take so many bytes and give 16."""
+    return {
         name: ModelSignature(
             name, (TensorInfo("input", "uint8", (nbytes,)),), (TensorInfo("output", "uint8", (16,)),)
         )
-        for name, nbytes in (("one", 700_000), ("other", 600_000))
+        for name, nbytes in sizes.items()
     }
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
+def test_places_of_another_kind_of_task_are_given_up_when_memory_is_short(hosted: Hosted) -> None:
+    hosted.backend.infos = _byte_models(one=700_000, other=600_000)
     hosted.backend.echo = True
     with Client(hosted.path) as client:
         for name, nbytes in (("one", 700_000), ("other", 600_000), ("one", 700_000)):
             client.run(name, {"input": np.zeros(nbytes, np.uint8)}, timeout_s=20)
     assert len({task.layout for task in hosted.backend.accepted}) == 3
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=4 << 20, max_arenas=4)])
+def test_arenas_that_smaller_tasks_have_used_up_make_room_for_a_larger_one(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Small tasks use up all arenas; all end but one. 2. A task larger than an arena runs beside it."""
+    monkeypatch.setattr(client_memory, "_ARENA_BYTES", 1 << 20)
+    hosted.backend.infos = _byte_models(small=600_000, large=2_500_000)
+    large = {"input": np.full(2_500_000, 9, np.uint8)}
+
+    def complete(tasks: list[RunTask]) -> None:
+        for task in tasks:
+            hosted.backend.complete(task)
+
+    with Client(hosted.path) as client:
+        held = [client.submit("small", {"input": np.full(600_000, i, np.uint8)}) for i in range(4)]
+        eventually(lambda: len(hosted.backend.accepted) == 4, "each has an arena")
+        first, *others = hosted.backend.accepted
+        with pytest.raises(TaskRefused, match="beside the tasks that have not ended"):
+            client.submit("large", large)
+        hosted.call(lambda: complete(others))
+        for future in held[1:]:
+            future.result(20)
+        hosted.backend.echo = True
+        assert client.run("large", large, timeout_s=20)["output"].tolist() == [9] * 16
+        assert len(hosted.backend.arenas) == 2
+        hosted.call(lambda: complete([first]))
+        assert held[0].result(20)["output"].tolist() == [0] * 16
+
+
+def test_an_arena_is_detached_after_its_layouts_and_before_another_takes_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_memory, "_ARENA_BYTES", 1 << 20)
+    sent: list[ToAgent] = []
+    pool = LayoutPool(ArenaPool(2 << 20, 2), lambda message, descriptor: sent.append(message))
+
+    def make(name: str, nbytes: int) -> TaskLayout:
+        kind = kind_of((name,), {"input": np.zeros(nbytes, np.uint8)})
+        return pool.make(kind, tuple(_byte_models(**{name: nbytes}).values()))
+
+    for layout in [make("small", 600_000) for _ in range(2)]:
+        pool.give_back(layout)
+    make("large", 1_500_000)
+    assert [(type(message), getattr(message, "arena", None)) for message in sent] == [
+        *[(AttachArena, 0), (DeclareLayout, None), (AttachArena, 1), (DeclareLayout, None)],
+        *[(RetractLayout, None), (RetractLayout, None), (DetachArena, 0), (DetachArena, 1)],
+        *[(AttachArena, 2), (DeclareLayout, None)],
+    ]
+    pool.close()
 
 
 def test_wrong_tasks_leave_nothing_behind(hosted: Hosted) -> None:
