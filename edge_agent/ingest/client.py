@@ -167,7 +167,7 @@ class Client:
 
         Raises:
             InputError: no task could have that deadline.
-            TaskRefused: it does not fit into shared memory, or no such model is known to the agent.
+            TaskRefused: it does not fit into shared memory, or the agent knows no such model, or none at all.
             UnavailableError: the agent is gone and does not come back within the timeout, or it takes
                 nothing within it.
         """
@@ -213,6 +213,7 @@ class _Session:
         self._pending: dict[int, tuple[TaskFuture, TaskLayout]] = {}
         self._answers: dict[int, Future[Models]] = {}
         self._infos: dict[str, ModelSignature] = {}
+        self._why_none = ""  # where the agent has told no models
         self._put_off: deque[ToApplication | None] = deque()  # read, and not taken yet; None: the end
         self.gone = False
         self._goodbye = ""
@@ -249,6 +250,7 @@ class _Session:
             self._send(ListModels(request, len(found)))
             part = self._part(answer)
             found.update((info.name, info) for info in part.models)
+            self._why_none = part.why_none
             more = part.more and bool(part.models)
         if found != self._infos:
             self._infos = found
@@ -310,7 +312,7 @@ class _Session:
         """The models that the names mean for these inputs; the agent is asked for them anew before a refusal.
 
         Raises:
-            TaskRefused: there is none of a name, or none of several takes the shapes.
+            TaskRefused: there is none at all, none of a name, or none of several takes the shapes.
             UnavailableError: the agent does not answer.
         """
         shapes = {name: tuple(value.shape) for name, value in given.items()}
@@ -324,6 +326,10 @@ class _Session:
         self, names: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[ModelSignature, ...]:
         known = by_any_name(self._infos.values())
+        if not known:
+            raise TaskRefused(
+                "not_ready", self._why_none or "no plan is active", remedy="see `stageloom-agent status`"
+            )
         try:
             return tuple(choose_shapes(name, known[name], shapes) for name in names)
         except KeyError as error:

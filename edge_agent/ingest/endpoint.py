@@ -339,7 +339,9 @@ class Endpoint:
             case DetachArena():
                 self._detach(connection, connection.arenas.pop(message.arena, None))
             case ListModels():
-                self._send(connection, _page(message, list(self._backend.models().values())))
+                models = list(self._backend.models().values())
+                why_none = "" if models else self._backend.not_ready()
+                self._send(connection, _page(message, models, why_none))
             case AskStatus():
                 self._send(connection, Status(message.request, self._backend.status()))
             case AskMetrics():
@@ -528,7 +530,7 @@ class Endpoint:
             self._watch(connection)
 
 
-def _page(request: ListModels, infos: Sequence[ModelSignature]) -> Models:
+def _page(request: ListModels, infos: Sequence[ModelSignature], why_none: str) -> Models:
     """As many models from `start` on as one packet holds."""
     chosen: list[ModelSignature] = []
     size = 64
@@ -537,4 +539,5 @@ def _page(request: ListModels, infos: Sequence[ModelSignature]) -> Models:
         if chosen and (size > MAX_PACKET_BYTES or len(chosen) == 64):
             break
         chosen.append(info)
-    return Models(request.request, tuple(chosen), request.start + len(chosen) < len(infos))
+    more = request.start + len(chosen) < len(infos)
+    return Models(request.request, tuple(chosen), more, why_none[:MAX_REASON_CHARS])

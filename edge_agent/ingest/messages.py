@@ -216,11 +216,15 @@ class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Models(Struct, frozen=True, array_like=True, tag=3):
-    """Agent to application: part of the models; `more` says that the next part starts after these."""
+    """Agent to application: part of the models; `more` says that the next part starts after these.
+
+    `why_none`: where there are none, why no task is taken.
+    """
 
     request: Id
     models: Annotated[tuple[ModelSignature, ...], Meta(max_length=64)]
     more: bool = False
+    why_none: Line = ""
 
 
 class Status(Struct, frozen=True, array_like=True, tag=4):

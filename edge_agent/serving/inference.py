@@ -31,7 +31,13 @@ from stageloom.edge_agent.serving.request import (
 )
 from stageloom.edge_agent.serving.statistics import Statistics
 from stageloom.edge_agent.serving.waiting import InThread, OnLoop, ServiceWaiting
-from stageloom.shared.errors import InputError, NotFoundError, StageloomError, TaskRefused
+from stageloom.shared.errors import (
+    InputError,
+    NotFoundError,
+    StageloomError,
+    TaskRefused,
+    UnavailableError,
+)
 
 _KNOWN_S: Final = 1.0
 """For so long the models of the active plan are not asked for again."""
@@ -96,6 +102,7 @@ class InferenceService:
 
         Raises:
             NotFoundError: it has none of this name, or not this version.
+            UnavailableError: the agent has no models yet.
         """
         return as_one(name, await self.models(name, version))
 
@@ -104,13 +111,16 @@ class InferenceService:
 
         Raises:
             NotFoundError: it has none of this name, or not this version.
+            UnavailableError: the agent has no models yet.
         """
         found = self._models.get(name)
         # Who names a version is told what runs now; the others may be told of the one before for a moment.
         if found is None or version or time.monotonic() > self._asked_s + _KNOWN_S:
             found = (await self.refresh()).get(name)
         if found is None:
-            have = ", ".join(sorted(self._models)[:8]) or "none"
+            if not self._models:
+                raise await self._no_models()
+            have = ", ".join(sorted(self._models)[:8])
             raise NotFoundError(
                 f"Request for unknown model: '{name[:64]}' is not found",
                 remedy=f"models of the active plan: {have}",
@@ -123,6 +133,11 @@ class InferenceService:
                 remedy=f"ask for version {have}, which the active plan has, or for none",
             )
         return wanted
+
+    async def _no_models(self) -> UnavailableError:
+        """Why there are none: a client is to ask again, and not to take its model for an unknown one."""
+        reason = (await self._waiting.call(ask_status, self._path)).reason
+        return UnavailableError(reason or "a plan has just become active", remedy="ask again in a moment")
 
     def body_limit(self, model: ModelSignature) -> int:
         """Bytes that a request for this model may have."""

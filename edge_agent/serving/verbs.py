@@ -6,7 +6,7 @@ from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure,
 from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.models import listed_names, model_config, model_metadata, versions_of
 from stageloom.edge_agent.serving.regions import RegionTable
-from stageloom.shared.errors import NotFoundError
+from stageloom.shared.errors import NotFoundError, UnavailableError
 
 
 class Verbs:
@@ -18,10 +18,10 @@ class Verbs:
 
     async def model_ready(self, name: str, version: str) -> bool:
         """Whether a task for this model would be taken. A model that is not there is not ready."""
+        await self.service.refresh()
         try:
-            await self.service.refresh()
             await self.service.model(name, version)
-        except NotFoundError:
+        except (NotFoundError, UnavailableError):
             return False
         return await self.service.ready()
 

@@ -143,6 +143,20 @@ def test_tasks_are_refused_while_no_plan_is_active(hosted: Hosted) -> None:
         assert _refused(client.submit("echo", {"input": ROW})).code == "not_ready"
 
 
+def test_tasks_are_refused_with_the_reason_while_the_agent_has_no_models_yet(hosted: Hosted) -> None:
+    served, hosted.backend.infos = hosted.backend.infos, {}
+    hosted.backend.why_not_ready = "a plan is being loaded"
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        with pytest.raises(
+            TaskRefused, match="a plan is being loaded; see `stageloom-agent status`"
+        ) as caught:
+            client.submit("echo", {"input": ROW})
+        assert caught.value.code == "not_ready"
+        hosted.backend.infos, hosted.backend.why_not_ready = served, ""
+        assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["output"], ROW)
+
+
 def test_non_contiguous_and_foreign_endian_arrays_are_converted(hosted: Hosted) -> None:
     hosted.backend.echo = True
     wide = np.arange(8, dtype=">f4").reshape(1, 8)[:, ::2]

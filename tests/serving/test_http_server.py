@@ -22,7 +22,9 @@ from stageloom.edge_agent.serving.body import WaitingBytes, compressed, encoding
 from stageloom.edge_agent.serving.http_api import HttpApi
 from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
 from stageloom.edge_agent.serving.inference import InferenceService
+from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.edge_agent.serving.request_counts import RequestCounters, decode_requests
+from stageloom.edge_agent.serving.verbs import Verbs
 from stageloom.shared.errors import TaskCancelled
 
 WAIT_S = 20.0
@@ -195,6 +197,25 @@ def test_an_answer_is_in_no_encoding_that_its_client_refuses(accepted: str, enco
 @pytest.mark.parametrize(("encoding", "window_bits"), [("gzip", 31), ("deflate", 15)])
 def test_what_is_compressed_can_be_read_again(encoding: str, window_bits: int) -> None:
     assert zlib.decompress(compressed(b"abc" * 100, encoding), window_bits) == b"abc" * 100
+
+
+def test_requests_are_told_why_while_the_agent_has_no_models_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """404 would say that there is no such model, which no client asks for again."""
+
+    async def talk(served: _Served) -> None:
+        with monkeypatch.context() as loading:
+            loading.setattr(served.client, "models", dict)
+            status = SimpleNamespace(ready=False, reason="a plan is being loaded")
+            loading.setattr(inference, "ask_status", lambda path: status)
+            head, body = await _ask(served, _request("small", True))
+            assert head.startswith(b"http/1.1 503 ")
+            assert json.loads(body)["error"].startswith("a plan is being loaded; ")
+            assert not await Verbs(served.service, RegionTable()).model_ready("small", "")
+        for model, status_line in (("small", b"http/1.1 200 "), ("none", b"http/1.1 404 ")):
+            head, _ = await _ask(served, _request(model, True))
+            assert head.startswith(status_line)
+
+    _serve(talk, monkeypatch)
 
 
 @pytest.mark.promise("serving-calls-end")
