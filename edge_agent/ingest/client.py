@@ -14,6 +14,7 @@ restart of the agent the next call connects again.
 
 import contextlib
 import itertools
+import operator
 import os
 import select
 import socket
@@ -44,6 +45,8 @@ from stageloom.edge_agent.ingest.client_outbox import Outbox
 from stageloom.edge_agent.ingest.messages import (
     LONGEST_S,
     MAX_PACKET_BYTES,
+    MAX_PRIORITY,
+    MAX_SHARED_MODELS,
     PROTOCOL_VERSION,
     AgentWelcome,
     CancelRequest,
@@ -166,19 +169,26 @@ class Client:
                 the thread that reads replies and must return soon. None: copies of them are the result.
 
         Raises:
-            InputError: no task could have that deadline.
+            InputError: no task could have that deadline, that priority or so many models.
             TaskRefused: it does not fit into shared memory, or the agent knows no such model, or none at all.
             UnavailableError: the agent is gone and does not come back within the timeout, or it takes
                 nothing within it.
         """
         sent_at_s = time.monotonic()
+        # The agent ends the connection, and with it every open task, over what it cannot read.
         if deadline_s is not None and not 0.0 <= deadline_s <= LONGEST_S:  # false for NaN, too
             raise InputError(
                 f"a deadline in {deadline_s:g} s is impossible",
                 remedy=f"give 0 to {LONGEST_S:g} seconds from now, or none",
             )
         names = (model,) if isinstance(model, str) else tuple(model)
-        return self._live().submit(names, inputs, sent_at_s, deadline_s, priority, deliver)
+        if not 1 <= len(names) <= MAX_SHARED_MODELS:
+            raise InputError(
+                f"a task for {len(names)} models is impossible",
+                remedy=f"name 1 to {MAX_SHARED_MODELS} of them",
+            )
+        deadline_s = None if deadline_s is None else float(deadline_s)  # which may be numpy's
+        return self._live().submit(names, inputs, sent_at_s, deadline_s, _priority(priority), deliver)
 
     def run(
         self,
@@ -508,6 +518,19 @@ class _Session:
             pass  # it was gone already
         if threading.current_thread() is not self._reader:
             self._reader.join(self._timeout_s)
+
+
+def _priority(given: Any) -> int:
+    """Raises:
+    InputError: it is no whole number, or no task could have it.
+    """
+    with contextlib.suppress(TypeError):
+        if abs(priority := operator.index(given)) <= MAX_PRIORITY:
+            return priority
+    raise InputError(
+        f"a priority of {str(given)[:40]} is impossible",
+        remedy=f"give a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}",
+    )
 
 
 def _error_of(ended: TaskEnded) -> RefusedError:

@@ -21,6 +21,7 @@ import numpy as np
 
 from stageloom.edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
+    MAX_TENSORS,
     AttachArena,
     DeclareLayout,
     DetachArena,
@@ -30,6 +31,8 @@ from stageloom.edge_agent.ingest.messages import (
     RetractLayout,
     TensorInfo,
     ToAgent,
+    decode_to_agent,
+    encode,
 )
 from stageloom.edge_agent.ingest.signature import tensor_bytes
 from stageloom.shared.errors import DecodeError, TaskRefused, UnavailableError
@@ -288,12 +291,19 @@ class LayoutPool:
         """A new layout, which the agent knows before whatever is sent next.
 
         Raises:
-            TaskRefused: an input of a type that no model takes, or no room (code `arena_full`).
+            TaskRefused: inputs that no model takes, more tensors than a task may have, or no room (code
+                `arena_full`).
             UnavailableError: the agent is gone.
         """
         valid = self._valid
         inputs = [(name, _native(name, dtype), shape) for name, dtype, shape in kind[1:]]
         outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
+        if len(outputs) > MAX_TENSORS:
+            raise TaskRefused(
+                "too_many_tensors",
+                f"the models have {len(outputs)} outputs together, more than {MAX_TENSORS}",
+                remedy="submit a task for each of them",
+            )
         # Tasks of other shapes want places of the same size: what one has left must do for the next.
         largest = {tensor.name: tensor.shape for info in infos if info.is_open for tensor in info.inputs}
         sizes = [
@@ -301,6 +311,27 @@ class LayoutPool:
         ]
         sizes += [tensor_bytes(tensor.dtype, tensor.shape) for _, tensor in outputs]
         reservation = self._reserve(sizes)
+        try:
+            layout, declared = self._placed(kind, infos, inputs, outputs, reservation, valid)
+            _require_readable(declared)
+            self._send(declared, None)
+        except BaseException:
+            self._arenas.release(reservation)
+            raise
+        with self._lock:
+            self._count += 1
+        return layout
+
+    def _placed(
+        self,
+        kind: Kind,
+        infos: Sequence[ModelSignature],
+        inputs: Sequence[tuple[str, "np.dtype[Any]", tuple[int, ...]]],
+        outputs: Sequence[tuple[int, TensorInfo]],
+        reservation: Reservation,
+        valid: object,
+    ) -> tuple[TaskLayout, DeclareLayout]:
+        """A layout in the reserved places, and what tells the agent of it."""
         memory, arena = reservation.arena.memory, reservation.arena.number
         places = iter(reservation.offsets)
         refs, views = [], []
@@ -315,8 +346,9 @@ class LayoutPool:
             targets.append(OutputRef(index, tensor.name, arena, offset, nbytes, tensor.dtype, tensor.shape))
             results.append((index, tensor.name, _output_view(memory, tensor, nbytes, offset)))
         names: tuple[str, ...] = kind[0]  # as the application calls them
+        number = next(self._numbers)
         layout = TaskLayout(
-            next(self._numbers),
+            number,
             kind,
             reservation,
             tuple(views),
@@ -325,13 +357,8 @@ class LayoutPool:
             valid,
             any(info.is_open for info in infos),
         )
-        self._send(
-            DeclareLayout(layout.number, tuple(info.name for info in infos), tuple(refs), tuple(targets)),
-            None,
-        )
-        with self._lock:
-            self._count += 1
-        return layout
+        models = tuple(info.name for info in infos)
+        return layout, DeclareLayout(number, models, tuple(refs), tuple(targets))
 
     def _reserve(self, sizes: list[int]) -> Reservation:
         if self._count >= _MAX_LAYOUTS:
@@ -381,6 +408,22 @@ class LayoutPool:
         with self._lock:
             self._idle.clear()
         self._arenas.close()
+
+
+def _require_readable(declared: DeclareLayout) -> None:
+    """The agent ends the connection over what it cannot read, and with it every open task.
+
+    Raises:
+        TaskRefused: it cannot read this: an input whose name or rank no model has, or too much for a packet.
+    """
+    try:
+        decode_to_agent(encode(declared))
+    except DecodeError as error:
+        raise TaskRefused(
+            "wrong_input",
+            f"the agent cannot be told where the tensors of such a task lie: {error.cause}",
+            remedy="give the inputs that `models()` names, to fewer models at once",
+        ) from error
 
 
 def _native(name: str, dtype: "np.dtype[Any]") -> "np.dtype[Any]":

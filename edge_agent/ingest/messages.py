@@ -23,6 +23,7 @@ MAX_TENSORS: Final = 256
 MAX_SHARED_MODELS: Final = 16
 MAX_TRACE_S: Final = 600.0
 MAX_REASON_CHARS: Final = 1000
+MAX_PRIORITY: Final = 2**31
 LONGEST_S: Final = 1e9
 """Of a deadline, in seconds from when its task is submitted."""
 ALIGNMENT_BYTES: Final = 64
@@ -149,7 +150,7 @@ class SubmitRequest(Struct, frozen=True, array_like=True, tag=4):
     task: Id
     layout: Id
     sent_at_s: Instant
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     deadline_s: Annotated[float, Meta(ge=0.0, le=LONGEST_S)] | None = None
 
 

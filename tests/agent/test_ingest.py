@@ -243,6 +243,58 @@ def test_priority_and_deadline_reach_the_engine_as_instants_of_the_shared_clock(
         assert before_s + 50.0 <= task.deadline_s <= hosted.loop.now() + 50.0
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "cause"),
+    [
+        ("echo", {"priority": 2**31 + 1}, "a priority of 2147483649 is impossible"),
+        ("echo", {"priority": 0.5}, r"a priority of 0\.5 is impossible"),
+        ([], {}, "a task for 0 models is impossible"),
+        (["echo"] * 17, {}, "a task for 17 models is impossible"),
+    ],
+)
+def test_what_no_task_may_have_is_an_error_of_that_task_alone(
+    hosted: Hosted, model: Any, options: dict[str, Any], cause: str
+) -> None:
+    with Client(hosted.path) as client:
+        held = client.submit("echo", {"input": ROW})
+        with pytest.raises(InputError, match=cause):
+            client.submit(model, {"input": ROW}, **options)
+        assert client.models() and not held.done()
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
+@pytest.mark.parametrize(
+    ("model", "inputs", "code"),
+    [
+        (["left", "right"], {"input": ROW}, "too_many_tensors"),
+        ("echo", {"input": ROW, "n" * 513: np.zeros(400_000, np.uint8)}, "wrong_input"),
+        ("echo", {"input": np.zeros(400_000, np.uint8)} | {str(i): ROW for i in range(256)}, "wrong_input"),
+    ],
+)
+def test_tensors_that_fit_no_packet_are_refused_with_that_task_alone_and_leave_their_places(
+    hosted: Hosted, model: Any, inputs: dict[str, Any], code: str
+) -> None:
+    outputs = tuple(TensorInfo(f"output{i}", "float32", (1,)) for i in range(129))
+    hosted.backend.infos |= {name: ModelSignature(name, ECHO.inputs, outputs) for name in ("left", "right")}
+    with Client(hosted.path) as client:
+        held = client.submit("echo", {"input": ROW})
+        for _ in range(3):  # the places of three would not fit
+            with pytest.raises(TaskRefused) as caught:
+                client.submit(model, inputs)
+            assert caught.value.code == code
+        assert client.models() and not held.done()
+
+
+def test_numbers_of_numpy_do_for_priority_and_deadline(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    numbers: dict[str, Any] = {"priority": np.int64(3), "deadline_s": np.float32(50.0)}
+    with Client(hosted.path) as client:
+        for _ in range(2):
+            client.run("echo", {"input": ROW}, timeout_s=20, **numbers)
+    assert [task.priority for task in hosted.backend.accepted] == [3, 3]
+    assert len(hosted.backend.layouts) == 1
+
+
 def test_a_deadline_that_has_passed_on_arrival_expires_the_task(hosted: Hosted) -> None:
     with Client(hosted.path) as client:
         future = client.submit("echo", {"input": ROW}, deadline_s=0.0)
