@@ -21,6 +21,8 @@ from stageloom.shared.shape_ranges import ShapeRanges, middle_shape, within
 GRAPH_VERSION = 2
 MAX_OPERATORS = 1 << 16
 MAX_RANK = 64  # numpy's bound
+MAX_SIGNATURE_CHARS = 512  # of an input's or output's name, as applications are told it
+MAX_SIGNATURE_RANK = 32
 MAX_TENSOR_BYTES = 1 << 40
 
 ITEM_BYTES = {

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.graph import MAX_SIGNATURE_CHARS, MAX_SIGNATURE_RANK
 from stageloom.shared.messages.base import ModelVersion
 from stageloom.shared.shape_ranges import range_text, within
 
@@ -32,10 +33,10 @@ ALIGNMENT_BYTES: Final = 64
 Id = Annotated[int, Meta(ge=0, le=2**53)]
 Offset = Annotated[int, Meta(ge=0, le=2**44)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
-TensorName = Annotated[str, Meta(max_length=512)]
+TensorName = Annotated[str, Meta(max_length=MAX_SIGNATURE_CHARS)]
 Dtype = Annotated[str, Meta(max_length=16)]
 Dim = Annotated[int, Meta(ge=0, le=2**40)]
-Shape = Annotated[tuple[Dim, ...], Meta(max_length=32)]
+Shape = Annotated[tuple[Dim, ...], Meta(max_length=MAX_SIGNATURE_RANK)]
 Line = Annotated[str, Meta(max_length=1024)]
 Instant = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Seconds on CLOCK_MONOTONIC, which both processes share."""

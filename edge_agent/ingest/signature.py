@@ -6,7 +6,6 @@ from typing import Final
 
 from stageloom.edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
-    MAX_PACKET_BYTES,
     MAX_TENSORS,
     DeclareLayout,
     InputRef,
@@ -14,9 +13,10 @@ from stageloom.edge_agent.ingest.messages import (
     ModelSignature,
     OutputRef,
     TensorInfo,
+    decode_to_application,
     encode,
 )
-from stageloom.shared.errors import TaskRefused
+from stageloom.shared.errors import DecodeError, TaskRefused
 from stageloom.shared.graph import ITEM_BYTES, Graph
 from stageloom.shared.ids import TensorId
 from stageloom.shared.served_name import served_name
@@ -32,7 +32,8 @@ def model_info(name: str, graph: Graph, version: int = 1) -> ModelSignature:
     """What a model takes and gives, from its graph.
 
     Raises:
-        TaskRefused: it has more inputs or outputs than one packet names.
+        TaskRefused: applications cannot be told it: it has more inputs or outputs than one packet names, or
+            longer names or shapes.
     """
     if max(len(graph.inputs), len(graph.outputs)) > MAX_TENSORS:
         raise TaskRefused("too_many_tensors", f"model {name!r} has more than {MAX_TENSORS} inputs or outputs")
@@ -46,8 +47,14 @@ def model_info(name: str, graph: Graph, version: int = 1) -> ModelSignature:
 
     inputs, outputs = describe(graph.inputs), describe(graph.outputs)
     info = ModelSignature(name, inputs, outputs, graph.batchable, version)
-    if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
-        raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
+    try:  # else every application would end its connection over what it cannot read
+        decode_to_application(encode(Models(0, (info,))))
+    except DecodeError as error:
+        raise TaskRefused(
+            "too_many_tensors",
+            f"the signature of model {name!r} fits no packet: {error.cause}",
+            remedy="export it with shorter names, or with fewer inputs and outputs",
+        ) from error
     return info
 
 

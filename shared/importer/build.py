@@ -7,7 +7,14 @@ import onnx
 
 from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.errors import ModelError
-from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
+from stageloom.shared.graph import (
+    MAX_SIGNATURE_CHARS,
+    MAX_SIGNATURE_RANK,
+    Graph,
+    Operator,
+    Tensor,
+    graph_problem,
+)
 from stageloom.shared.ids import TensorId
 from stageloom.shared.importer.attributes import attributes_of, convolution_of, node_flop
 from stageloom.shared.importer.cuts import MAX_PAPER_CUTS, METADATA_KEY, Borders, base_cuts
@@ -31,7 +38,8 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
     """Build the graph of a normalised model; `values` holds its run-time values.
 
     Raises:
-        ModelError: an output cannot be produced as a plain tensor, or the borders do not fit the graph.
+        ModelError: an output cannot be produced as a plain tensor, an input or output cannot be told to
+            applications, or the borders do not fit the graph.
     """
     weights = {weight.name: weight for weight in model.graph.initializer}
     outputs = [output.name for output in model.graph.output]
@@ -65,8 +73,24 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
     graph = replace(graph, base_cuts=cuts, partitions=tuple(partitions))
     if problem := graph_problem(graph):
         raise ModelError(f"the importer made a broken graph: {problem}", remedy="report this model")
+    _require_signature(graph)
     classifier = mask_of(i for i, g in enumerate(order) if classifier_nodes >> g & 1)
     return Built(graph, classifier, {i: group.joined for i, group in enumerate(groups) if group.joined})
+
+
+def _require_signature(graph: Graph) -> None:
+    """Raises:
+    ModelError: applications cannot be told an input or output.
+    """
+    for what, numbers in (("input", graph.inputs), ("output", graph.outputs)):
+        for tensor in (graph.tensors[number] for number in numbers):
+            chars, rank = len(tensor.name), len(tensor.shape)
+            if chars > MAX_SIGNATURE_CHARS or rank > MAX_SIGNATURE_RANK:
+                raise ModelError(
+                    f"unsupported: {what} {tensor.name[:80]!r} has {rank} dimensions and a name of {chars} "
+                    f"characters, at most {MAX_SIGNATURE_RANK} and {MAX_SIGNATURE_CHARS} are served",
+                    remedy="export the model with a shorter name, or with the tensor reshaped",
+                )
 
 
 def _remedy_of_output(name: str, model: onnx.ModelProto) -> str:

@@ -42,7 +42,7 @@ from stageloom.edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from stageloom.edge_agent.ingest.signature import check_layout
+from stageloom.edge_agent.ingest.signature import check_layout, model_info
 from stageloom.edge_agent.worker.messages import RunTask, TaskDone
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import (
@@ -55,6 +55,8 @@ from stageloom.shared.errors import (
     TaskRefused,
     UnavailableError,
 )
+from stageloom.shared.graph import Graph, Tensor
+from stageloom.shared.ids import TensorId
 from tests.agent.conftest import ECHO, Hosted, eventually
 
 ROW = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
@@ -100,6 +102,15 @@ def test_models_tell_types_and_shapes_over_several_pages(hosted: Hosted) -> None
     }
     with Client(hosted.path) as client:
         assert client.models() == hosted.backend.infos
+
+
+@pytest.mark.parametrize(
+    "tensor", [Tensor("t" * 513, "float32", (1,)), Tensor("t", "float32", (1,) * 33)], ids=["name", "rank"]
+)
+def test_model_that_no_application_could_read_is_refused_by_what_checks_its_plan(tensor: Tensor) -> None:
+    graph = Graph("g", tensors=(tensor,), operators=(), inputs=(TensorId(0),), outputs=())
+    with pytest.raises(TaskRefused, match=r"the signature of model 'm' fits no packet: .* length <= "):
+        model_info("m", graph)
 
 
 @pytest.mark.promise("refusal-typed-says-was")

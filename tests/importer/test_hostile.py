@@ -332,8 +332,23 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
                      [info("y", [1])], extra_domains=["acme"]),
             "unsupported: onnxruntime cannot load the model",
         ),
+        (
+            model_of([helper.make_node("Relu", ["x" * 513], ["y"])], [info("x" * 513, [1])],
+                     [info("y", [1])]),
+            "unsupported: input 'x{80}' has 1 dimensions and a name of 513 characters, at most 32 and 512",
+        ),
+        (
+            model_of([helper.make_node("Relu", ["x"], ["y" * 513])], [info("x", [1])],
+                     [info("y" * 513, [1])]),
+            "unsupported: output 'y{80}' has 1 dimensions and a name of 513 characters",
+        ),
+        (
+            model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1] * 33)], [info("y", [1] * 33)]),
+            "unsupported: input 'x' has 33 dimensions",
+        ),
     ],
-    ids=["unknown type", "string input", "sequence output", "output of unknown shape", "custom operator"],
+    ids=["unknown type", "string input", "sequence output", "output of unknown shape", "custom operator",
+         "long input name", "long output name", "input of many dimensions"],
 )  # fmt: skip
 def test_what_cannot_run_says_why(tmp_path: Path, model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
