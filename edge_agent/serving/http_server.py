@@ -125,6 +125,18 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         cycle.on_response()
         return True
 
+    def data_received(self, data: bytes) -> None:
+        """Give a connection that has its answer the time until its next request, whatever bytes came.
+
+        uvicorn takes that time away for all bytes, also for the rest of a refused body or a stray line end.
+        """
+        super().data_received(data)
+        answered = self.cycle is not None and self.cycle.response_complete
+        if answered and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def get_buffer(self, sizehint: int) -> memoryview:
         """asyncio's TLS writes to slices of it, which a bytearray would copy."""
         return self._pieces if self._rest is None else self._rest

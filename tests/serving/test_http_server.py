@@ -243,12 +243,17 @@ class _PlayedLoop:
         self.timers.append(timer)
         return timer
 
+    def create_task(self, work: Coroutine[Any, Any, None]) -> Any:
+        work.close()  # a test answers instead
+        return Future()
+
 
 class _PlayedTransport:
     """Keeps what is asked of it."""
 
     def __init__(self) -> None:
         self.aborted = 0
+        self.closed = False
         self.high: int | None = None
 
     def get_extra_info(self, name: str) -> None: ...
@@ -259,17 +264,59 @@ class _PlayedTransport:
     def abort(self) -> None:
         self.aborted += 1
 
+    def write(self, body: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
 
 @pytest.fixture
 def connection() -> tuple[Any, _PlayedLoop, _PlayedTransport]:
     """A connection that has begun and waits for a head."""
     loop, transport = _PlayedLoop(), _PlayedTransport()
-    config = uvicorn.Config(lambda: None, http="httptools", ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        lambda: None,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=http_server._IDLE_S,
+    )
     config.load()
     made = http_server._BoundedHttp(8, config=config, server_state=ServerState(), app_state={}, _loop=loop)
     made.connection_made(transport)
     made._stop_timer()
     return made, loop, transport
+
+
+_HEAD = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(_HEAD + b"{", b"}  "), (_HEAD + b"{}  ", b"\r\n")],
+    ids=["the rest of a refused body", "a stray line end"],
+)
+def test_a_connection_has_a_minute_until_the_next_request_whatever_follows_an_answer(
+    before: bytes, after: bytes, connection: tuple[Any, _PlayedLoop, _PlayedTransport]
+) -> None:
+    """1. A request is refused. 2. Bytes come that are no request. 3. Nothing comes, or the next request."""
+    made, loop, transport = connection
+    made.data_received(before)
+    assert made.answer(made.cycle.scope, 401, [], b"")
+    made.data_received(after)
+    assert not made.transport.is_closing()
+    (timer,) = loop.timers
+    assert timer.seconds == 60.0
+    timer.callback()
+    assert transport.closed
+    transport.closed = False
+    made.data_received(_HEAD)
+    assert made.timeout_keep_alive_task is None
+    assert loop.timers == [made._timer], "the next request has limits of its own"
 
 
 def test_an_answer_has_a_minute_to_be_taken(connection: tuple[Any, _PlayedLoop, _PlayedTransport]) -> None:
