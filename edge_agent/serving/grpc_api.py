@@ -229,15 +229,16 @@ class GrpcServer:
     # Inference
 
     async def _ModelInfer(self, asked: Any, context: Any) -> Any:
+        began_s = time.monotonic()
         nbytes = asked.ByteSize()
         self._waiting.take(nbytes)
         try:
-            return await self._infer(asked, context, _OpenTasks(context))
+            return await self._infer(asked, context, _OpenTasks(context), began_s)
         finally:
             self._waiting.give_back(nbytes)
 
-    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
-        began_s = time.monotonic()
+    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks", began_s: float) -> Any:
+        """`began_s`: when the request was received, from when its timeout counts."""
         model = await self._verbs.service.model(asked.model_name, asked.model_version)
         most = self._verbs.service.body_limit(model)
         if asked.ByteSize() > most:
@@ -307,7 +308,7 @@ class GrpcServer:
         status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:
-            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks)))
+            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks, began_s)))
         except Exception as error:
             failure = failure_of(error)
             status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name
