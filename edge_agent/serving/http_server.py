@@ -275,15 +275,3 @@ def listen_on(host: str, port: int) -> socket.socket:
 def address_text(host: str, port: int) -> str:
     """`HOST:PORT`, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """For a certificate and its key in PEM files; an empty `key`: it is in the same file.
-
-    Raises:
-        OSError: they cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key or None, password="")  # one that asks for it would stand still
-    return context

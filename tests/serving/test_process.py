@@ -17,7 +17,7 @@ from stageloom.edge_agent.serving.settings import ServingSettings, check_setting
 from stageloom.shared.errors import SettingError, StorageError
 from tests.agent.conftest import eventually
 from tests.agent.process import AgentProcess
-from tests.serving.served import Triton, rows, serving_agent
+from tests.serving.served import Triton, rows, serving_agent, write_certificate
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -190,18 +190,17 @@ def test_address_beyond_this_machine_needs_tls_and_tokens_or_to_be_opened(tmp_pa
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text(TOKEN)
-    certificate = tmp_path / "certificate.pem"
-    certificate.touch()
+    certificate, key = map(str, write_certificate(tmp_path))
     for address in ("0.0.0.0:0", "[::]:0", "example.org:80"):
         for given in (
             ServingSettings(http=address),
             ServingSettings(http=address, tokens=str(tokens)),
-            ServingSettings(grpc=address, certificate=str(certificate)),
+            ServingSettings(grpc=address, certificate=certificate, key=key),
         ):
             with pytest.raises(SettingError, match="by anybody"):
                 check_settings(given)
         check_settings(ServingSettings(grpc=address, open=True))
-        check_settings(ServingSettings(http=address, tokens=str(tokens), certificate=str(certificate)))
+        check_settings(ServingSettings(http=address, tokens=str(tokens), certificate=certificate, key=key))
     for address in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         check_settings(ServingSettings(http=address))
 
