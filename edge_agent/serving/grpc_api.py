@@ -39,6 +39,7 @@ _STREAMED: Final = 256  # requests of all streams that are worked on at once, a 
 _FRAME_BYTES: Final = (1 << 24) - 1  # HTTP/2's most: tensors come in few pieces
 _WINDOW_BYTES: Final = 4 << 20  # a stream may send ahead
 _FINISH_S: Final = 5.0
+_HANDSHAKE_S: Final = 10.0  # of TLS, and of HTTP/2 before the first call
 
 
 class GrpcServer:
@@ -84,6 +85,7 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.max_frame_size", _FRAME_BYTES),
                 ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+                ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
                 ("grpc.so_reuseport", 0),  # a second server must not share the port in silence
             ],
         )

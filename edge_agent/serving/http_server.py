@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 Headers = Sequence[tuple[bytes, bytes]]
 
 _BACKLOG: Final = 256
-_HEAD_S: Final = 10.0
+_HEAD_S: Final = 10.0  # also of a TLS handshake
 _BODY_S: Final = 60.0
 _ANSWER_S: Final = 60.0  # until a client has taken what has been written
 _IDLE_S: Final = 60  # between two requests of a connection
@@ -243,7 +243,13 @@ class HttpServer:
             app_state={},
             _loop=loop,
         )
-        self._server = await loop.create_server(make, sock=self._listening, ssl=self._tls, backlog=_BACKLOG)
+        self._server = await loop.create_server(
+            make,
+            sock=self._listening,
+            ssl=self._tls,
+            ssl_handshake_timeout=_HEAD_S if self._tls is not None else None,
+            backlog=_BACKLOG,
+        )
 
     async def stop(self) -> None:
         """Take no more connections; what is being answered gets a few seconds."""

@@ -1,5 +1,7 @@
 """HTTP and gRPC with TLS and tokens, from end to end: tritonclient with its own options for both."""
 
+import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +21,16 @@ from tritonclient.utils import InferenceServerException
 
 from stageloom import Client
 from stageloom.edge_agent.metrics.settings import MetricsSettings, check_metrics
-from stageloom.edge_agent.serving.settings import ServingSettings, check_settings
+from stageloom.edge_agent.serving import grpc_api, http_server
+from stageloom.edge_agent.serving.body import WaitingBytes
+from stageloom.edge_agent.serving.grpc_api import GrpcServer
+from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
+from stageloom.edge_agent.serving.settings import ServingSettings, check_settings, tls_context
 from stageloom.shared.errors import SettingError
 from tests.serving.served import rows, serving_agent, write_certificate
 
 TOKEN = "a-token-of-thirty-two-characters-"
+WAIT_S = 10.0
 
 
 def _over_http(address: str, trusted: Path | None) -> Any:
@@ -102,6 +109,55 @@ def _unusable(kind: str, folder: Path) -> tuple[Path, Path]:
             form = BestAvailableEncryption(b"secret")
             key.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form))
     return certificate, key
+
+
+@pytest.fixture
+def _short_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_HEAD_S", 0.05)
+    monkeypatch.setattr(grpc_api, "_HANDSHAKE_S", 0.05)
+
+
+def _closed_by_server(address: tuple[str, int]) -> bool:
+    """Connect, say nothing and wait."""
+    with socket.create_connection(address, WAIT_S) as silent:
+        try:
+            return not silent.recv(1)
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+
+async def _no_application(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("nothing is asked")
+
+
+@pytest.mark.usefixtures("_short_handshakes")
+def test_over_http_a_handshake_takes_no_longer_than_a_head(tmp_path: Path) -> None:
+    tls = tls_context(*map(str, write_certificate(tmp_path)))
+
+    async def run() -> bool:
+        listening = listen_on("127.0.0.1", 0)
+        server = HttpServer(_no_application, listening, tls, 8)
+        await server.start()
+        try:
+            return await asyncio.to_thread(_closed_by_server, listening.getsockname())
+        finally:
+            await server.stop()
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.usefixtures("_short_handshakes")
+def test_over_grpc_a_handshake_has_a_limit(tmp_path: Path) -> None:
+    certificate, key = (file.read_bytes() for file in write_certificate(tmp_path))
+    verbs: Any = None
+    server = GrpcServer(verbs, frozenset(), "127.0.0.1:0", 1 << 20, WaitingBytes(1 << 20), (certificate, key))
+    port = server.start()
+    try:
+        assert _closed_by_server(("127.0.0.1", port))
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("kind", ["another's key", "no certificate", "no key", "a passphrase"])
