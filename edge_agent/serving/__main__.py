@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +31,8 @@ from stageloom.edge_agent.serving.settings import (
 )
 from stageloom.edge_agent.serving.verbs import Verbs
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+
+_Stop = Callable[[], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger("stageloom.edge_agent.serving")
 _SWITCH_INTERVAL_S: Final = 0.0005  # a reply must not wait for a thread that decodes JSON
@@ -70,14 +74,16 @@ async def serve(config: ServingConfig) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    async with contextlib.AsyncExitStack() as servers:
-        servers.callback(service.close)
+    stops: list[_Stop] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(service.close)
+        stack.push_async_callback(_stop_together, stops)
         bound = {}
         if settings.http:
-            bound["http"] = await _serve_http(settings, verbs, tokens, waiting, counters, servers)
+            bound["http"] = await _serve_http(settings, verbs, tokens, waiting, counters, stops)
         if settings.grpc:
             threaded = Verbs(service.in_threads(), verbs.regions)
-            bound["grpc"] = _serve_grpc(settings, threaded, tokens, waiting, counters, servers)
+            bound["grpc"] = _serve_grpc(settings, threaded, tokens, waiting, counters, stops)
         os.write(config.report, msgspec.json.encode(bound) + b"\n")
         _log.info("serving %s", ", ".join(f"{kind} on {address}" for kind, address in bound.items()))
         while counters is not None and not ending.is_set():
@@ -87,13 +93,18 @@ async def serve(config: ServingConfig) -> None:
         await ending.wait()
 
 
+async def _stop_together(stops: Sequence[_Stop]) -> None:
+    """Side by side: neither takes requests while the other ends, and the agent waits for one time only."""
+    await asyncio.gather(*(stop() for stop in stops))
+
+
 async def _serve_http(
     settings: ServingSettings,
     verbs: Verbs,
     tokens: frozenset[str],
     waiting: WaitingBytes,
     counters: RequestCounters | None,
-    servers: contextlib.AsyncExitStack,
+    stops: list[_Stop],
 ) -> str:
     api = HttpApi(verbs, tokens, settings.message_bytes, waiting, counters)
     tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
@@ -103,7 +114,7 @@ async def _serve_http(
         raise address_unusable(settings.http, error) from error
     server = HttpServer(api.application, listening, tls, settings.connections)
     await server.start()
-    servers.push_async_callback(server.stop)
+    stops.append(server.stop)
     return address_text(listening.getsockname()[0], listening.getsockname()[1])
 
 
@@ -113,7 +124,7 @@ def _serve_grpc(
     tokens: frozenset[str],
     waiting: WaitingBytes,
     counters: RequestCounters | None,
-    servers: contextlib.AsyncExitStack,
+    stops: list[_Stop],
 ) -> str:
     pem = _pem(settings)
     server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, waiting, pem, counters)
@@ -121,7 +132,7 @@ def _serve_grpc(
         port = server.start()
     except (OSError, RuntimeError) as error:
         raise address_unusable(settings.grpc, error) from error
-    servers.push_async_callback(asyncio.to_thread, server.stop)
+    stops.append(partial(asyncio.to_thread, server.stop))
     return address_text(host_and_port(settings.grpc)[0], port)
 
 
