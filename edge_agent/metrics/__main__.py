@@ -57,15 +57,16 @@ async def serve(config: MetricsConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     application = metrics_application(partial(scrape, Path(config.socket)), tokens)
     tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
+    host, port = host_and_port(settings.listen)
     try:
-        listening = listen_on(*host_and_port(settings.listen))
+        listening = listen_on(host, port)
     except OSError as error:
         raise address_unusable(settings.listen, error) from error
     server = HttpServer(application, listening, tls, _CONNECTIONS)
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop)
-        address = address_text(*listening.getsockname()[:2])
+        address = address_text(host, listening[0].getsockname()[1])
         os.write(config.report, msgspec.json.encode({"http": address}) + b"\n")
         _log.info("metrics are told on %s", address)
         await ending.wait()

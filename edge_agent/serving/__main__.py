@@ -108,14 +108,15 @@ async def _serve_http(
 ) -> str:
     api = HttpApi(verbs, tokens, settings.message_bytes, waiting, counters)
     tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
+    host, port = host_and_port(settings.http)
     try:
-        listening = listen_on(*host_and_port(settings.http))
+        listening = listen_on(host, port)
     except OSError as error:
         raise address_unusable(settings.http, error) from error
     server = HttpServer(api.application, listening, tls, settings.connections)
     await server.start()
     stops.append(server.stop)
-    return address_text(listening.getsockname()[0], listening.getsockname()[1])
+    return address_text(host, listening[0].getsockname()[1])
 
 
 def _serve_grpc(

@@ -262,7 +262,9 @@ def _ask_for_regions(address: str) -> None:
 
 
 def _is_here(address: str) -> bool:
-    with contextlib.suppress(OSError), listen_on(address, 0):
+    with contextlib.suppress(OSError):
+        for bound in listen_on(address, 0):
+            bound.close()
         return True
     return False
 

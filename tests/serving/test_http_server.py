@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Coroutine
@@ -93,7 +94,7 @@ def _serve(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         api = HttpApi(verbs, frozenset(), 1 << 20, WaitingBytes(1 << 20), served.counters)
         listening = listen_on("127.0.0.1", 0)
         server = HttpServer(api.application, listening, None, 8)
-        served.address = listening.getsockname()
+        served.address = listening[0].getsockname()
         await server.start()
         try:
             await asyncio.wait_for(talk(served), WAIT_S)
@@ -229,6 +230,41 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.M
                 await asyncio.sleep(0)
 
     _serve(talk, monkeypatch)
+
+
+def test_a_name_is_served_at_all_its_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["127.0.0.1", "192.0.2.1", "127.0.0.2", "127.0.0.1"]
+
+    def addresses(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def run() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "getaddrinfo", addresses)
+            listening = listen_on("board", 0)
+        port = listening[0].getsockname()[1]
+        assert [one.getsockname() for one in listening] == [("127.0.0.1", port), ("127.0.0.2", port)]
+        server = HttpServer(application, listening, None, 8)
+        await server.start()
+        for address in ("127.0.0.1", "127.0.0.2"):
+            reader, writer = await asyncio.open_connection(address, port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_name_without_an_address_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: elsewhere)
+    with pytest.raises(OSError, match="Cannot assign"):
+        listen_on("board", 0)
 
 
 class _PlayedLoop:

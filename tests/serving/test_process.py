@@ -196,13 +196,14 @@ def test_the_process_ends_both_servers_together(monkeypatch: pytest.MonkeyPatch)
     seen: list[bool] = []
 
     class PlayedHttp:
-        def __init__(self, application: Any, listening: socket.socket, *_: Any) -> None:
+        def __init__(self, application: Any, listening: list[socket.socket], *_: Any) -> None:
             self._listening = listening
 
         async def start(self) -> None: ...
 
         async def stop(self) -> None:
-            self._listening.close()
+            for bound in self._listening:
+                bound.close()
             http_ends.set()
 
     class PlayedGrpc:

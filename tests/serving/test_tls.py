@@ -141,7 +141,7 @@ def test_over_http_a_handshake_takes_no_longer_than_a_head(tmp_path: Path) -> No
         server = HttpServer(_no_application, listening, tls, 8)
         await server.start()
         try:
-            return await asyncio.to_thread(_closed_by_server, listening.getsockname())
+            return await asyncio.to_thread(_closed_by_server, listening[0].getsockname())
         finally:
             await server.stop()
 
