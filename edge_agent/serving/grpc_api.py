@@ -201,7 +201,8 @@ class GrpcServer:
         return ParseDict(found, message("ModelStatisticsResponse")())
 
     async def _RepositoryIndex(self, asked: Any, context: Any) -> Any:
-        return ParseDict({"models": await self._verbs.index()}, message("RepositoryIndexResponse")())
+        found = await self._verbs.index(ready=asked.ready)
+        return ParseDict({"models": found}, message("RepositoryIndexResponse")())
 
     async def _RepositoryModelLoad(self, asked: Any, context: Any) -> Any:
         await self._verbs.load(asked.model_name, plain(asked.parameters))
