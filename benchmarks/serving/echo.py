@@ -41,9 +41,9 @@ def http() -> None:
         await send({"type": "http.response.body", "body": _JSON + _ELEMENTS})
 
     listening = listen_on("127.0.0.1", 0)
-    print(f"127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    print(f"127.0.0.1:{listening[0].getsockname()[1]}", flush=True)
     config = uvicorn.Config(answer, http="httptools", ws="none", lifespan="off", log_level="error")
-    uvicorn.Server(config).run([listening])
+    uvicorn.Server(config).run(listening)
 
 
 def grpc_threads() -> None:

@@ -15,10 +15,10 @@ import msgspec
 from stageloom.edge_agent.metrics.scrape import scrape
 from stageloom.edge_agent.metrics.server import metrics_application
 from stageloom.edge_agent.metrics.settings import MetricsConfig, decode_metrics
-from stageloom.edge_agent.serving.child import end_with
-from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on, tls_context
-from stageloom.edge_agent.serving.settings import host_and_port, read_tokens
-from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
+from stageloom.edge_agent.serving.child import address_unusable, end_with, failure_told
+from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on
+from stageloom.edge_agent.serving.settings import host_and_port, read_tokens, tls_context
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 
 _log = logging.getLogger("stageloom.edge_agent.metrics")
 _CONNECTIONS: Final = 16
@@ -36,7 +36,8 @@ def main() -> int:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         end_with(config.agent)
-        asyncio.run(serve(config))
+        with failure_told(config.report):
+            asyncio.run(serve(config))
     except StageloomError as error:
         _log.error("%s", error)
         return error.exit_code
@@ -55,20 +56,18 @@ async def serve(config: MetricsConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     application = metrics_application(partial(scrape, Path(config.socket)), tokens)
+    tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
+    host, port = host_and_port(settings.listen)
     try:
-        tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
-        listening = listen_on(*host_and_port(settings.listen))
+        listening = listen_on(host, port)
     except OSError as error:
-        raise UnavailableError(
-            f"{settings.listen} cannot be served: {error}", remedy="choose another address"
-        ) from error
+        raise address_unusable(settings.listen, error) from error
     server = HttpServer(application, listening, tls, _CONNECTIONS)
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop)
-        address = address_text(*listening.getsockname()[:2])
+        address = address_text(host, listening[0].getsockname()[1])
         os.write(config.report, msgspec.json.encode({"http": address}) + b"\n")
-        os.close(config.report)
         _log.info("metrics are told on %s", address)
         await ending.wait()
 

@@ -34,7 +34,7 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
     settings: MetricsSettings
     socket: str  # of the agent
     agent: int  # its process id: without this parent there is nothing to tell
-    report: int  # descriptor of a pipe, for the address that was bound
+    report: int  # descriptor of a socket of packets: the address that was bound, or why the process ends
     log_level: str = "INFO"
 
 

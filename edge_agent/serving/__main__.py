@@ -6,16 +6,18 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from stageloom.edge_agent.serving.body import WaitingBytes
-from stageloom.edge_agent.serving.child import end_with
+from stageloom.edge_agent.serving.child import address_unusable, end_with, failure_told
 from stageloom.edge_agent.serving.grpc_api import GrpcServer
 from stageloom.edge_agent.serving.http_api import HttpApi
-from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on, tls_context
+from stageloom.edge_agent.serving.http_server import HttpServer, address_text, listen_on
 from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.edge_agent.serving.request_counts import COUNTS_EVERY_S, RequestCounters
@@ -25,9 +27,12 @@ from stageloom.edge_agent.serving.settings import (
     decode_serving,
     host_and_port,
     read_tokens,
+    tls_context,
 )
 from stageloom.edge_agent.serving.verbs import Verbs
-from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+
+_Stop = Callable[[], Coroutine[Any, Any, None]]
 
 _log = logging.getLogger("stageloom.edge_agent.serving")
 _SWITCH_INTERVAL_S: Final = 0.0005  # a reply must not wait for a thread that decodes JSON
@@ -46,7 +51,8 @@ def main() -> int:
             format="%(asctime)s %(levelname)s %(name)s %(message)s",
         )
         end_with(config.agent)
-        asyncio.run(serve(config))
+        with failure_told(config.report):
+            asyncio.run(serve(config))
     except StageloomError as error:
         _log.error("%s", error)
         return error.exit_code
@@ -68,17 +74,17 @@ async def serve(config: ServingConfig) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    async with contextlib.AsyncExitStack() as servers:
-        servers.callback(service.close)
+    stops: list[_Stop] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(service.close)
+        stack.push_async_callback(_stop_together, stops)
         bound = {}
         if settings.http:
-            bound["http"] = await _serve_http(settings, verbs, tokens, waiting, counters, servers)
+            bound["http"] = await _serve_http(settings, verbs, tokens, waiting, counters, stops)
         if settings.grpc:
             threaded = Verbs(service.in_threads(), verbs.regions)
-            bound["grpc"] = _serve_grpc(settings, threaded, tokens, waiting, counters, servers)
+            bound["grpc"] = _serve_grpc(settings, threaded, tokens, waiting, counters, stops)
         os.write(config.report, msgspec.json.encode(bound) + b"\n")
-        if counters is None:
-            os.close(config.report)
         _log.info("serving %s", ", ".join(f"{kind} on {address}" for kind, address in bound.items()))
         while counters is not None and not ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
@@ -87,24 +93,30 @@ async def serve(config: ServingConfig) -> None:
         await ending.wait()
 
 
+async def _stop_together(stops: Sequence[_Stop]) -> None:
+    """Side by side: neither takes requests while the other ends, and the agent waits for one time only."""
+    await asyncio.gather(*(stop() for stop in stops))
+
+
 async def _serve_http(
     settings: ServingSettings,
     verbs: Verbs,
     tokens: frozenset[str],
     waiting: WaitingBytes,
     counters: RequestCounters | None,
-    servers: contextlib.AsyncExitStack,
+    stops: list[_Stop],
 ) -> str:
     api = HttpApi(verbs, tokens, settings.message_bytes, waiting, counters)
+    tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
+    host, port = host_and_port(settings.http)
     try:
-        tls = tls_context(settings.certificate, settings.key) if settings.certificate else None
-        listening = listen_on(*host_and_port(settings.http))
+        listening = listen_on(host, port)
     except OSError as error:
-        raise _unusable(settings.http, error) from error
+        raise address_unusable(settings.http, error) from error
     server = HttpServer(api.application, listening, tls, settings.connections)
     await server.start()
-    servers.push_async_callback(server.stop)
-    return address_text(listening.getsockname()[0], listening.getsockname()[1])
+    stops.append(server.stop)
+    return address_text(host, listening[0].getsockname()[1])
 
 
 def _serve_grpc(
@@ -113,29 +125,29 @@ def _serve_grpc(
     tokens: frozenset[str],
     waiting: WaitingBytes,
     counters: RequestCounters | None,
-    servers: contextlib.AsyncExitStack,
+    stops: list[_Stop],
 ) -> str:
+    pem = _pem(settings)
+    server = GrpcServer(verbs, tokens, settings.grpc, settings.message_bytes, waiting, pem, counters)
     try:
-        server = GrpcServer(
-            verbs, tokens, settings.grpc, settings.message_bytes, waiting, _pem(settings), counters
-        )
         port = server.start()
     except (OSError, RuntimeError) as error:
-        raise _unusable(settings.grpc, error) from error
-    servers.push_async_callback(asyncio.to_thread, server.stop)
+        raise address_unusable(settings.grpc, error) from error
+    stops.append(partial(asyncio.to_thread, server.stop))
     return address_text(host_and_port(settings.grpc)[0], port)
 
 
 def _pem(settings: ServingSettings) -> tuple[bytes, bytes] | None:
-    """The certificate and its key as they are in their files."""
+    """The certificate and its key as they are in their files.
+
+    Raises:
+        SettingError: they cannot be used; grpc would not say so.
+    """
     if not settings.certificate:
         return None
+    tls_context(settings.certificate, settings.key)
     certificate = Path(settings.certificate).read_bytes()
     return certificate, Path(settings.key).read_bytes() if settings.key else certificate
-
-
-def _unusable(address: str, error: Exception) -> StageloomError:
-    return UnavailableError(f"{address} cannot be served: {error}", remedy="choose another address")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ _STREAMED: Final = 256  # requests of all streams that are worked on at once, a 
 _FRAME_BYTES: Final = (1 << 24) - 1  # HTTP/2's most: tensors come in few pieces
 _WINDOW_BYTES: Final = 4 << 20  # a stream may send ahead
 _FINISH_S: Final = 5.0
+_HANDSHAKE_S: Final = 10.0  # of TLS, and of HTTP/2 before the first call
 
 
 class GrpcServer:
@@ -84,6 +85,7 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.max_frame_size", _FRAME_BYTES),
                 ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+                ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
                 ("grpc.so_reuseport", 0),  # a second server must not share the port in silence
             ],
         )
@@ -199,7 +201,8 @@ class GrpcServer:
         return ParseDict(found, message("ModelStatisticsResponse")())
 
     async def _RepositoryIndex(self, asked: Any, context: Any) -> Any:
-        return ParseDict({"models": await self._verbs.index()}, message("RepositoryIndexResponse")())
+        found = await self._verbs.index(ready=asked.ready)
+        return ParseDict({"models": found}, message("RepositoryIndexResponse")())
 
     async def _RepositoryModelLoad(self, asked: Any, context: Any) -> Any:
         await self._verbs.load(asked.model_name, plain(asked.parameters))
@@ -229,15 +232,16 @@ class GrpcServer:
     # Inference
 
     async def _ModelInfer(self, asked: Any, context: Any) -> Any:
+        began_s = time.monotonic()
         nbytes = asked.ByteSize()
         self._waiting.take(nbytes)
         try:
-            return await self._infer(asked, context, _OpenTasks(context))
+            return await self._infer(asked, context, _OpenTasks(context), began_s)
         finally:
             self._waiting.give_back(nbytes)
 
-    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks") -> Any:
-        began_s = time.monotonic()
+    async def _infer(self, asked: Any, context: Any, tasks: "_OpenTasks", began_s: float) -> Any:
+        """`began_s`: when the request was received, from when its timeout counts."""
         model = await self._verbs.service.model(asked.model_name, asked.model_version)
         most = self._verbs.service.body_limit(model)
         if asked.ByteSize() > most:
@@ -307,7 +311,7 @@ class GrpcServer:
         status = grpc.StatusCode.OK.name
         made = message("ModelStreamInferResponse")()
         try:
-            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks)))
+            made.infer_response.CopyFrom(blocking(self._infer(asked, context, tasks, began_s)))
         except Exception as error:
             failure = failure_of(error)
             status = failure.kind.code if context.is_active() else grpc.StatusCode.CANCELLED.name

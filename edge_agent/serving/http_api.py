@@ -146,8 +146,8 @@ class HttpApi:
         return _json(await self._verbs.statistics(*_model_of(request)))
 
     async def _index(self, request: Request) -> Response:
-        await self._small_body(request)
-        return _json(await self._verbs.index())
+        asked = await self._small_body(request)
+        return _json(await self._verbs.index(ready=asked.get("ready") is True))
 
     async def _load(self, request: Request) -> Response:
         asked = await self._small_body(request)

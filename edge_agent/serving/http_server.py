@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one socket: uvicorn, with bounds on connections and on how long one may be silent.
+"""HTTP/1.1: uvicorn, with bounds on connections and on how long one may be silent.
 
 uvicorn takes a body in pieces, copies each three times and stops reading after each. Whoever works on
 a request may have the rest of its body read to where it is wanted instead, and its answer sent at once.
@@ -6,6 +6,7 @@ a request may have the rest of its body read to where it is wanted instead, and 
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -23,7 +24,7 @@ from uvicorn.server import ServerState
 Headers = Sequence[tuple[bytes, bytes]]
 
 _BACKLOG: Final = 256
-_HEAD_S: Final = 10.0
+_HEAD_S: Final = 10.0  # also of a TLS handshake
 _BODY_S: Final = 60.0
 _ANSWER_S: Final = 60.0  # until a client has taken what has been written
 _IDLE_S: Final = 60  # between two requests of a connection
@@ -125,6 +126,18 @@ class _BoundedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         cycle.on_response()
         return True
 
+    def data_received(self, data: bytes) -> None:
+        """Give a connection that has its answer the time until its next request, whatever bytes came.
+
+        uvicorn takes that time away for all bytes, also for the rest of a refused body or a stray line end.
+        """
+        super().data_received(data)
+        answered = self.cycle is not None and self.cycle.response_complete
+        if answered and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def get_buffer(self, sizehint: int) -> memoryview:
         """asyncio's TLS writes to slices of it, which a bytearray would copy."""
         return self._pieces if self._rest is None else self._rest
@@ -202,7 +215,11 @@ class HttpServer:
     """Serves an application from `start` to `stop`."""
 
     def __init__(
-        self, application: ASGIApp, listening: socket.socket, tls: ssl.SSLContext | None, connections: int
+        self,
+        application: ASGIApp,
+        listening: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+        connections: int,
     ) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else whoever connects fills the log
         self._config = uvicorn.Config(
@@ -219,7 +236,7 @@ class HttpServer:
         self._config.load()
         self._listening, self._tls, self._connections = listening, tls, connections
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -231,12 +248,20 @@ class HttpServer:
             app_state={},
             _loop=loop,
         )
-        self._server = await loop.create_server(make, sock=self._listening, ssl=self._tls, backlog=_BACKLOG)
+        for listening in self._listening:
+            server = await loop.create_server(
+                make,
+                sock=listening,
+                ssl=self._tls,
+                ssl_handshake_timeout=_HEAD_S if self._tls is not None else None,
+                backlog=_BACKLOG,
+            )
+            self._servers.append(server)
 
     async def stop(self) -> None:
         """Take no more connections; what is being answered gets a few seconds."""
-        assert self._server is not None
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         if tasks := list(self._state.tasks):
@@ -245,33 +270,48 @@ class HttpServer:
             connection.transport.abort()  # else a client that does not read holds up the end of the loop
 
 
-def listen_on(host: str, port: int) -> socket.socket:
-    """A bound socket, for `HttpServer` to listen on.
+def listen_on(host: str, port: int) -> list[socket.socket]:
+    """Bound sockets, for `HttpServer` to listen on: at every address of the name, all with one port.
+
+    An address of a version of IP that this machine does not have is left out, unless there is no other.
 
     Raises:
-        OSError: the address is in use, or none of this machine.
+        OSError: an address is in use, or none is of this machine.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    bound.bind(address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sockets: list[socket.socket] = []
+    left_out: OSError | None = None
+    with contextlib.ExitStack() as failed:
+        for family, _, _, _, address in dict.fromkeys(found):  # a name may be twice in /etc/hosts
+            try:
+                bound = failed.enter_context(_bind(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                left_out = error
+                continue
+            sockets.append(bound)
+            port = bound.getsockname()[1]  # 0 takes a free one, once
+        failed.pop_all()
+    if not sockets:
+        assert left_out is not None
+        raise left_out
+    return sockets
+
+
+def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
     return bound
 
 
 def address_text(host: str, port: int) -> str:
     """`HOST:PORT`, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """For a certificate and its key in PEM files; an empty `key`: it is in the same file.
-
-    Raises:
-        OSError: they cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key or None, password="")  # one that asks for it would stand still
-    return context

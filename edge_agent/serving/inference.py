@@ -88,12 +88,16 @@ class InferenceService:
         self._models = by_any_name(found.values())
         return self._models
 
+    async def not_ready(self) -> str:
+        """Why the agent would take no task; empty where it would."""
+        try:
+            return (await self._waiting.call(ask_status, self._path)).reason
+        except StageloomError as error:
+            return error.cause
+
     async def ready(self) -> bool:
         """Whether the agent would take a task."""
-        try:
-            return (await self._waiting.call(ask_status, self._path)).ready
-        except StageloomError:
-            return False
+        return not await self.not_ready()
 
     async def model(self, name: str, version: str = "") -> ModelSignature:
         """A model of the active plan; of several shapes as one whose dimensions are open where they differ.

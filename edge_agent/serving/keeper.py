@@ -15,9 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from stageloom.edge_agent.loop import READ, Loop
-from stageloom.edge_agent.serving.settings import ServingConfig, ServingSettings, encode_serving
+from stageloom.edge_agent.serving.settings import FAILED, ServingConfig, ServingSettings, encode_serving
 from stageloom.shared.backoff import backoff_s
-from stageloom.shared.errors import ExitCode
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +67,7 @@ class ServerKeeper:
         self._pid_file = self._report = -1
         self._started_s = 0.0
         self._bound: dict[str, str] = {}
+        self._failure = ""  # why the process ends, as it told
         self.counts = b""  # of requests, as the process told them last; `decode_requests` reads it
         self._restarts = 0
         self._last_exit = ""
@@ -133,7 +133,7 @@ class ServerKeeper:
         self._forget()
 
     def _reported(self, events: int) -> None:
-        """The addresses that were bound, then counts of requests; or its end."""
+        """The addresses that were bound, then counts of requests; or why it ends; or its end."""
         try:
             body = os.read(self._report, _REPORT_BYTES)
         except OSError:
@@ -145,17 +145,21 @@ class ServerKeeper:
         else:
             with contextlib.suppress(msgspec.DecodeError):
                 self._bound = msgspec.json.decode(body, type=dict[str, str])
+                self._failure = self._bound.pop(FAILED, "")
 
     def _exited(self, events: int) -> None:
         assert self._process is not None
         returncode = self._process.wait()
+        if self._report >= 0:
+            self._reported(READ)  # what it told at its end may not have been read
         self._forget()
         if self._ending:
             return
         if self._loop.now() - self._started_s > _STEADY_S:
             self._delays = self._new_delays()
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        self._again(how + (" (an address is in use)" if returncode == ExitCode.UNAVAILABLE else ""))
+        why, self._failure = self._failure, ""
+        self._again(f"{how} ({why})" if why else how)
 
     def _again(self, how: str) -> None:
         self._last_exit = how

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,11 +14,17 @@ from msgspec import Meta, Struct
 from stageloom.shared.errors import SettingError
 from stageloom.shared.private_file import read_private
 
+if TYPE_CHECKING:
+    import ssl
+
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:]+\]|[^:\[\]\s]+):([0-9]{1,5})")
 Address = Annotated[str, Meta(max_length=256)]
 _LEAST_TOKEN_CHARS: Final = 16
 _TOKEN_FILE_CHARS: Final = 64 << 10
 _NEEDED: Final = ("starlette", "uvicorn", "httptools", "grpc", "google.protobuf")
+
+FAILED: Final = "failed"
+"""Under this key a server's process tells the agent why it ends, in place of the addresses that it bound."""
 
 
 class ServingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +53,7 @@ class ServingConfig(Struct, frozen=True, kw_only=True):
     settings: ServingSettings
     socket: str  # of the agent
     agent: int  # its process id: without this parent there is nothing to serve
-    report: int  # descriptor of a socket of packets: the addresses that were bound, then counts of requests
+    report: int  # descriptor of a socket of packets: the addresses or why it ends, then counts of requests
     count: bool = False  # requests, for metrics
     log_level: str = "INFO"
 
@@ -108,6 +114,27 @@ def read_tokens(file: str) -> frozenset[str]:
     return tokens
 
 
+def tls_context(certificate: str, key: str) -> "ssl.SSLContext":
+    """For a certificate and its key in PEM files; an empty `key`: it is in the same file.
+
+    Raises:
+        SettingError: they cannot be used.
+    """
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password here OpenSSL would ask for one, and the process stand still.
+        context.load_cert_chain(certificate, key or None, password="")
+    except OSError as error:
+        raise SettingError(
+            f"{certificate} with {key or 'the key in it'} cannot be used for TLS: {error}",
+            remedy="name a certificate in PEM and the key that belongs to it, without a passphrase",
+        ) from error
+    return context
+
+
 class Guarded(Protocol):
     """Settings of something that listens; see `ServingSettings` for what they mean."""
 
@@ -125,8 +152,8 @@ def check_settings(settings: ServingSettings) -> None:
     """Refuse what cannot work or would let strangers in.
 
     Raises:
-        SettingError: an address beyond this machine without TLS and tokens, a file that is missing, or
-            packages that are.
+        SettingError: an address beyond this machine without TLS and tokens, a file that is missing or
+            no certificate with its key, or packages that are missing.
         StorageError: the tokens cannot be read, or others can read them.
     """
     check_guarded("serving", [one for one in (settings.http, settings.grpc) if one], settings)
@@ -138,7 +165,8 @@ def check_guarded(table: str, addresses: Sequence[str], settings: Guarded) -> No
     """Refuse addresses that would let strangers in; `table` is the setting's name.
 
     Raises:
-        SettingError: an address beyond this machine without TLS and tokens, or a file that is missing.
+        SettingError: an address beyond this machine without TLS and tokens, a file that is missing, or a
+            certificate that cannot be used with its key.
         StorageError: the tokens cannot be read, or others can read them.
     """
     for address in addresses:
@@ -156,6 +184,8 @@ def check_guarded(table: str, addresses: Sequence[str], settings: Guarded) -> No
             raise SettingError(
                 f"{file} cannot be read", remedy="name a PEM file that the agent's account may read"
             )
+    if settings.certificate:
+        tls_context(settings.certificate, settings.key)
 
 
 def require_packages(what: str, extra: str, names: Sequence[str]) -> None:

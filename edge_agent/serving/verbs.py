@@ -41,11 +41,15 @@ class Verbs:
         found = [(one, number) for one in names for number in versions_of(asked[one])]
         return {"model_stats": [self.service.statistics.of(*one) for one in found]}
 
-    async def index(self) -> list[dict[str, Any]]:
-        """The models of the active plan; all of them are ready, or none is listed."""
+    async def index(self, *, ready: bool) -> list[dict[str, Any]]:
+        """The models of the active plan: all of them are ready, or none is; `ready` asks for those alone."""
         models = await self.service.refresh()
+        reason = await self.service.not_ready()
+        if ready and reason:
+            return []
+        state = "UNAVAILABLE" if reason else "READY"
         return [
-            {"name": name, "version": str(version), "state": "READY", "reason": ""}
+            {"name": name, "version": str(version), "state": state, "reason": reason}
             for name in listed_names(models)
             for version in versions_of(models[name])
         ]

@@ -1,6 +1,8 @@
 """Models to serve, and tritonclient over either transport as one thing."""
 
 import contextlib
+import datetime
+import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +12,10 @@ import numpy as np
 import onnx
 import tritonclient.grpc
 import tritonclient.http
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.json_format import MessageToDict
 from onnx import TensorProto, helper
 
@@ -43,6 +49,28 @@ def write_divider(path: Path) -> Path:
     graph = helper.make_graph([one], "divider", ends[:1], ends[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that vouches for itself, and its key, in PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    files[1].touch(0o600)
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
 
 
 @contextlib.contextmanager

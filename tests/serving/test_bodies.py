@@ -58,7 +58,7 @@ def _serve(talk: Talk, *, whole: bool = True) -> None:
         bodies, listening = _Bodies(whole), listen_on("127.0.0.1", 0)
         server = HttpServer(bodies, listening, None, 8)
         await server.start()
-        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        reader, writer = await asyncio.open_connection(*listening[0].getsockname())
         await asyncio.wait_for(talk(bodies, reader, writer), 60.0)
         writer.close()
         await server.stop()

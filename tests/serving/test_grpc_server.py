@@ -57,6 +57,7 @@ class _HeldService:
         self.tasks: dict[str, _HeldTask] = {}
         self.ended: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self.submitted = threading.Semaphore(0)
+        self.began_s = 0.0  # of the newest request
 
     async def model(self, name: str, version: str) -> str:
         return name
@@ -65,6 +66,7 @@ class _HeldService:
         return MOST_BYTES
 
     async def infer(self, call: InferenceCall, began_s: float, submitted: Any) -> InferenceAnswer:
+        self.began_s = began_s
         if call.model == "held":
             task = self.tasks[call.id] = _HeldTask()
             submitted([task])
@@ -246,6 +248,7 @@ def test_a_request_of_a_stream_is_timed_from_when_it_was_received(
     (counted,) = counters._methods.values()
     assert (counted.method, counted.statuses) == ("ModelStreamInfer", {"OK": 1})
     assert counted.seconds.sum_s == 3.0
+    assert service.began_s == 10.0, "its timeout counts from there, too"
 
 
 def _ask_for_regions(address: str) -> None:
@@ -259,7 +262,9 @@ def _ask_for_regions(address: str) -> None:
 
 
 def _is_here(address: str) -> bool:
-    with contextlib.suppress(OSError), listen_on(address, 0):
+    with contextlib.suppress(OSError):
+        for bound in listen_on(address, 0):
+            bound.close()
         return True
     return False
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Coroutine
@@ -95,7 +96,7 @@ def _serve(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         api = HttpApi(verbs, frozenset(), 1 << 20, WaitingBytes(1 << 20), served.counters)
         listening = listen_on("127.0.0.1", 0)
         server = HttpServer(api.application, listening, None, 8)
-        served.address = listening.getsockname()
+        served.address = listening[0].getsockname()
         await server.start()
         try:
             await asyncio.wait_for(talk(served), WAIT_S)
@@ -252,6 +253,41 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.M
     _serve(talk, monkeypatch)
 
 
+def test_a_name_is_served_at_all_its_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["127.0.0.1", "192.0.2.1", "127.0.0.2", "127.0.0.1"]
+
+    def addresses(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def run() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "getaddrinfo", addresses)
+            listening = listen_on("board", 0)
+        port = listening[0].getsockname()[1]
+        assert [one.getsockname() for one in listening] == [("127.0.0.1", port), ("127.0.0.2", port)]
+        server = HttpServer(application, listening, None, 8)
+        await server.start()
+        for address in ("127.0.0.1", "127.0.0.2"):
+            reader, writer = await asyncio.open_connection(address, port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_name_without_an_address_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: elsewhere)
+    with pytest.raises(OSError, match="Cannot assign"):
+        listen_on("board", 0)
+
+
 class _PlayedLoop:
     """Timers that a test lets pass."""
 
@@ -264,12 +300,17 @@ class _PlayedLoop:
         self.timers.append(timer)
         return timer
 
+    def create_task(self, work: Coroutine[Any, Any, None]) -> Any:
+        work.close()  # a test answers instead
+        return Future()
+
 
 class _PlayedTransport:
     """Keeps what is asked of it."""
 
     def __init__(self) -> None:
         self.aborted = 0
+        self.closed = False
         self.high: int | None = None
 
     def get_extra_info(self, name: str) -> None: ...
@@ -280,17 +321,59 @@ class _PlayedTransport:
     def abort(self) -> None:
         self.aborted += 1
 
+    def write(self, body: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
 
 @pytest.fixture
 def connection() -> tuple[Any, _PlayedLoop, _PlayedTransport]:
     """A connection that has begun and waits for a head."""
     loop, transport = _PlayedLoop(), _PlayedTransport()
-    config = uvicorn.Config(lambda: None, http="httptools", ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        lambda: None,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=http_server._IDLE_S,
+    )
     config.load()
     made = http_server._BoundedHttp(8, config=config, server_state=ServerState(), app_state={}, _loop=loop)
     made.connection_made(transport)
     made._stop_timer()
     return made, loop, transport
+
+
+_HEAD = b"POST /v2/models/small/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(_HEAD + b"{", b"}  "), (_HEAD + b"{}  ", b"\r\n")],
+    ids=["the rest of a refused body", "a stray line end"],
+)
+def test_a_connection_has_a_minute_until_the_next_request_whatever_follows_an_answer(
+    before: bytes, after: bytes, connection: tuple[Any, _PlayedLoop, _PlayedTransport]
+) -> None:
+    """1. A request is refused. 2. Bytes come that are no request. 3. Nothing comes, or the next request."""
+    made, loop, transport = connection
+    made.data_received(before)
+    assert made.answer(made.cycle.scope, 401, [], b"")
+    made.data_received(after)
+    assert not made.transport.is_closing()
+    (timer,) = loop.timers
+    assert timer.seconds == 60.0
+    timer.callback()
+    assert transport.closed
+    transport.closed = False
+    made.data_received(_HEAD)
+    assert made.timeout_keep_alive_task is None
+    assert loop.timers == [made._timer], "the next request has limits of its own"
 
 
 def test_an_answer_has_a_minute_to_be_taken(connection: tuple[Any, _PlayedLoop, _PlayedTransport]) -> None:

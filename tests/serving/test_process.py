@@ -1,11 +1,14 @@
 """The process that serves: who is let in, what a client may take, how it comes and goes with the agent."""
 
+import asyncio
 import http.client
 import json
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +16,15 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from stageloom.edge_agent.reporting.status import AgentStatus
-from stageloom.edge_agent.serving.settings import ServingSettings, check_settings
+from stageloom.edge_agent.serving import __main__ as process
+from stageloom.edge_agent.serving.settings import ServingConfig, ServingSettings, check_settings
 from stageloom.shared.errors import SettingError, StorageError
 from tests.agent.conftest import eventually
 from tests.agent.process import AgentProcess
-from tests.serving.served import Triton, rows, serving_agent
+from tests.serving.served import Triton, rows, serving_agent, write_certificate
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+WAIT_S = 5.0
 
 
 def _port(agent: AgentProcess) -> int:
@@ -185,23 +190,67 @@ def test_death_of_the_agent_ends_the_process(tmp_path: Path) -> None:
         eventually(lambda: not stat.exists() or ") Z " in stat.read_text(), "it has ended")
 
 
+def test_the_process_ends_both_servers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. It serves over both transports. 2. It is told to end. 3. While gRPC ends, HTTP begins to."""
+    http_ends = threading.Event()
+    seen: list[bool] = []
+
+    class PlayedHttp:
+        def __init__(self, application: Any, listening: list[socket.socket], *_: Any) -> None:
+            self._listening = listening
+
+        async def start(self) -> None: ...
+
+        async def stop(self) -> None:
+            for bound in self._listening:
+                bound.close()
+            http_ends.set()
+
+    class PlayedGrpc:
+        def __init__(self, *_: Any) -> None: ...
+
+        def start(self) -> int:
+            return 8001
+
+        def stop(self) -> None:
+            seen.append(http_ends.wait(WAIT_S))
+
+    service = SimpleNamespace(in_threads=lambda: None, close=lambda: None)
+    monkeypatch.setattr(process, "InferenceService", lambda *_: service)
+    monkeypatch.setattr(process, "HttpServer", PlayedHttp)
+    monkeypatch.setattr(process, "GrpcServer", PlayedGrpc)
+    ours, report = os.pipe()
+    settings = ServingSettings(http="127.0.0.1:0", grpc="127.0.0.1:0")
+    config = ServingConfig(settings=settings, socket="none", agent=os.getpid(), report=report)
+
+    async def run() -> None:
+        serving = asyncio.create_task(process.serve(config))
+        await asyncio.to_thread(os.read, ours, 4096)  # it serves
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+
+    asyncio.run(run())
+    os.close(ours)
+    os.close(report)
+    assert seen == [True]
+
+
 @pytest.mark.promise("serving-lets-in-only")
 def test_address_beyond_this_machine_needs_tls_and_tokens_or_to_be_opened(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text(TOKEN)
-    certificate = tmp_path / "certificate.pem"
-    certificate.touch()
+    certificate, key = map(str, write_certificate(tmp_path))
     for address in ("0.0.0.0:0", "[::]:0", "example.org:80"):
         for given in (
             ServingSettings(http=address),
             ServingSettings(http=address, tokens=str(tokens)),
-            ServingSettings(grpc=address, certificate=str(certificate)),
+            ServingSettings(grpc=address, certificate=certificate, key=key),
         ):
             with pytest.raises(SettingError, match="by anybody"):
                 check_settings(given)
         check_settings(ServingSettings(grpc=address, open=True))
-        check_settings(ServingSettings(http=address, tokens=str(tokens), certificate=str(certificate)))
+        check_settings(ServingSettings(http=address, tokens=str(tokens), certificate=certificate, key=key))
     for address in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         check_settings(ServingSettings(http=address))
 

@@ -129,7 +129,7 @@ def test_each_connection_is_looked_at_once_and_none_passes_for_another(
         )
         server = HttpServer(api.application, listening, None, 8)
         await server.start()
-        ends = [await asyncio.open_connection(*listening.getsockname()) for _ in range(2)]
+        ends = [await asyncio.open_connection(*listening[0].getsockname()) for _ in range(2)]
         names = [writer.get_extra_info("sockname") for _, writer in ends]
         strangers.add(names[1])
         for status, (reader, writer) in zip((b"200", b"403") * 2, ends * 2, strict=True):

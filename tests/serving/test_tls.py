@@ -1,7 +1,7 @@
 """HTTP and gRPC with TLS and tokens, from end to end: tritonclient with its own options for both."""
 
-import datetime
-import ipaddress
+import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -11,38 +11,26 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from tritonclient.utils import InferenceServerException
 
 from stageloom import Client
-from tests.serving.served import rows, serving_agent
+from stageloom.edge_agent.metrics.settings import MetricsSettings, check_metrics
+from stageloom.edge_agent.serving import grpc_api, http_server
+from stageloom.edge_agent.serving.body import WaitingBytes
+from stageloom.edge_agent.serving.grpc_api import GrpcServer
+from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
+from stageloom.edge_agent.serving.settings import ServingSettings, check_settings, tls_context
+from stageloom.shared.errors import SettingError
+from tests.serving.served import rows, serving_agent, write_certificate
 
 TOKEN = "a-token-of-thirty-two-characters-"
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that vouches for itself, and its key, in PEM files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stageloom test")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / "certificate.pem", folder / "key.pem"
-    files[0].write_bytes(made.public_bytes(Encoding.PEM))
-    files[1].touch(0o600)
-    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return files
+WAIT_S = 10.0
 
 
 def _over_http(address: str, trusted: Path | None) -> Any:
@@ -61,7 +49,7 @@ def _over_grpc(address: str, trusted: Path | None) -> Any:
 def test_tls_and_tokens_from_end_to_end(tmp_path: Path) -> None:
     """Who has the certificate and a token gets answers; who lacks a token is told, as Triton would; who does
     not trust the certificate, or speaks without TLS, gets nothing."""
-    certificate, key = _certificate(tmp_path)
+    certificate, key = write_certificate(tmp_path)
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text(f"{TOKEN}\n")
@@ -102,3 +90,82 @@ def _serves_who_has_a_token(module: Any, client: Any, expected: Any) -> None:
         assert call(headers={"authorization": f"Bearer {TOKEN}"}) is not None
     answer = client.infer("tiny", [given], headers={"authorization": f"Bearer {TOKEN}"})
     assert np.array_equal(answer.as_numpy("output"), expected)
+
+
+def _unusable(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A certificate and a key that cannot be used with it."""
+    certificate, key = write_certificate(folder)
+    match kind:
+        case "another's key":
+            other = folder / "other"
+            other.mkdir()
+            _, key = write_certificate(other)
+        case "no certificate":
+            certificate.write_text("-----BEGIN CERTIFICATE-----\n")
+        case "no key":
+            key.write_bytes(certificate.read_bytes())
+        case "a passphrase":
+            secret = load_pem_private_key(key.read_bytes(), None)
+            form = BestAvailableEncryption(b"secret")
+            key.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, form))
+    return certificate, key
+
+
+@pytest.fixture
+def _short_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_HEAD_S", 0.05)
+    monkeypatch.setattr(grpc_api, "_HANDSHAKE_S", 0.05)
+
+
+def _closed_by_server(address: tuple[str, int]) -> bool:
+    """Connect, say nothing and wait."""
+    with socket.create_connection(address, WAIT_S) as silent:
+        try:
+            return not silent.recv(1)
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+
+async def _no_application(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("nothing is asked")
+
+
+@pytest.mark.usefixtures("_short_handshakes")
+def test_over_http_a_handshake_takes_no_longer_than_a_head(tmp_path: Path) -> None:
+    tls = tls_context(*map(str, write_certificate(tmp_path)))
+
+    async def run() -> bool:
+        listening = listen_on("127.0.0.1", 0)
+        server = HttpServer(_no_application, listening, tls, 8)
+        await server.start()
+        try:
+            return await asyncio.to_thread(_closed_by_server, listening[0].getsockname())
+        finally:
+            await server.stop()
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.usefixtures("_short_handshakes")
+def test_over_grpc_a_handshake_has_a_limit(tmp_path: Path) -> None:
+    certificate, key = (file.read_bytes() for file in write_certificate(tmp_path))
+    verbs: Any = None
+    server = GrpcServer(verbs, frozenset(), "127.0.0.1:0", 1 << 20, WaitingBytes(1 << 20), (certificate, key))
+    port = server.start()
+    try:
+        assert _closed_by_server(("127.0.0.1", port))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["another's key", "no certificate", "no key", "a passphrase"])
+def test_certificate_and_key_that_cannot_be_used_are_refused_before_anything_starts(
+    kind: str, tmp_path: Path
+) -> None:
+    certificate, key = map(str, _unusable(kind, tmp_path))
+    with pytest.raises(SettingError, match="cannot be used for TLS"):
+        check_settings(ServingSettings(grpc="127.0.0.1:0", certificate=certificate, key=key))
+    with pytest.raises(SettingError, match="cannot be used for TLS"):
+        check_metrics(MetricsSettings(listen="127.0.0.1:0", certificate=certificate, key=key))
