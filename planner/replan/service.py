@@ -41,12 +41,12 @@ from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replans import (
     OVERDUE_US,
     OVERTAKEN,
+    awaits_trial,
     begun_replan,
     end_overdue,
     end_replan,
     is_trying,
     push_replan,
-    tries_anothers,
     unfinished_replans,
 )
 from stageloom.planner.store.store import Store
@@ -166,7 +166,7 @@ class Replanner:
         newest = self._newest[device] = max(replan, self._newest.get(device, replan))
         if replan < newest:  # it waited for a store that was away
             self._nothing(device, replan, OVERTAKEN)
-        elif self._store.read(tries_anothers, device):
+        elif self._store.read(awaits_trial, device, replan):
             begun = self._store.read(begun_replan, replan)
             moved = begun is not None and begun.alarm.cause == Cause.REGIME.value
             until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if moved else 0.0)
@@ -180,8 +180,8 @@ class Replanner:
         Arrivals that moved are told once, so that they are answered when the trial has ended. Until then the
         re-plan goes to the end of the line again and again, as others wait for a search.
         """
-        self._wait_while(lambda: self._store.read(tries_anothers, device), _REPORTED_S)
-        if not self._store.read(tries_anothers, device):
+        self._wait_while(lambda: self._store.read(awaits_trial, device, replan), _REPORTED_S)
+        if not self._store.read(awaits_trial, device, replan):
             self._answer(device, replan)
         elif self._clock.monotonic_s() >= until_s:
             self._nothing(device, replan, "the device tries a plan that was pushed by others")
@@ -368,14 +368,18 @@ class Replanner:
     def _goes_on(self, seen: Observation, replan: int, found: Plan) -> bool:
         """Whether something newer is desired that leaves the re-plan its reason: a measurement, not a plan.
 
-        Or any plan, where arrivals moved, which is told once. Launch intervals that the device gave itself
-        meanwhile are no other plan, unless intervals are all that was found.
+        Or any plan, where arrivals moved, which is told once: they are answered when that has been tried.
+        Launch intervals that the device gave itself meanwhile are no other plan, unless intervals are all
+        that was found.
         """
         begun = self._store.read(begun_replan, replan)
-        if begun is None or begun.desired == seen.desired:
+        if begun is None:
             return False
+        moved = seen.cause == Cause.REGIME.value
+        if begun.desired == seen.desired:
+            return moved and self._store.read(awaits_trial, seen.device, replan)
         incumbent, newest = seen.incumbent, begun.desired_plan
-        if seen.cause == Cause.REGIME.value or newest == incumbent.digest:
+        if moved or newest == incumbent.digest:
             return True
         if newest is None or found.structure == incumbent.structure:
             return False

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict
 from sqlalchemy import and_, bindparam, insert, literal, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
@@ -26,7 +26,7 @@ from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
 from stageloom.planner.store.generations import ENDS
 from stageloom.planner.store.plans import keep_plan
-from stageloom.planner.store.regimes import keep_regime
+from stageloom.planner.store.regimes import keep_regime, known_structures
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
     AlarmRow,
@@ -111,6 +111,45 @@ _ANOTHERS: Final = (
     )
     .limit(1)
 )
+
+_NAMED: Final = aliased(GenerationRow)
+_NEWEST: Final = aliased(GenerationRow)
+
+_STANDING: Final = (
+    select(_NAMED.digest, ReplanRow.control)
+    .select_from(ReplanRow)
+    .join(
+        _NAMED,
+        _NAMED.position
+        == select(GenerationRow.position)
+        .where(GenerationRow.device == ReplanRow.device, GenerationRow.digest.is_not(None))
+        .order_by(GenerationRow.epoch.desc(), GenerationRow.generation.desc())
+        .limit(1)
+        .correlate(ReplanRow)
+        .scalar_subquery(),
+    )
+    .join(DesiredRow, DesiredRow.device == ReplanRow.device)
+    .join(
+        _NEWEST,
+        and_(
+            _NEWEST.device == DesiredRow.device,
+            _NEWEST.epoch == DesiredRow.epoch,
+            _NEWEST.generation == DesiredRow.generation,
+        ),
+    )
+    .where(
+        ReplanRow.replan == bindparam("number"),
+        _NAMED.decided_by != "replan",
+        _NAMED.decided_at_us > ReplanRow.begun_at_us,
+        _NAMED.digest.is_distinct_from(ReplanRow.control),
+        _NEWEST.state.not_in([state.value for state in ENDS if state is not DeviceState.COMMITTED]),
+        or_(ReplanRow.cause != Cause.REGIME.value, _NEWEST.state != DeviceState.COMMITTED.value),
+    )
+)
+"""Another plan than the one that ran, which somebody else decided since a re-plan began. Its state is that of
+the newest generation, which may only ask for a measurement of it."""
+
+_AWAITED: Final = _STANDING.where(ReplanRow.cause == Cause.REGIME.value)
 
 _BEGUN_BY: Final = select(ReplanRow.replan).where(
     ReplanRow.device == bindparam("of"),
@@ -323,6 +362,30 @@ def tries_anothers(session: Session, device: DeviceId) -> bool:
     return found is not None
 
 
+def awaits_trial(session: Session, device: DeviceId, replan: int) -> bool:
+    """Whether a re-plan leaves its device alone until that has tried what somebody else pushed.
+
+    Where arrivals moved, what was pushed since counts before the device says that it tries it.
+    """
+    if tries_anothers(session, device):
+        return True
+    return session.connection().execute(_AWAITED, {"number": replan}).first() is not None
+
+
+def _is_overruled(session: Session, replan: int, plan: Plan) -> bool:
+    """Whether a plan that somebody else decided since a re-plan began stands against the one it found.
+
+    One that the device refused does not. Arrivals that moved are told once: for them a plan stands until its
+    trial has ended. Launch intervals alone are no other plan, unless they are all that was found.
+    """
+    row = session.connection().execute(_STANDING, {"number": replan}).first()
+    if row is None:
+        return False
+    known = known_structures(session, [digest for digest in row if digest is not None])
+    ran = known.get(row.control)
+    return ran is None or known.get(row.digest) != ran or plan.structure == ran
+
+
 def _undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
     return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None
@@ -347,15 +410,16 @@ def push_replan(
     Kept beside the plan: `how` it was proposed, its `predicted` cost over the incumbent's, and a `remark` on
     what else went into the decision. `fitting` is the trained policy that fits the plan.
 
-    Returns what is desired now, or None where somebody decided something newer meanwhile. That is so as well
-    where other versions of its models are desired of the device and it has not refused them.
+    Returns what is desired now, or None where somebody decided something newer: since `above` was read, or
+    another plan since the re-plan began. That is so as well where other versions of its models are desired of
+    the device and it has not refused them.
 
     Raises:
         InputError: the device is revoked, or a model of the plan was removed.
     """
     if newest_desired(session, device) != above or not _undecided(session, replan):
         return None
-    if _brings_others(session, device, above, plan):
+    if _brings_others(session, device, above, plan) or _is_overruled(session, replan, plan):
         return None
     name = keep_plan(session, plan, scheduler)
     attached = fitting is not None and replan_settings(session, device).attach
