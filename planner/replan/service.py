@@ -41,6 +41,7 @@ from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replans import (
     OVERDUE_US,
     OVERTAKEN,
+    TOLD_ONCE,
     awaits_trial,
     begun_replan,
     end_overdue,
@@ -168,8 +169,8 @@ class Replanner:
             self._nothing(device, replan, OVERTAKEN)
         elif self._store.read(awaits_trial, device, replan):
             begun = self._store.read(begun_replan, replan)
-            moved = begun is not None and begun.alarm.cause == Cause.REGIME.value
-            until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if moved else 0.0)
+            once = begun is not None and begun.alarm.cause in TOLD_ONCE
+            until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if once else 0.0)
             self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
         else:
             self._answer(device, replan)
@@ -177,8 +178,8 @@ class Replanner:
     def _after_anothers(self, device: DeviceId, replan: int, *, until_s: float) -> None:
         """What an operator has the device try is left alone; its end may be about to be told.
 
-        Arrivals that moved are told once, so that they are answered when the trial has ended. Until then the
-        re-plan goes to the end of the line again and again, as others wait for a search.
+        An alarm that is told once is answered when the trial has ended. Until then the re-plan goes to the
+        end of the line again and again, as others wait for a search.
         """
         self._wait_while(lambda: self._store.read(awaits_trial, device, replan), _REPORTED_S)
         if not self._store.read(awaits_trial, device, replan):

@@ -149,7 +149,22 @@ _STANDING: Final = (
 """Another plan than the one that ran, which somebody else decided since a re-plan began. Its state is that of
 the newest generation, which may only ask for a measurement of it."""
 
-_AWAITED: Final = _STANDING.where(ReplanRow.cause == Cause.REGIME.value)
+_ON_TRIAL: Final = aliased(ReplanRow)
+
+_AWAITED: Final = select(literal(1)).where(
+    or_(
+        _STANDING.where(ReplanRow.cause == Cause.REGIME.value).exists(),
+        select(_ON_TRIAL.replan)
+        .join(ReplanRow, and_(ReplanRow.device == _ON_TRIAL.device, ReplanRow.replan > _ON_TRIAL.replan))
+        .where(
+            ReplanRow.replan == bindparam("number"),
+            ReplanRow.cause.in_([Cause.DRIFT.value, Cause.POWER_MODE.value]),
+            _ON_TRIAL.outcome == literal(PENDING, literal_execute=True),
+            _ON_TRIAL.generation > 0,
+        )
+        .exists(),
+    )
+)
 
 _BEGUN_BY: Final = select(ReplanRow.replan).where(
     ReplanRow.device == bindparam("of"),
@@ -165,11 +180,13 @@ _UNDECIDED: Final = select(ReplanRow.replan).where(
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
-_CHANGED: Final = {
+TOLD_ONCE: Final = {
+    Cause.REGIME.value: OVERTAKEN,
     Cause.DRIFT.value: "the device drifted before a plan was found; its costs are renewed first",
     Cause.POWER_MODE.value: "the power mode changed before a plan was found; other costs hold in it",
 }
-"""Why alarms that say so end a re-plan that has pushed nothing: the device is another than it began with."""
+"""Causes that a device tells once, and why they end a re-plan that has pushed nothing: arrivals, or the
+device, are others than it began with."""
 
 OVERDUE_US: Final = 900_000_000
 _OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
@@ -219,8 +236,9 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     may have been lost, and nobody else knows of it then.
 
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
-    So do a drift and another power mode, while nothing is pushed: the device tells either once, only a
-    drift's own re-plan renews costs, and a search under way plans by those of the mode before.
+    So do a drift and another power mode: the device tells either once, only a drift's own re-plan renews
+    costs, and a search under way plans by those of the mode before. What is on trial goes on, and for these
+    two its end is awaited (`awaits_trial`): the device tells them after it, but its report may be on the way.
     """
     at_us = now_us(session)
     connection = session.connection()
@@ -252,15 +270,13 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     )
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     running = None if pending is None else _running(session, device, at_us)
-    overtakes = OVERTAKEN if alarm.cause == Cause.REGIME.value else ""
-    if running is not None and not running.generation:
-        overtakes = _CHANGED.get(alarm.cause, overtakes)
-    if running is not None and not overtakes:
+    overtakes = TOLD_ONCE.get(alarm.cause)
+    if running is not None and overtakes is None:
         running.later_alarms += 1
         return None
     if not (ReplanSettings().enabled if enabled is None else enabled):
         return None
-    if running is not None and not running.generation:
+    if running is not None and overtakes is not None and not running.generation:
         running.trigger_to_decision_ms = max(at_us - running.begun_at_us, 0) / 1e3
         _end(running, "no_gain", overtakes)
     begun = connection.execute(
@@ -365,7 +381,8 @@ def tries_anothers(session: Session, device: DeviceId) -> bool:
 def awaits_trial(session: Session, device: DeviceId, replan: int) -> bool:
     """Whether a re-plan leaves its device alone until that has tried what somebody else pushed.
 
-    Where arrivals moved, what was pushed since counts before the device says that it tries it.
+    Where arrivals moved, what was pushed since counts before the device says that it tries it. After a drift
+    and in another power mode what an earlier re-plan pushed counts, too.
     """
     if tries_anothers(session, device):
         return True

@@ -24,6 +24,7 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import (
+    awaits_trial,
     committed_plans,
     end_overdue,
     is_trying,
@@ -436,7 +437,26 @@ def test_what_makes_another_device_overtakes_a_replan_that_has_pushed_nothing_si
         push_replan, NANO, number, plan, scheduler="proven", above=(1, 1), how="proven", predicted=0.5
     )
     assert pushed is not None
-    assert link.record_alarm(NANO, structs.replace(changed, number=3)) is None, "a plan is on its way"
+    queues = structs.replace(changed, number=3, cause="variance")
+    assert link.record_alarm(NANO, queues) is None, "a plan is on its way, and queues are told of again"
+
+
+@pytest.mark.parametrize("cause", ["drift", "power_mode"])
+def test_what_is_told_once_begins_a_replan_beside_one_on_trial_and_waits_for_its_end(
+    rig: Rig, cause: str
+) -> None:
+    """The device tells it after the trial; the report of how that ended may come later than the alarm."""
+    rig.replanned(replace(rig.runs, lanes=2), "")
+    rig.store.write(_pending)
+    generation = rig.store.read(newest_desired, NANO)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.TRIAL, "", T0_US)])
+    number = LinkStore(rig.store).record_alarm(NANO, structs.replace(alarm(9, rig.runs), cause=cause))
+    assert number is not None
+    newest, tried = rig.store.read(replan_infos, NANO)
+    assert (newest.outcome, tried.outcome, tried.later_alarms) == ("pending", "pending", 0)
+    assert rig.store.read(awaits_trial, NANO, number)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.NO_GAIN, "", T0_US)])
+    assert not rig.store.read(awaits_trial, NANO, number)
 
 
 def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
