@@ -108,6 +108,15 @@ _ANOTHERS: Final = (
         GenerationRow.state.in_(
             [state.value for state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)]
         ),
+        # A re-plan's trial goes on under a generation that asks for a measurement or brings a policy.
+        ~select(ReplanRow.replan)
+        .where(
+            ReplanRow.device == GenerationRow.device,
+            ReplanRow.epoch == GenerationRow.epoch,
+            ReplanRow.generation == GenerationRow.generation,
+            _IS_PENDING,
+        )
+        .exists(),
     )
     .limit(1)
 )

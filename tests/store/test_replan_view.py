@@ -482,6 +482,23 @@ def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_wha
     assert rig.store.read(tries_anothers, NANO) == (tried and decided_by == "operator")
 
 
+@pytest.mark.parametrize("decided_by", ["replan", "operator"])
+def test_a_measurement_that_is_asked_for_during_a_trial_leaves_it_to_whoever_pushed_the_plan(
+    rig: Rig, decided_by: str
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    if decided_by == "replan":
+        rig.replanned(other, "")
+        rig.store.write(_pending)
+    else:
+        rig.store.write(add_plan, "other", other, "search")
+        rig.store.write(push, Push(device=NANO, plan="other", decided_by="operator"))
+    rig.store.write(request_profile, NANO, ["relu"])
+    generation = rig.store.read(newest_desired, NANO)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.TRIAL, "", T0_US)])
+    assert rig.store.read(tries_anothers, NANO) == (decided_by == "operator")
+
+
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
     rig.store.write(set_replan_settings, NANO, ReplanSettings(enabled=False))
     assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) is None
