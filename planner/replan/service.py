@@ -210,10 +210,13 @@ class Replanner:
             self._slow.submit(self._guarded, device, replan, self._search)
 
     def _search(self, device: DeviceId, replan: int) -> None:
-        if self._rearrange(device, replan) or self._ends_without_search(device, replan):
+        if not self._is_over(device, replan):  # it waited for its turn
+            if self._rearrange(device, replan) or self._ends_without_search(device, replan):
+                return
+            self._profile_first(device, replan)
+        drifted = self._recalibrate(device, replan)  # of one that was overtaken, too: a drift is told once
+        if self._is_over(device, replan):
             return
-        self._profile_first(device, replan)
-        drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
         found = self._found(device, replan, self._policy.searches(seen))
         if self._is_over(device, replan):
@@ -265,12 +268,17 @@ class Replanner:
         return True
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
-        """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""
+        """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most.
+
+        What an earlier re-plan, or somebody else, has asked for and not been told yet is not asked for again.
+        """
         names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
         with desiring(self._fleet, device):
-            requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
+            requests, desired = self._store.write(
+                request_profile, device, names, budget_s=PROFILE_BUDGET_S, unless_open=True
+            )
         self._fleet.desired_changed(device, desired)
         self._wait_while(lambda: bool(self._store.read(open_requests, requests)), self._profile_wait_s)
 
