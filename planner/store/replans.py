@@ -26,7 +26,7 @@ from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
 from stageloom.planner.store.generations import ENDS
 from stageloom.planner.store.plans import keep_plan
-from stageloom.planner.store.regimes import keep_regime, known_structures
+from stageloom.planner.store.regimes import keep_regime, known_structures, rolled_back_structures
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
     AlarmRow,
@@ -669,7 +669,23 @@ _BEGUN: Final = (
 )
 
 _VERDICTS: Final = (
-    select(TrialRow.candidate, TrialRow.verdict, TrialRow.how)
+    select(
+        TrialRow.candidate,
+        TrialRow.verdict,
+        TrialRow.how,
+        TrialRow.epoch,
+        TrialRow.generation,
+        GenerationRow.state,
+    )
+    .outerjoin(
+        GenerationRow,
+        and_(
+            GenerationRow.device == TrialRow.device,
+            GenerationRow.epoch == TrialRow.epoch,
+            GenerationRow.generation == TrialRow.generation,
+            GenerationRow.digest == TrialRow.candidate,
+        ),
+    )
     .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
     .order_by(TrialRow.decided_us.desc())
     .limit(_TRIALS)
@@ -711,14 +727,25 @@ def committed_plans(session: Session, device: DeviceId, environment: str) -> lis
     """Plans whose newest trial on this device in this environment committed, newest first.
 
     A plan that was ordered, was the first or passed a guard was compared with nothing: that is no trial. If
-    it failed there, that counts.
+    it failed there, that counts. So does that it was rolled back after its trial, be it long after it was
+    committed, or a plan that a re-plan pushed since which differs in launch intervals alone.
     """
     rows = session.connection().execute(_VERDICTS, {"of": device, "there": environment})
-    newest: dict[str, str] = {}
-    for candidate, verdict, how in rows:
-        if verdict != "commit" or how in _COMPARED:
-            newest.setdefault(candidate, verdict)
-    return [Digest(candidate) for candidate, verdict in newest.items() if verdict == "commit"]
+    newest: dict[Digest, tuple[int, int] | None] = {}
+    for row in rows:
+        committed = row.verdict == "commit" and row.state != DeviceState.ROLLED_BACK.value
+        if not committed or row.how in _COMPARED:
+            newest.setdefault(Digest(row.candidate), (row.epoch, row.generation) if committed else None)
+    proven = {plan: at for plan, at in newest.items() if at is not None}
+    rolled_back = rolled_back_structures(session, device, environment) if proven else {}
+    if not rolled_back:
+        return list(proven)
+    structures = known_structures(session, proven)
+    return [
+        plan
+        for plan, at in proven.items()
+        if plan not in structures or at > rolled_back.get(structures[plan], (0, -1))
+    ]
 
 
 def plan_wires(session: Session, digests: Collection[Digest]) -> dict[Digest, bytes]:
