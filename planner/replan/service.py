@@ -179,7 +179,8 @@ class Replanner:
         """What an operator has the device try is left alone; its end may be about to be told.
 
         An alarm that is told once is answered when the trial has ended. Until then the re-plan goes to the
-        end of the line again and again, as others wait for a search.
+        end of the line again and again, as others wait for a search. A drift that is overtaken in it renews
+        costs.
         """
         self._wait_while(lambda: self._store.read(awaits_trial, device, replan), _REPORTED_S)
         if not self._store.read(awaits_trial, device, replan):
@@ -188,6 +189,8 @@ class Replanner:
             self._nothing(device, replan, "the device tries a plan that was pushed by others")
         elif not self._is_over(device, replan):
             self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
+        elif not self._stopping.is_set():  # else the next planner takes it up
+            self._recalibrate(device, replan)
 
     def _answer(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())

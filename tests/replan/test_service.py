@@ -16,12 +16,14 @@ from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.replan import service
 from stageloom.planner.replan.service import Replanner, plans_found
 from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.replans import OVERTAKEN, end_overdue, end_replan, unfinished_replans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import ExtensionError, StorageError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.control import Alarm, ModelLoad, Report
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Report
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.job import SearchJob
 from tests.planner.processes import until
@@ -165,6 +167,26 @@ def test_a_drift_that_was_overtaken_while_it_waited_still_renews_costs(
 ) -> None:
     world = World(tmp_path)
     world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None and alarm.cause == "drift"
+    waits(world, threads, alarm)
+    waits(world, threads, structs.replace(alarm, number=alarm.number + 1, cause="regime"))
+    threads.run()
+    assert world.store.read(calibration_of, NANO).own
+    world.close()
+
+
+def test_a_drift_that_was_overtaken_while_it_waited_for_a_trial_still_renews_costs(
+    tmp_path: Path, threads: HeldThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. An operator's plan is on trial. 2. The device drifts. 3. Arrivals move before the trial ends."""
+    monkeypatch.setattr(service, "_REPORTED_S", 0.0)
+    world = World(tmp_path)
+    world.device.serve(60)
+    tried = world.store.write(push, Push(device=NANO, plan="wide", decided_by="operator"))
+    told = (NANO, tried.epoch, tried.generation, DeviceState.TRIAL, "", 1)
+    world.store.write(set_states, [told])
     world.device.clock = 0.5
     alarm = world.device.serve(60)
     assert alarm is not None and alarm.cause == "drift"
