@@ -41,12 +41,13 @@ from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replans import (
     OVERDUE_US,
     OVERTAKEN,
+    TOLD_ONCE,
+    awaits_trial,
     begun_replan,
     end_overdue,
     end_replan,
     is_trying,
     push_replan,
-    tries_anothers,
     unfinished_replans,
 )
 from stageloom.planner.store.store import Store
@@ -166,10 +167,10 @@ class Replanner:
         newest = self._newest[device] = max(replan, self._newest.get(device, replan))
         if replan < newest:  # it waited for a store that was away
             self._nothing(device, replan, OVERTAKEN)
-        elif self._store.read(tries_anothers, device):
+        elif self._store.read(awaits_trial, device, replan):
             begun = self._store.read(begun_replan, replan)
-            moved = begun is not None and begun.alarm.cause == Cause.REGIME.value
-            until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if moved else 0.0)
+            once = begun is not None and begun.alarm.cause in TOLD_ONCE
+            until_s = self._clock.monotonic_s() + (OVERDUE_US / 1e6 if once else 0.0)
             self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
         else:
             self._answer(device, replan)
@@ -177,16 +178,19 @@ class Replanner:
     def _after_anothers(self, device: DeviceId, replan: int, *, until_s: float) -> None:
         """What an operator has the device try is left alone; its end may be about to be told.
 
-        Arrivals that moved are told once, so that they are answered when the trial has ended. Until then the
-        re-plan goes to the end of the line again and again, as others wait for a search.
+        An alarm that is told once is answered when the trial has ended. Until then the re-plan goes to the
+        end of the line again and again, as others wait for a search. A drift that is overtaken in it renews
+        costs.
         """
-        self._wait_while(lambda: self._store.read(tries_anothers, device), _REPORTED_S)
-        if not self._store.read(tries_anothers, device):
+        self._wait_while(lambda: self._store.read(awaits_trial, device, replan), _REPORTED_S)
+        if not self._store.read(awaits_trial, device, replan):
             self._answer(device, replan)
         elif self._clock.monotonic_s() >= until_s:
             self._nothing(device, replan, "the device tries a plan that was pushed by others")
         elif not self._is_over(device, replan):
             self._slow.submit(self._guarded, device, replan, partial(self._after_anothers, until_s=until_s))
+        elif not self._stopping.is_set():  # else the next planner takes it up
+            self._recalibrate(device, replan)
 
     def _answer(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
@@ -209,10 +213,13 @@ class Replanner:
             self._slow.submit(self._guarded, device, replan, self._search)
 
     def _search(self, device: DeviceId, replan: int) -> None:
-        if self._rearrange(device, replan) or self._ends_without_search(device, replan):
+        if not self._is_over(device, replan):  # it waited for its turn
+            if self._rearrange(device, replan) or self._ends_without_search(device, replan):
+                return
+            self._profile_first(device, replan)
+        drifted = self._recalibrate(device, replan)  # of one that was overtaken, too: a drift is told once
+        if self._is_over(device, replan):
             return
-        self._profile_first(device, replan)
-        drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
         found = self._found(device, replan, self._policy.searches(seen))
         if self._is_over(device, replan):
@@ -264,12 +271,17 @@ class Replanner:
         return True
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
-        """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most."""
+        """Have a device measure models whose costs are unknown or stale, for `profile_wait_s` at most.
+
+        What an earlier re-plan, or somebody else, has asked for and not been told yet is not asked for again.
+        """
         names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
         with desiring(self._fleet, device):
-            requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
+            requests, desired = self._store.write(
+                request_profile, device, names, budget_s=PROFILE_BUDGET_S, unless_open=True
+            )
         self._fleet.desired_changed(device, desired)
         self._wait_while(lambda: bool(self._store.read(open_requests, requests)), self._profile_wait_s)
 
@@ -368,14 +380,18 @@ class Replanner:
     def _goes_on(self, seen: Observation, replan: int, found: Plan) -> bool:
         """Whether something newer is desired that leaves the re-plan its reason: a measurement, not a plan.
 
-        Or any plan, where arrivals moved, which is told once. Launch intervals that the device gave itself
-        meanwhile are no other plan, unless intervals are all that was found.
+        Or any plan, where arrivals moved, which is told once: they are answered when that has been tried.
+        Launch intervals that the device gave itself meanwhile are no other plan, unless intervals are all
+        that was found.
         """
         begun = self._store.read(begun_replan, replan)
-        if begun is None or begun.desired == seen.desired:
+        if begun is None:
             return False
+        moved = seen.cause == Cause.REGIME.value
+        if begun.desired == seen.desired:
+            return moved and self._store.read(awaits_trial, seen.device, replan)
         incumbent, newest = seen.incumbent, begun.desired_plan
-        if seen.cause == Cause.REGIME.value or newest == incumbent.digest:
+        if moved or newest == incumbent.digest:
             return True
         if newest is None or found.structure == incumbent.structure:
             return False

@@ -43,6 +43,9 @@ POLL_S: Final = 1.0
 IDLE_S: Final = 5.0
 """Seconds between looks where there is none; whoever makes one wakes the service."""
 
+_MAKING_S: Final = 0.2
+"""A turn of a rollout in which plans were made for so long makes no other: other rollouts wait."""
+
 _CLOSE_S: Final = 5.0
 
 _MOST_FAILURES: Final = 3
@@ -156,18 +159,23 @@ class RolloutService:
         )
 
     def _ask(self, name: str, found: RolloutTurn) -> None:
-        """Push to the devices whose plans are made, and make one of those that are missing.
+        """Make plans that are missing, for `_MAKING_S` or so, and push to the devices whose plans are made.
 
         A device of a wave that has only begun may be offline: who is, the next turn knows.
         """
+        until_s = self._clock.monotonic_s() + _MAKING_S
         by_plan: dict[str, list[DueDevice]] = {}
         online = self._fleet.online()
         for ask in found.ask:
             if ask.device in online:
                 by_plan.setdefault(ask.plan, []).append(ask)
         for plan, asks in by_plan.items():
-            if _Wanted(name, plan) not in self._made and self._make(name, found, plan, asks):
-                break  # one plan a turn: other rollouts wait no longer than for that
+            wanted = _Wanted(name, plan)
+            if wanted in self._made or not self._make(name, found, plan, asks):
+                continue
+            # One search a turn: re-plans search in the same pool.
+            if wanted in self._searches or self._clock.monotonic_s() >= until_s or self._stopping.is_set():
+                break
         ready = [
             (ask, made)
             for plan, asks in by_plan.items()

@@ -124,13 +124,14 @@ def request_profile(
     budget_s: float = 20.0,
     executor: ExecutorOptions | None = None,
     parts: int = 0,
+    unless_open: bool = False,
 ) -> tuple[list[int], Desired]:
     """Ask a device to measure some models; returns the requests' numbers, and what is desired now.
 
     On `executor`; None: on what runs a model there by the plan that is desired, else on what the agent is
     set to. `parts`: and parts of operators, of so many extents per axis. The budget is shared evenly. A
     request is part of desired state and so takes a generation, decided by "profile", once it has its turn
-    (`tell_requests`).
+    (`tell_requests`). With `unless_open` an open request for the same stands for a new one.
 
     Raises:
         InputError: there is no such device or model, the device is revoked, or it cannot use the executor.
@@ -158,6 +159,9 @@ def request_profile(
         found = executor or serving.get(artifact) or usual
         return ("", 0) if found is None else (found.name, found.intra_op_threads)
 
+    models = [(info, *asked(info.digest)) for info in named_models(session, names)]
+    opened = _open_profiles(session, device, own, batch, parts) if unless_open else {}
+    known = [opened.get((info.digest, name, threads)) for info, name, threads in models]
     rows = [
         ProfileRow(
             request=first + at,
@@ -169,14 +173,34 @@ def request_profile(
             requested_at_us=now_us(session),
             environment=own,
             reason="",
-            executor=asked(info.digest)[0],
-            intra_op_threads=asked(info.digest)[1],
+            executor=name,
+            intra_op_threads=threads,
             parts=parts,
         )
-        for at, info in enumerate(named_models(session, names))
+        for at, ((info, name, threads), number) in enumerate(zip(models, known, strict=True))
+        if number is None
     ]
     session.add_all(rows)
-    return [row.request for row in rows], _asked(session, device, before)
+    asked_before = [number for number in known if number is not None]
+    return [*asked_before, *(row.request for row in rows)], _asked(session, device, before)
+
+
+def _open_profiles(
+    session: Session, device: DeviceId, environment: str, batch: int, parts: int
+) -> dict[tuple[Digest, str, int], int]:
+    """Requests that a device has not answered yet, by (artifact, executor, threads) that they name."""
+    rows = session.scalars(
+        select(ProfileRow)
+        .where(
+            ProfileRow.device == device,
+            ProfileRow.environment == environment,
+            ProfileRow.batch == batch,
+            ProfileRow.parts == parts,
+            ProfileRow.answered_at_us.is_(None),
+        )
+        .order_by(ProfileRow.request)
+    )
+    return {(Digest(row.artifact), row.executor, row.intra_op_threads): row.request for row in rows}
 
 
 def _serving(session: Session, device: DeviceId) -> dict[Digest, ExecutorOptions]:

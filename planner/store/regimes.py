@@ -5,17 +5,17 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import and_, exists, func, not_, select
+from sqlalchemy import and_, exists, func, not_, or_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
-from stageloom.planner.store.tables import AlarmRow, PlanRow, RegimeRow, ReplanRow
+from stageloom.planner.store.tables import AlarmRow, GenerationRow, PlanRow, RegimeRow, ReplanRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.engine.trial import UNDECIDED, TrialConfig, Verdict
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.control import Alarm, DeviceState
 from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.plan import Plan, decode_plan
 
@@ -26,6 +26,24 @@ _ENTRIES: Final = {Verdict.COMMIT.value: True, Verdict.REJECT.value: False, Verd
 
 _LOOKED_AT: Final = TrialConfig().min_pairs
 """With fewer pairs no gain means that time was up before anything was compared."""
+
+_ROLLED_BACK: Final = or_(
+    ReplanRow.outcome == DeviceState.ROLLED_BACK.value,
+    and_(
+        ReplanRow.outcome == DeviceState.COMMITTED.value,
+        select(GenerationRow.position)
+        .where(
+            GenerationRow.device == ReplanRow.device,
+            GenerationRow.epoch == ReplanRow.epoch,
+            GenerationRow.generation == ReplanRow.generation,
+            GenerationRow.state == DeviceState.ROLLED_BACK.value,
+        )
+        .correlate(ReplanRow)
+        .exists(),
+    ),
+)
+"""Of a re-plan: its plan failed under probation, or was committed and did not start any more later, which its
+outcome does not tell."""
 
 _decoded = lru_cache(maxsize=256)(decode_plan)
 
@@ -100,19 +118,21 @@ def known_regimes(
 ) -> list[KnownRegime]:
     """The library of a device in an environment, newest first: entries since a moment by the planner's clock.
 
-    A winner that was rolled back on the device after it won is not among them, nor one that was under the
-    probation after its own trial: that re-plan is decided when the trial ends, and rolled back after that.
-    Launch intervals that were rolled back say nothing of the structure that ran under them, as on the device.
+    A winner that was rolled back on the device after it won is not among them, whoever pushed it, nor one
+    that was under the probation after its own trial, or since: that re-plan is decided when the trial ends,
+    and rolled back after that. Launch intervals that were rolled back say nothing of the structure that ran
+    under them, as on the device.
     """
     decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
     rolled_back = exists().where(
         ReplanRow.device == RegimeRow.device,
         ReplanRow.environment == RegimeRow.environment,
         ReplanRow.structure == RegimeRow.won_structure,
-        ReplanRow.outcome == "rolled_back",
+        _ROLLED_BACK,
         ReplanRow.replan.not_in(_only_paced(session, device, environment)),
         decided_us > RegimeRow.at_us - _ROUNDED_US,
     )
+    others = _rolled_back_for_others(session, device)
     rows = session.execute(
         select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.replaced, RegimeRow.loads, RegimeRow.at_us)
         .where(
@@ -135,8 +155,42 @@ def known_regimes(
             replaced=plans.get(row.replaced),
         )
         for row in rows
-        if (plan := plans[row.won]) is not None
+        if (plan := plans[row.won]) is not None and others.get(row.won, 0) <= row.at_us
     ]
+
+
+def _rolled_back_for_others(session: Session, device: DeviceId) -> dict[str, int]:
+    """Plans that somebody else than a re-plan pushed last when they were rolled back, and when it did so."""
+    rows = session.execute(
+        select(GenerationRow.digest, func.max(GenerationRow.decided_at_us))
+        .where(
+            GenerationRow.device == device,
+            GenerationRow.decided_by != "replan",
+            GenerationRow.state == DeviceState.ROLLED_BACK.value,
+        )
+        .group_by(GenerationRow.digest)
+    )
+    return {digest: decided_at_us for digest, decided_at_us in rows if digest is not None}
+
+
+def rolled_back_structures(
+    session: Session, device: DeviceId, environment: str
+) -> dict[Digest, tuple[int, int]]:
+    """Structures of re-plans' plans that were rolled back, each with the newest (epoch, generation) that was.
+
+    Without those that had the plan that ran before with other launch intervals.
+    """
+    rows = session.execute(
+        select(ReplanRow.structure, ReplanRow.epoch, ReplanRow.generation)
+        .where(
+            ReplanRow.device == device,
+            ReplanRow.environment == environment,
+            _ROLLED_BACK,
+            ReplanRow.replan.not_in(_only_paced(session, device, environment)),
+        )
+        .order_by(ReplanRow.replan)
+    )
+    return {Digest(structure): (epoch, number) for structure, epoch, number in rows if structure is not None}
 
 
 def _only_paced(session: Session, device: DeviceId, environment: str) -> list[int]:
@@ -145,7 +199,7 @@ def _only_paced(session: Session, device: DeviceId, environment: str) -> list[in
         select(ReplanRow.replan, ReplanRow.structure, ReplanRow.control).where(
             ReplanRow.device == device,
             ReplanRow.environment == environment,
-            ReplanRow.outcome == "rolled_back",
+            _ROLLED_BACK,
             ReplanRow.control.is_not(None),
         )
     ).all()

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict
 from sqlalchemy import and_, bindparam, insert, literal, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
@@ -26,7 +26,7 @@ from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
 from stageloom.planner.store.generations import ENDS
 from stageloom.planner.store.plans import keep_plan
-from stageloom.planner.store.regimes import keep_regime
+from stageloom.planner.store.regimes import keep_regime, known_structures, rolled_back_structures
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
     AlarmRow,
@@ -108,8 +108,71 @@ _ANOTHERS: Final = (
         GenerationRow.state.in_(
             [state.value for state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)]
         ),
+        # A re-plan's trial goes on under a generation that asks for a measurement or brings a policy.
+        ~select(ReplanRow.replan)
+        .where(
+            ReplanRow.device == GenerationRow.device,
+            ReplanRow.epoch == GenerationRow.epoch,
+            ReplanRow.generation == GenerationRow.generation,
+            _IS_PENDING,
+        )
+        .exists(),
     )
     .limit(1)
+)
+
+_NAMED: Final = aliased(GenerationRow)
+_NEWEST: Final = aliased(GenerationRow)
+
+_STANDING: Final = (
+    select(_NAMED.digest, ReplanRow.control)
+    .select_from(ReplanRow)
+    .join(
+        _NAMED,
+        _NAMED.position
+        == select(GenerationRow.position)
+        .where(GenerationRow.device == ReplanRow.device, GenerationRow.digest.is_not(None))
+        .order_by(GenerationRow.epoch.desc(), GenerationRow.generation.desc())
+        .limit(1)
+        .correlate(ReplanRow)
+        .scalar_subquery(),
+    )
+    .join(DesiredRow, DesiredRow.device == ReplanRow.device)
+    .join(
+        _NEWEST,
+        and_(
+            _NEWEST.device == DesiredRow.device,
+            _NEWEST.epoch == DesiredRow.epoch,
+            _NEWEST.generation == DesiredRow.generation,
+        ),
+    )
+    .where(
+        ReplanRow.replan == bindparam("number"),
+        _NAMED.decided_by != "replan",
+        _NAMED.decided_at_us > ReplanRow.begun_at_us,
+        _NAMED.digest.is_distinct_from(ReplanRow.control),
+        _NEWEST.state.not_in([state.value for state in ENDS if state is not DeviceState.COMMITTED]),
+        or_(ReplanRow.cause != Cause.REGIME.value, _NEWEST.state != DeviceState.COMMITTED.value),
+    )
+)
+"""Another plan than the one that ran, which somebody else decided since a re-plan began. Its state is that of
+the newest generation, which may only ask for a measurement of it."""
+
+_ON_TRIAL: Final = aliased(ReplanRow)
+
+_AWAITED: Final = select(literal(1)).where(
+    or_(
+        _STANDING.where(ReplanRow.cause == Cause.REGIME.value).exists(),
+        select(_ON_TRIAL.replan)
+        .join(ReplanRow, and_(ReplanRow.device == _ON_TRIAL.device, ReplanRow.replan > _ON_TRIAL.replan))
+        .where(
+            ReplanRow.replan == bindparam("number"),
+            ReplanRow.cause.in_([Cause.DRIFT.value, Cause.POWER_MODE.value]),
+            _ON_TRIAL.outcome == literal(PENDING, literal_execute=True),
+            _ON_TRIAL.generation > 0,
+        )
+        .exists(),
+    )
 )
 
 _BEGUN_BY: Final = select(ReplanRow.replan).where(
@@ -126,11 +189,13 @@ _UNDECIDED: Final = select(ReplanRow.replan).where(
 )
 
 OVERTAKEN: Final = "other arrivals came to stay before a plan was found for those that it began with"
-_CHANGED: Final = {
+TOLD_ONCE: Final = {
+    Cause.REGIME.value: OVERTAKEN,
     Cause.DRIFT.value: "the device drifted before a plan was found; its costs are renewed first",
     Cause.POWER_MODE.value: "the power mode changed before a plan was found; other costs hold in it",
 }
-"""Why alarms that say so end a re-plan that has pushed nothing: the device is another than it began with."""
+"""Causes that a device tells once, and why they end a re-plan that has pushed nothing: arrivals, or the
+device, are others than it began with."""
 
 OVERDUE_US: Final = 900_000_000
 _OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
@@ -180,8 +245,9 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     may have been lost, and nobody else knows of it then.
 
     Arrivals that came to stay overtake a re-plan for those before them, which ends if it has pushed nothing.
-    So do a drift and another power mode, while nothing is pushed: the device tells either once, only a
-    drift's own re-plan renews costs, and a search under way plans by those of the mode before.
+    So do a drift and another power mode: the device tells either once, only a drift's own re-plan renews
+    costs, and a search under way plans by those of the mode before. What is on trial goes on, and for these
+    two its end is awaited (`awaits_trial`): the device tells them after it, but its report may be on the way.
     """
     at_us = now_us(session)
     connection = session.connection()
@@ -213,15 +279,13 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None
     )
     tell_webhooks(session, WebhookEvent.ALARM, device, _told(alarm, _ALARM_FIELDS))
     running = None if pending is None else _running(session, device, at_us)
-    overtakes = OVERTAKEN if alarm.cause == Cause.REGIME.value else ""
-    if running is not None and not running.generation:
-        overtakes = _CHANGED.get(alarm.cause, overtakes)
-    if running is not None and not overtakes:
+    overtakes = TOLD_ONCE.get(alarm.cause)
+    if running is not None and overtakes is None:
         running.later_alarms += 1
         return None
     if not (ReplanSettings().enabled if enabled is None else enabled):
         return None
-    if running is not None and not running.generation:
+    if running is not None and overtakes is not None and not running.generation:
         running.trigger_to_decision_ms = max(at_us - running.begun_at_us, 0) / 1e3
         _end(running, "no_gain", overtakes)
     begun = connection.execute(
@@ -323,6 +387,31 @@ def tries_anothers(session: Session, device: DeviceId) -> bool:
     return found is not None
 
 
+def awaits_trial(session: Session, device: DeviceId, replan: int) -> bool:
+    """Whether a re-plan leaves its device alone until that has tried what somebody else pushed.
+
+    Where arrivals moved, what was pushed since counts before the device says that it tries it. After a drift
+    and in another power mode what an earlier re-plan pushed counts, too.
+    """
+    if tries_anothers(session, device):
+        return True
+    return session.connection().execute(_AWAITED, {"number": replan}).first() is not None
+
+
+def _is_overruled(session: Session, replan: int, plan: Plan) -> bool:
+    """Whether a plan that somebody else decided since a re-plan began stands against the one it found.
+
+    One that the device refused does not. Arrivals that moved are told once: for them a plan stands until its
+    trial has ended. Launch intervals alone are no other plan, unless they are all that was found.
+    """
+    row = session.connection().execute(_STANDING, {"number": replan}).first()
+    if row is None:
+        return False
+    known = known_structures(session, [digest for digest in row if digest is not None])
+    ran = known.get(row.control)
+    return ran is None or known.get(row.digest) != ran or plan.structure == ran
+
+
 def _undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
     return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None
@@ -347,15 +436,16 @@ def push_replan(
     Kept beside the plan: `how` it was proposed, its `predicted` cost over the incumbent's, and a `remark` on
     what else went into the decision. `fitting` is the trained policy that fits the plan.
 
-    Returns what is desired now, or None where somebody decided something newer meanwhile. That is so as well
-    where other versions of its models are desired of the device and it has not refused them.
+    Returns what is desired now, or None where somebody decided something newer: since `above` was read, or
+    another plan since the re-plan began. That is so as well where other versions of its models are desired of
+    the device and it has not refused them.
 
     Raises:
         InputError: the device is revoked, or a model of the plan was removed.
     """
     if newest_desired(session, device) != above or not _undecided(session, replan):
         return None
-    if _brings_others(session, device, above, plan):
+    if _brings_others(session, device, above, plan) or _is_overruled(session, replan, plan):
         return None
     name = keep_plan(session, plan, scheduler)
     attached = fitting is not None and replan_settings(session, device).attach
@@ -579,7 +669,23 @@ _BEGUN: Final = (
 )
 
 _VERDICTS: Final = (
-    select(TrialRow.candidate, TrialRow.verdict, TrialRow.how)
+    select(
+        TrialRow.candidate,
+        TrialRow.verdict,
+        TrialRow.how,
+        TrialRow.epoch,
+        TrialRow.generation,
+        GenerationRow.state,
+    )
+    .outerjoin(
+        GenerationRow,
+        and_(
+            GenerationRow.device == TrialRow.device,
+            GenerationRow.epoch == TrialRow.epoch,
+            GenerationRow.generation == TrialRow.generation,
+            GenerationRow.digest == TrialRow.candidate,
+        ),
+    )
     .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
     .order_by(TrialRow.decided_us.desc())
     .limit(_TRIALS)
@@ -621,14 +727,25 @@ def committed_plans(session: Session, device: DeviceId, environment: str) -> lis
     """Plans whose newest trial on this device in this environment committed, newest first.
 
     A plan that was ordered, was the first or passed a guard was compared with nothing: that is no trial. If
-    it failed there, that counts.
+    it failed there, that counts. So does that it was rolled back after its trial, be it long after it was
+    committed, or a plan that a re-plan pushed since which differs in launch intervals alone.
     """
     rows = session.connection().execute(_VERDICTS, {"of": device, "there": environment})
-    newest: dict[str, str] = {}
-    for candidate, verdict, how in rows:
-        if verdict != "commit" or how in _COMPARED:
-            newest.setdefault(candidate, verdict)
-    return [Digest(candidate) for candidate, verdict in newest.items() if verdict == "commit"]
+    newest: dict[Digest, tuple[int, int] | None] = {}
+    for row in rows:
+        committed = row.verdict == "commit" and row.state != DeviceState.ROLLED_BACK.value
+        if not committed or row.how in _COMPARED:
+            newest.setdefault(Digest(row.candidate), (row.epoch, row.generation) if committed else None)
+    proven = {plan: at for plan, at in newest.items() if at is not None}
+    rolled_back = rolled_back_structures(session, device, environment) if proven else {}
+    if not rolled_back:
+        return list(proven)
+    structures = known_structures(session, proven)
+    return [
+        plan
+        for plan, at in proven.items()
+        if plan not in structures or at > rolled_back.get(structures[plan], (0, -1))
+    ]
 
 
 def plan_wires(session: Session, digests: Collection[Digest]) -> dict[Digest, bytes]:

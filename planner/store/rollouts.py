@@ -4,6 +4,7 @@ transaction; what a rollout does next is for `stageloom.planner.rollout.machine`
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import and_, delete, func, select, tuple_, update
@@ -193,9 +194,7 @@ def _running(session: Session, devices: Sequence[DeviceId], model: str) -> list[
         )
         plans |= {device: plan for device, plan in rows if plan is not None}
     with_model = {
-        name
-        for name, wire in _wires(session, set(plans.values())).items()
-        if any(one.name == model for one in decode_plan(wire).models)
+        name for name, wire in _wires(session, set(plans.values())).items() if model in _artifacts(wire)
     }
     return [device for device in devices if plans.get(device) in with_model]
 
@@ -206,6 +205,12 @@ def _wires(session: Session, names: Collection[str]) -> dict[str, bytes]:
         rows = session.execute(select(PlanRow.name, PlanRow.wire).where(PlanRow.name.in_(some)))
         found |= {name: wire for name, wire in rows}
     return found
+
+
+@lru_cache(maxsize=2048)
+def _artifacts(wire: bytes) -> Mapping[str, Digest]:
+    """A plan's artifacts by the names of its models. A turn a second looks at the plans of all devices."""
+    return {one.name: one.artifact for one in decode_plan(wire).models}
 
 
 def _some(items: Sequence[Any]) -> Iterable[list[Any]]:
@@ -520,9 +525,9 @@ def _reached(session: Session, rollout: str) -> dict[DeviceId, tuple[str, str]]:
 def _learn(session: Session, row: RolloutRow, members: _Members, plans: Iterable[str | None]) -> None:
     """Note of plans with the rollout's model whether they have its artifact; others are left out."""
     for name, wire in _wires(session, {plan for plan in plans if plan is not None}).items():
-        for one in decode_plan(wire).models:
-            if one.name == row.model:
-                members.holds[name] = one.artifact == row.artifact
+        artifact = _artifacts(wire).get(row.model)
+        if artifact is not None:
+            members.holds[name] = artifact == row.artifact
 
 
 def _apply(
@@ -566,8 +571,8 @@ def _require_no_other_change(
     wires = _wires(session, {plan for plan in (*now.values(), *before.values()) if plan is not None})
 
     def others(plan: str | None) -> dict[str, Digest]:
-        models = decode_plan(wires[plan]).models if plan in wires else ()
-        return {one.name: one.artifact for one in models if one.name != row.model}
+        models = _artifacts(wires[plan]) if plan in wires else {}
+        return {name: artifact for name, artifact in models.items() if name != row.model}
 
     for device in devices:
         old, present = others(before[device]), others(now[device])

@@ -412,6 +412,26 @@ def test_a_load_that_is_back_is_answered_at_once_although_another_plan_is_on_tri
     assert pending["outcome"] == "pending"
 
 
+@pytest.mark.parametrize("cause", ["drift", "power_mode"])
+def test_an_alarm_that_comes_before_the_report_of_the_trial_that_held_it_is_answered_after_that(
+    rig: Rig, cause: str
+) -> None:
+    """1. A re-plan's plan is on trial, and the device holds an alarm that it tells once. 2. The trial ends.
+    The alarm is stored first."""
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    tried = rig.desired()
+    rig.reports(tried, DeviceState.TRIAL)
+    rig.alarm(2, rig.first.plan_digest, cause=cause)
+    rig.acknowledged(2)
+    assert [replan["cause"] for replan in rig.replans()] == [cause, "variance"]
+    rig.reports(tried, DeviceState.NO_GAIN)
+    until(lambda: rig.replans()[0]["outcome"] != "pending" or rig.replans()[0]["generation"] > 0)
+    newest, ended = rig.replans()
+    assert (ended["outcome"], ended["later_alarms"]) == ("no_gain", 0)
+    assert "pushed by others" not in newest["reason"]
+
+
 def test_an_alarm_leaves_an_operators_trial_alone_and_other_arrivals_are_answered_after_it(rig: Rig) -> None:
     """Queues are told of again; arrivals that moved are told once, and the trial may take minutes."""
     won = wide_won(rig)

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.desired import Push, desired, push
+from stageloom.planner.store.generations import set_states
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
-from stageloom.shared.messages.control import Alarm, ModelLoad
+from stageloom.planner.store.replans import replan_infos
+from stageloom.shared.clock import ManualClock, SystemClock
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad
+from stageloom.shared.plan import Plan
+from tests.planner.processes import until
 from tests.replan.drifting import BOOT, InlinePool, planned
 from tests.replan.test_recalibration import World
 from tests.store.helpers import NANO
@@ -26,6 +32,99 @@ class MeanwhilePool(InlinePool):
         while self.meanwhile:
             self.meanwhile.pop()()
         return super().submit(function, *arguments)
+
+
+class Pushed:
+    """A device that runs a plan to which a search finds a better one, and an operator who has another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.pool = ManualClock(wall_us=SystemClock().wall_us()), MeanwhilePool()
+        self.world = World(folder, clock=self.clock, pool=self.pool)
+        self.runs = planned(self.world.device, "greedy")
+        self.others = replace(self.runs, lanes=2)
+        for name, plan in (("runs", self.runs), ("others", self.others)):
+            self.world.store.write(add_plan, name, plan, "sequential")
+        self._push("runs")
+        self.world.device.runs(self.runs)
+
+    def _push(self, plan: str) -> None:
+        self.clock.advance(1.0)
+        self.world.store.write(push, Push(device=NANO, plan=plan, decided_by="operator"))
+
+    def others_pushed(self) -> None:
+        """The operator pushes; the device says nothing yet."""
+        self._push("others")
+
+    def says(self, state: DeviceState) -> None:
+        """How far the device is with what is desired of it."""
+        wanted = self.world.store.read(desired, NANO)
+        assert wanted is not None
+        told = (NANO, wanted.epoch, wanted.generation, state, "", self.clock.wall_us())
+        self.world.store.write(set_states, [told])
+
+    @property
+    def is_desired(self) -> bool:
+        """Whether the operator's plan is what the device should run."""
+        wanted = self.world.store.read(desired, NANO)
+        return wanted is not None and wanted.plan_digest == self.others.digest
+
+
+def alarm_of(plan: Plan, cause: str) -> Alarm:
+    load = ModelLoad("branches", 20.0, 1500.0, 0, 0)
+    return Alarm(
+        boot=BOOT, number=1, at_us=1, cause=cause, value=4.0, threshold=2.0, plan=plan.digest, loads=(load,),
+        samples=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("state", [None, DeviceState.COMMITTED, DeviceState.REJECTED])
+def test_a_plan_that_an_operator_pushes_while_a_re_plan_waits_stands_unless_the_device_refused_it(
+    tmp_path: Path, state: DeviceState | None
+) -> None:
+    """What the re-plan reads when its turn comes has the operator's generation as the newest."""
+    rig = Pushed(tmp_path)
+
+    def meanwhile() -> None:
+        rig.others_pushed()
+        if state is not None:
+            rig.says(state)
+
+    replan = rig.world.answered(alarm_of(rig.runs, "variance"), meanwhile)
+    rig.world.close()
+    assert rig.is_desired == (state is not DeviceState.REJECTED)
+    if rig.is_desired:
+        assert (replan.outcome, replan.reason) == ("no_gain", "something newer was desired meanwhile")
+
+
+@pytest.mark.parametrize("state", [None, DeviceState.COMMITTED, DeviceState.REJECTED])
+def test_arrivals_that_moved_are_answered_once_the_device_has_tried_what_an_operator_pushed_meanwhile(
+    tmp_path: Path, state: DeviceState | None
+) -> None:
+    """1. An operator pushes while the search runs. 2. For fifteen minutes the device says nothing of it, or
+    it says at once how that ended."""
+    rig = Pushed(tmp_path)
+
+    def meanwhile() -> None:
+        rig.others_pushed()
+        if state is not None:
+            rig.says(state)
+
+    rig.pool.meanwhile.append(meanwhile)
+    number = LinkStore(rig.world.store).record_alarm(NANO, alarm_of(rig.runs, "regime"))
+    assert number is not None
+    rig.world.due.put((NANO, number))
+
+    def answered() -> bool:
+        rig.clock.advance(901.0)
+        (replan,) = rig.world.store.read(replan_infos)
+        return replan.outcome != "pending" or replan.generation > 0
+
+    assert until(answered)
+    rig.world.close()
+    (replan,) = rig.world.store.read(replan_infos)
+    assert rig.is_desired == (state is None)
+    if state is None:
+        assert replan.reason == "the device tries a plan that was pushed by others"
 
 
 @pytest.mark.parametrize("other", ["intervals", "lanes"])

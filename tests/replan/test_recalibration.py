@@ -4,7 +4,7 @@ The device is simulated (`drifting`), the store and the re-planner are real.
 """
 
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -108,10 +108,11 @@ class World:
             unchecked=verdict is None,
         )
 
-    def answered(self, alarm: Alarm) -> ReplanInfo:
-        """What the planner made of an alarm."""
+    def answered(self, alarm: Alarm, meanwhile: Callable[[], object] = lambda: None) -> ReplanInfo:
+        """What the planner made of an alarm; `meanwhile` happens while the re-plan waits for its turn."""
         replan = LinkStore(self.store).record_alarm(NANO, alarm)
         assert replan is not None
+        meanwhile()
         self.due.put((NANO, replan))
         assert until(
             lambda: (

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.labels import LabelChanges
 from stageloom.planner.rollout.service import RolloutService
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
+from stageloom.planner.store import rollouts
 from stageloom.planner.store.desired import Push, adopt_plan, push
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import add_plan, plan_info
@@ -30,9 +32,10 @@ from stageloom.planner.store.rollouts import (
     rollout_infos,
 )
 from stageloom.planner.store.trusted_time import advance_clock
+from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, PlanError, UnavailableError
 from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
-from stageloom.shared.plan import decode_plan
+from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
@@ -448,6 +451,64 @@ def test_a_device_that_lost_the_model_before_its_wave_is_left_out(rig: Rig) -> N
     rig.decide(0)
     assert rig.states() == "daasaa"
     assert rig.store.read(rollout_devices, "r")[3].reason == "it should not run relu any more"
+
+
+def own_plans(rig: Rig) -> None:
+    """Each device runs a plan of its own."""
+    first = decode_plan(rig.store.read(plan_info, "first").wire)
+    for number, name in enumerate(rig.fleet.names, 1):
+        plan = replace(first, max_skips=first.max_skips + number)
+        rig.store.write(add_plan, f"own-{number}", plan, "sequential")
+        rig.store.write(push, Push(device=name, plan=f"own-{number}", decided_by="operator"))
+    rig.fleet.report(rig.fleet.names, DeviceState.COMMITTED)
+
+
+def test_devices_with_plans_of_their_own_need_not_wait_for_each_other(rig: Rig) -> None:
+    own_plans(rig)
+    rig.begin(waves="100%")
+    rig.turns(2)
+    assert (rig.states(), rig.versions()) == ("aaaaaa", "222222")
+
+
+class SlowClock(ManualClock):
+    """0.15 s pass between two looks at it."""
+
+    def monotonic_s(self) -> float:
+        self.advance(0.15)
+        return super().monotonic_s()
+
+
+def test_a_rollout_that_makes_many_plans_leaves_time_for_others(rig: Rig) -> None:
+    own_plans(rig)
+    rig.service = RolloutService(rig.store, rig.fleet, rig.pool, SlowClock())
+    rig.begin(waves="100%")
+    rig.turns(1)
+    assert rig.states() == "aawwww"
+
+
+def test_searches_for_many_plans_begin_one_a_turn(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 3, operators=7)
+    own_plans(rig)
+    rig.begin(waves="100%")
+    begun = []
+    for _ in range(4):
+        rig.turns(1)
+        begun.append(len(rig.pool.asked))
+    assert begun == [1, 2, 3, 3]
+
+
+def test_a_turn_decodes_no_plan_that_was_looked_at_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.begin(waves="1,100%")
+    rig.turns()
+    decoded: list[bytes] = []
+
+    def decode(wire: bytes) -> Plan:
+        decoded.append(wire)
+        return decode_plan(wire)
+
+    monkeypatch.setattr(rollouts, "decode_plan", decode)
+    rig.turns()
+    assert decoded == []
 
 
 def test_a_device_that_has_the_version_is_done_at_once(rig: Rig) -> None:

@@ -24,6 +24,7 @@ from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import (
+    awaits_trial,
     committed_plans,
     end_overdue,
     is_trying,
@@ -36,6 +37,7 @@ from stageloom.planner.store.replans import (
 )
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
+from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
@@ -265,7 +267,7 @@ def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_
     kept = {of: len(rig.store.read(known_regimes, NANO, of)) for of in (CLASS, "second", "third")}
     assert kept == {CLASS: 0, "second": int(outcome == "committed"), "third": 0}
     proven = {of: rig.store.read(committed_plans, NANO, of) for of in (CLASS, "second", "third")}
-    assert proven == {CLASS: [], "second": [other.digest], "third": []}
+    assert proven == {CLASS: [], "second": [other.digest] if outcome == "committed" else [], "third": []}
 
 
 @pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
@@ -436,7 +438,26 @@ def test_what_makes_another_device_overtakes_a_replan_that_has_pushed_nothing_si
         push_replan, NANO, number, plan, scheduler="proven", above=(1, 1), how="proven", predicted=0.5
     )
     assert pushed is not None
-    assert link.record_alarm(NANO, structs.replace(changed, number=3)) is None, "a plan is on its way"
+    queues = structs.replace(changed, number=3, cause="variance")
+    assert link.record_alarm(NANO, queues) is None, "a plan is on its way, and queues are told of again"
+
+
+@pytest.mark.parametrize("cause", ["drift", "power_mode"])
+def test_what_is_told_once_begins_a_replan_beside_one_on_trial_and_waits_for_its_end(
+    rig: Rig, cause: str
+) -> None:
+    """The device tells it after the trial; the report of how that ended may come later than the alarm."""
+    rig.replanned(replace(rig.runs, lanes=2), "")
+    rig.store.write(_pending)
+    generation = rig.store.read(newest_desired, NANO)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.TRIAL, "", T0_US)])
+    number = LinkStore(rig.store).record_alarm(NANO, structs.replace(alarm(9, rig.runs), cause=cause))
+    assert number is not None
+    newest, tried = rig.store.read(replan_infos, NANO)
+    assert (newest.outcome, tried.outcome, tried.later_alarms) == ("pending", "pending", 0)
+    assert rig.store.read(awaits_trial, NANO, number)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.NO_GAIN, "", T0_US)])
+    assert not rig.store.read(awaits_trial, NANO, number)
 
 
 def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
@@ -460,6 +481,23 @@ def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_wha
     rig.store.write(set_states, [(NANO, *generation, state, "", T0_US)])
     tried = state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)
     assert rig.store.read(tries_anothers, NANO) == (tried and decided_by == "operator")
+
+
+@pytest.mark.parametrize("decided_by", ["replan", "operator"])
+def test_a_measurement_that_is_asked_for_during_a_trial_leaves_it_to_whoever_pushed_the_plan(
+    rig: Rig, decided_by: str
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    if decided_by == "replan":
+        rig.replanned(other, "")
+        rig.store.write(_pending)
+    else:
+        rig.store.write(add_plan, "other", other, "search")
+        rig.store.write(push, Push(device=NANO, plan="other", decided_by="operator"))
+    rig.store.write(request_profile, NANO, ["relu"])
+    generation = rig.store.read(newest_desired, NANO)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.TRIAL, "", T0_US)])
+    assert rig.store.read(tries_anothers, NANO) == (decided_by == "operator")
 
 
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
@@ -536,6 +574,52 @@ def test_a_winner_that_was_rolled_back_right_after_its_own_trial_is_not_in_the_l
     assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [third]
 
 
+@pytest.mark.parametrize("interval_us", [0, 7])
+def test_a_winner_that_was_committed_and_later_did_not_start_is_neither_known_nor_proven_until_it_wins_again(
+    rig: Rig, clock: ManualClock, interval_us: int
+) -> None:
+    """1. A plan wins its trial. 2. It, or the same with other launch intervals, runs, until its device
+    reports that it does not start any more. The outcome of the re-plan stays what it was."""
+    other = replace(rig.runs, lanes=2)
+    first = _commit(rig, other)
+    last = _commit(rig, paced(other, interval_us), how="proven") if interval_us else first
+    assert rig.store.read(committed_plans, NANO, CLASS)
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [other]
+    rig.store.write(set_states, [(NANO, *last, DeviceState.ROLLED_BACK, "", T0_US)])
+    assert rig.store.read(replan_infos, NANO)[0].outcome == "committed"
+    assert rig.store.read(committed_plans, NANO, CLASS) == []
+    assert rig.store.read(known_regimes, NANO, CLASS) == []
+    clock.advance(60.0)
+    _commit(rig, other)
+    assert rig.store.read(committed_plans, NANO, CLASS) == [other.digest]
+    assert rig.store.read(known_regimes, NANO, CLASS)[0].winner == other
+
+
+def test_launch_intervals_that_were_committed_and_later_did_not_start_take_nothing_from_their_plan(
+    rig: Rig,
+) -> None:
+    rig.replanned(replace(rig.runs, lanes=2), "reject")
+    rig.tried(rig.runs, "commit", known=False)
+    last = _commit(rig, paced(rig.runs, 7), how="guard")
+    rig.store.write(set_states, [(NANO, *last, DeviceState.ROLLED_BACK, "", T0_US)])
+    assert rig.store.read(committed_plans, NANO, CLASS) == [rig.runs.digest]
+    assert [one.winner for one in rig.store.read(known_regimes, NANO, CLASS)] == [rig.runs]
+
+
+def test_a_winner_that_an_operator_pushed_and_that_was_rolled_back_is_not_in_the_library(
+    rig: Rig, clock: ManualClock
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    _commit(rig, other)
+    clock.advance(60.0)
+    rig.store.write(add_plan, "other", other, "search")
+    rig.store.write(push, Push(device=NANO, plan="other", decided_by="operator"))
+    generation = rig.store.read(newest_desired, NANO)
+    assert rig.store.read(known_regimes, NANO, CLASS)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.ROLLED_BACK, "", T0_US)])
+    assert rig.store.read(known_regimes, NANO, CLASS) == []
+
+
 def test_what_is_found_ahead_takes_the_place_of_what_was_for_such_arrivals_until_a_trial_tells(
     rig: Rig,
 ) -> None:
@@ -558,6 +642,16 @@ def test_what_is_found_ahead_takes_the_place_of_what_was_for_such_arrivals_until
     shown = rig.store.read(regime_infos, NANO)
     assert len(shown) == MOST, "of the arrivals at which a trial compared, that is shown"
     assert [one.loads[0].arrivals_per_s for one in shown if one.proven_at_us is not None] == [10.0]
+
+
+def _commit(rig: Rig, plan: Plan, how: str = "trial") -> tuple[int, int]:
+    """A re-plan's plan is committed; returns its generation."""
+    rig.replanned(plan, "")
+    rig.store.write(_pending)
+    generation = rig.store.read(newest_desired, NANO)
+    rig.tried(plan, "commit", known=False, generation=generation, how=how)
+    rig.store.write(set_states, [(NANO, *generation, DeviceState.COMMITTED, "", T0_US)])
+    return generation
 
 
 def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
