@@ -18,7 +18,7 @@ from stageloom.shared.importer.inputs import declared_inputs
 from stageloom.shared.importer.normalise import optimise
 from stageloom.shared.importer.open_dimensions import OPEN, build_open, require_ranges
 from stageloom.shared.importer.operators import critical_path
-from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress, how_to_raise
 from stageloom.shared.importer.report import ImportReport, PartitionReport, WholeReport
 from stageloom.shared.importer.session import Draws
 from stageloom.shared.importer.smoke_run import settle_values, smoke_run
@@ -118,7 +118,7 @@ def normalise_and_build(
     if len(model.graph.node) > limits.nodes:
         raise ModelError(
             f"the model has {len(model.graph.node)} nodes, the limit is {limits.nodes}",
-            remedy="raise the limit nodes if you trust the file",
+            remedy=how_to_raise("nodes", limits, len(model.graph.node)),
         )
     normalise.canonicalise(model, positions, with_claims(infer_values(model, pinned), claims))
     progress("building the graph")

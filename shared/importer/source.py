@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto
 
 from stageloom.shared.errors import ModelError
 from stageloom.shared.importer.nodes import nodes_within
-from stageloom.shared.importer.process import ImportLimits, require_model_file
+from stageloom.shared.importer.process import OF_ONE_PROTOBUF, ImportLimits, require_model_file
 
 _KEEP_DATA_IN_FOLDER = "keep external data in plain files beside the model, or embed it"
 
@@ -102,7 +102,7 @@ def _read_range(folder: Path, entries: dict[str, str], name: str, budget: int) -
         if end - offset > budget:
             raise ModelError(
                 f"model and external data exceed the limit of file_bytes with {location[:80]!r}",
-                remedy="raise the limit file_bytes if you trust the file; a protobuf ends at 2 GiB",
+                remedy=OF_ONE_PROTOBUF,
             )
         file.seek(offset)
         data = file.read(end - offset)

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import ITEM_BYTES
 from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.process import ImportLimits, how_to_raise
 
 _log = logging.getLogger(__name__)
 _SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value
@@ -189,7 +189,7 @@ def require_affordable(values: Mapping[str, Value], constants: Iterable[str], li
             raise ModelError(
                 f"value {name[:80]!r} of shape {list(value.shape)} would take {value.nbytes} bytes,"
                 f" the limit is {limits.tensor_bytes}",
-                remedy="pin smaller shapes, or raise the limit tensor_bytes if you trust the file",
+                remedy=f"pin smaller shapes, or {how_to_raise('tensor_bytes', limits, value.nbytes)}",
             )
     total = sum(values[name].nbytes for name in constants if name in values)
     if total > limits.constant_bytes:

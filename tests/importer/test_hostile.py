@@ -1,5 +1,6 @@
 """Hostile and unusable model files are refused in one line that names cause and remedy; nothing is kept."""
 
+import re
 import subprocess
 import sys
 import time
@@ -11,9 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from stageloom.shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
+from stageloom.shared.errors import ModelError, OpenInput, SettingError, StorageError, UnpinnedShape
 from stageloom.shared.importer.api import import_model
-from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.process import VARIABLE, ImportLimits, how_to_raise, limits_in_force
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 pytestmark = pytest.mark.more
@@ -94,7 +95,67 @@ def test_too_many_nodes_are_refused_before_anything_runs(tmp_path: Path) -> None
     chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
     model = model_of(chain, [info("x", [1])], [info("d49", [1])])
     error = _refusal(model, tmp_path, limits=ImportLimits(nodes=49))
-    assert str(error) == "the model has more than 49 nodes; raise the limit nodes if you trust the file"
+    assert str(error) == f"the model has more than 49 nodes; {how_to_raise('nodes', ImportLimits(nodes=49))}"
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("", ImportLimits()),
+        ("memory_bytes=8G,wall_s=900", ImportLimits(memory_bytes=8 << 30, wall_s=900)),
+        (" nodes=5 , tensor_bytes=3000, cpu_s=7,", ImportLimits(nodes=5, tensor_bytes=3000, cpu_s=7)),
+    ],
+)
+def test_the_environment_sets_the_limits_of_imports(text: str, limits: ImportLimits) -> None:
+    assert limits_in_force({VARIABLE: text}) == limits
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("seconds=900", "names no limit 'seconds'; .* memory_bytes, tensor_bytes, nodes, wall_s, cpu_s"),
+        ("file_bytes=4G", "names no limit 'file_bytes'"),  # a protobuf cannot be larger
+        ("nodes", "nodes = '' .* from 1 to 1073741824"),
+        ("nodes=1M", "nodes = '1M'"),
+        ("memory_bytes=8GB", "memory_bytes = '8GB' .* from 1 to 16T"),
+        ("memory_bytes=99999T", "memory_bytes = '99999T'"),
+        ("tensor_bytes=-1", "tensor_bytes = '-1'"),
+        ("wall_s=0", "wall_s = '0'"),
+        ("cpu_s=inf", "cpu_s = 'inf'"),
+    ],
+)
+def test_limits_that_the_environment_cannot_set_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        limits_in_force({VARIABLE: text})
+
+
+def test_what_a_refusal_says_to_set_raises_its_limit_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
+    model = model_of(chain, [info("x", [1])], [info("d49", [1])])
+    monkeypatch.setenv(VARIABLE, "nodes=49,memory_bytes=6G")
+    said = re.search(rf"set {VARIABLE}=(\S+) in the environment", _refusal(model, tmp_path).remedy)
+    assert said is not None and said[1] == "memory_bytes=6G,nodes=98"
+    monkeypatch.setenv(VARIABLE, said[1])
+    assert import_model(tmp_path / "model.onnx", shapes={}, out_dir=tmp_path / "out").operators == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "setting"),
+    [
+        ("memory_bytes", 0, "memory_bytes=8G"),
+        ("tensor_bytes", 5_000_000_001, "tensor_bytes=5000000001"),
+        ("tensor_bytes", 1 << 62, "tensor_bytes=1T"),  # as far as it goes
+        ("wall_s", 0, "wall_s=600"),
+    ],
+)
+def test_a_limit_is_doubled_or_raised_to_what_is_known_to_be_needed(
+    name: str, least: int, setting: str
+) -> None:
+    said = how_to_raise(name, ImportLimits(), least)
+    assert said == f"set {VARIABLE}={setting} in the environment if you trust the file"
+    assert getattr(limits_in_force({VARIABLE: setting}), name) > getattr(ImportLimits(), name)
 
 
 @pytest.mark.promise("dead-nodes-too-many")
