@@ -23,7 +23,14 @@ from stageloom.shared.importer.report import ImportReport, PartitionReport, Whol
 from stageloom.shared.importer.session import Draws
 from stageloom.shared.importer.smoke_run import settle_values, smoke_run
 from stageloom.shared.importer.source import read_model
-from stageloom.shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
+from stageloom.shared.importer.values import (
+    Value,
+    claimed_values,
+    infer_values,
+    own_size,
+    stored_size,
+    with_claims,
+)
 
 
 def import_here(
@@ -47,7 +54,8 @@ def import_here(
     if smallest:
         require_ranges(model, smallest, shapes)
     normalised = normalise_and_build(model, shapes, scratch, limits, progress)
-    weights = [weight_value(weight) for weight in normalised.model.graph.initializer]
+    whole = normalised.model.graph
+    stored = [*map(stored_size, whole.initializer), *map(own_size, whole.node)]
     opset = next((o.version for o in normalised.model.opset_import if not o.domain), 0)
     file = scratch / "normalised.onnx"
     progress("trying it")
@@ -66,8 +74,8 @@ def import_here(
         built,
         digest=digest,
         size=artifact.stat().st_size,
-        parameters=sum(value.size for value in weights),
-        weight_bytes=sum(value.nbytes for value in weights),
+        parameters=sum(numbers for numbers, _ in stored),
+        weight_bytes=sum(nbytes for _, nbytes in stored),
         opset=opset,
         batch_reason=problem,
         at_largest=at_largest.graph if smallest else None,

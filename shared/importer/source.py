@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, TensorProto
 
 from stageloom.shared.errors import ModelError
-from stageloom.shared.importer.nodes import nodes_within
+from stageloom.shared.importer.nodes import nodes_within, tensors_in
 from stageloom.shared.importer.process import OF_ONE_PROTOBUF, ImportLimits, require_model_file
 
 _KEEP_DATA_IN_FOLDER = "keep external data in plain files beside the model, or embed it"
@@ -58,12 +58,7 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[TensorProto]:
             if attribute.type == AttributeProto.GRAPH:
                 graphs.append(attribute.g)
             graphs.extend(attribute.graphs)
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-            for tensor in (*sparse, *attribute.sparse_tensors):
-                yield from (tensor.values, tensor.indices)
+            yield from tensors_in(attribute)
     for graph in graphs:
         yield from graph.initializer
         for tensor in graph.sparse_initializer:
