@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import resource
 import selectors
 import signal
 import stat
@@ -41,6 +42,10 @@ _SETTABLE: Final = {
 }
 """What `VARIABLE` takes, each up to here: the other limits are those of a protobuf."""
 _UNITS: Final = ("", "K", "M", "G", "T")
+_OF_HOST: Final = {
+    "memory_bytes": (resource.RLIMIT_AS, "ulimit -Hv"),
+    "cpu_s": (resource.RLIMIT_CPU, "ulimit -Ht"),
+}
 
 Progress = Callable[[str], None]
 
@@ -101,6 +106,12 @@ def _written(name: str, value: int) -> str:
     while name.endswith("_bytes") and value % 1024 == 0 and power < len(_UNITS) - 1:
         value, power = value >> 10, power + 1
     return f"{value}{_UNITS[power]}"
+
+
+def within_host(which: int, wanted: int) -> int:
+    """The limit that is wanted, or the hard one that this host sets on its processes where that is lower."""
+    hard = resource.getrlimit(which)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def require_model_file(path: Path, limits: ImportLimits) -> None:
@@ -264,9 +275,9 @@ def speaks_of_memory(text: str) -> bool:
 def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
     tail = " ".join((scratch / "stderr.txt").read_text(errors="replace").split())[-_TAIL_CHARS:]
     if -code in (signal.SIGXCPU, signal.SIGKILL):
+        held, remedy = _exceeded("cpu_s", limits)
         return ModelError(
-            f"importing {path.name} used more than {limits.cpu_s} s of processor time, or was killed",
-            remedy=how_to_raise("cpu_s", limits),
+            f"importing {path.name} used more than {held} s of processor time, or was killed", remedy=remedy
         )
     if speaks_of_memory(tail):
         return _out_of_memory(path, limits)
@@ -280,9 +291,18 @@ def _crashed(path: Path, how: str) -> ModelError:
     )
 
 
+def _exceeded(name: str, limits: ImportLimits) -> tuple[int, str]:
+    """The limit that was met, which may be the host's, and how to raise it."""
+    which, command = _OF_HOST[name]
+    wanted = getattr(limits, name)
+    if (held := within_host(which, wanted)) < wanted:
+        return held, f"raise the hard limit of this machine (`{command}`) if you trust the file"
+    return held, how_to_raise(name, limits)
+
+
 def _out_of_memory(path: Path, limits: ImportLimits, detail: str = "") -> ModelError:
+    held, remedy = _exceeded("memory_bytes", limits)
     return ModelError(
-        f"importing {path.name} needs more than {limits.memory_bytes} bytes of memory"
-        + (f": {detail}" if detail else ""),
-        remedy=how_to_raise("memory_bytes", limits),
+        f"importing {path.name} needs more than {held} bytes of memory" + (f": {detail}" if detail else ""),
+        remedy=remedy,
     )

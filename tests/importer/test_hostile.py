@@ -346,6 +346,41 @@ def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None
     assert "memory" in str(error).lower() or "alloc" in str(error).lower()
 
 
+_UNDER_HARD_LIMIT = """
+import resource, sys
+from pathlib import Path
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.importer.api import import_model
+
+which, most = getattr(resource, sys.argv[3]), int(sys.argv[4])
+resource.setrlimit(which, (most, most))
+try:
+    import_model(Path(sys.argv[1]), shapes={}, out_dir=Path(sys.argv[2]))
+except StageloomError as error:
+    sys.exit(str(error))
+"""
+
+
+def _said_under(which: str, most: int, tmp_path: Path) -> str:
+    """What an import says on a host with a hard limit, which no process of a usual account may raise."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    words = [sys.executable, "-c", _UNDER_HARD_LIMIT, str(path), str(tmp_path / "out"), which, str(most)]
+    return subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False).stderr.strip()
+
+
+@pytest.mark.parametrize(("which", "most"), [("RLIMIT_AS", 3 << 30), ("RLIMIT_CPU", 60)])
+def test_an_import_makes_do_with_a_hard_limit_of_the_host(which: str, most: int, tmp_path: Path) -> None:
+    assert _said_under(which, most, tmp_path) == ""
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_a_hard_limit_of_the_host_that_is_too_low_is_named(tmp_path: Path) -> None:
+    said = _said_under("RLIMIT_AS", 160 << 20, tmp_path)
+    assert "needs more than 167772160 bytes of memory" in said
+    assert said.endswith("; raise the hard limit of this machine (`ulimit -Hv`) if you trust the file")
+
+
 def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(_fine().SerializeToString())
