@@ -26,9 +26,19 @@ def read_model(path: Path, limits: ImportLimits) -> onnx.ModelProto:
     """Parse the file and embed its external data.
 
     Raises:
-        ModelError: the file is no ONNX model, or its external data breaks the rules above.
+        ModelError: it cannot be read, is no ONNX model, or its external data breaks the rules above.
     """
     require_model_file(path, limits)
+    try:
+        return _read(path, limits)
+    except OSError as error:  # otherwise it would be taken for one of the folder that is written
+        raise ModelError(
+            f"cannot read {path.name} with its external data: {error.strerror or error}",
+            remedy="see that this account may read them, and that their disk works",
+        ) from error
+
+
+def _read(path: Path, limits: ImportLimits) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -115,13 +125,15 @@ def _open_beside(folder: Path, location: str, name: str) -> int:
         raise _refused(name, location, "it is an absolute path")
     if ".." in parts or not parts:
         raise _refused(name, location, "it leaves the model's folder")
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # O_PATH: a folder on the way need not be listed, so search permission on it is enough.
+    way = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    opened = os.open(folder, way)
     try:
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             # O_NONBLOCK: a fifo must not block the open; its type is refused afterwards.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_NONBLOCK if last else os.O_DIRECTORY)
-            inner = os.open(part, flags, dir_fd=opened)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK if last else way
+            inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=opened)
             os.close(opened)
             opened = inner
     except OSError as error:
