@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from stageloom.shared.artifact import write_artifact
+from stageloom.shared.artifact import require_room, write_artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
@@ -54,6 +54,8 @@ def import_here(
     if smallest:
         require_ranges(model, smallest, shapes)
     normalised = normalise_and_build(model, shapes, scratch, limits, progress)
+    if not smallest:  # otherwise the artifact holds a graph of one operator
+        require_room(normalised.built.graph)
     whole = normalised.model.graph
     stored = [*map(stored_size, whole.initializer), *map(own_size, whole.node)]
     opset = next((o.version for o in normalised.model.opset_import if not o.domain), 0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,14 @@ from onnx import TensorProto, helper
 
 from stageloom.shared.errors import ModelError, OpenInput, SettingError, StorageError, UnpinnedShape
 from stageloom.shared.importer.api import import_model
-from stageloom.shared.importer.process import VARIABLE, ImportLimits, how_to_raise, limits_in_force
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import (
+    ARTIFACT_NAME,
+    VARIABLE,
+    ImportLimits,
+    how_to_raise,
+    limits_in_force,
+)
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 pytestmark = pytest.mark.more
@@ -392,6 +400,34 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
         except ModelError as error:
             assert "memory" in str(error)
     assert len(digests) == 1
+
+
+def test_a_graph_that_no_artifact_can_hold_is_refused_before_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stageloom.shared.artifact.MAX_GRAPH_BYTES", 40)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    phases: list[str] = []
+    with pytest.raises(
+        ModelError, match=r"graph of 1 operator takes \d+ bytes, the limit is 40; export"
+    ) as caught:
+        import_here(path, {}, tmp_path, ImportLimits(), phases.append)
+    assert caught.value.cause.startswith("unsupported: ")
+    assert phases[-1] == "building the graph" and not (tmp_path / ARTIFACT_NAME).exists()
+
+
+def test_the_small_graph_of_a_model_with_open_dimensions_is_what_an_artifact_must_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"a rather long name of a tensor, number {index}" for index in range(12)]
+    nodes = [helper.make_node("Softmax", [a], [b]) for a, b in pairwise(["x", *names, "y"])]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(nodes, [info("x", ["n", 4])], [info("y", ["n", 4])]).SerializeToString())
+    monkeypatch.setattr("stageloom.shared.artifact.MAX_GRAPH_BYTES", 400)
+    import_here(path, {"x": (4, 4)}, tmp_path, ImportLimits(), lambda _: None, {"x": (1, 4)})
+    with pytest.raises(ModelError, match="graph of 13 operators"):
+        import_here(path, {"x": (4, 4)}, tmp_path, ImportLimits(), lambda _: None)
 
 
 @pytest.mark.parametrize(
