@@ -11,9 +11,10 @@ from pathlib import Path
 import msgpack
 
 from stageloom.shared.digest import canonical, digest_bytes
-from stageloom.shared.errors import DecodeError
+from stageloom.shared.errors import DecodeError, ModelError
 from stageloom.shared.graph import Graph, graph_from_wire, graph_to_wire
 from stageloom.shared.ids import Digest
+from stageloom.shared.text import counted
 
 MAGIC = b"STGLOOM1"
 MAX_GRAPH_BYTES = 8 << 20  # decoding lists costs up to 72 bytes of memory per byte
@@ -38,13 +39,21 @@ class Artifact:
 
 
 def pack_artifact(graph: Graph, onnx_bytes: bytes) -> tuple[Digest, bytes]:
-    """The blob and its digest."""
+    """The blob and its digest.
+
+    Raises:
+        ModelError: the graph is too large.
+    """
     blob = b"".join([_head(graph), onnx_bytes])
     return digest_bytes([blob]), blob
 
 
 def write_artifact(path: Path, graph: Graph, onnx_bytes: bytes) -> Digest:
-    """Write the blob to `path` without joining it in memory first; returns its digest."""
+    """Write the blob to `path` without joining it in memory first; returns its digest.
+
+    Raises:
+        ModelError: the graph is too large.
+    """
     head = _head(graph)
     with path.open("wb") as file:
         file.write(head)
@@ -54,8 +63,23 @@ def write_artifact(path: Path, graph: Graph, onnx_bytes: bytes) -> Digest:
     return digest_bytes([head, onnx_bytes])
 
 
+def require_room(graph: Graph) -> None:
+    """Refuse a graph that no artifact can hold, before time goes into it.
+
+    Raises:
+        ModelError: it is too large.
+    """
+    _head(graph)
+
+
 def _head(graph: Graph) -> bytes:
     part = canonical(graph_to_wire(graph))
+    if len(part) > MAX_GRAPH_BYTES:
+        raise ModelError(
+            f"unsupported: the graph of {counted(len(graph.operators), 'operator')} takes {len(part)} bytes,"
+            f" the limit is {MAX_GRAPH_BYTES}",
+            remedy="export the model with shorter names of tensors, or split it",
+        )
     return b"".join([MAGIC, len(part).to_bytes(4, "big"), part])
 
 

@@ -73,7 +73,7 @@ def test_bad_input_ends_in_one_line_and_its_exit_code(
     situation = make(case.get("setup", "files"))
     words = {"home": str(tmp_path / "home"), "agent_home": str(tmp_path / "agent"), **situation.words}
     home = Path(words["home"])
-    for name, value in environment(home).items():
+    for name, value in {**environment(home), **case.get("environment", {})}.items():
         monkeypatch.setenv(name, value)
     arguments = [part.format(**words) for part in case["command"]]
     pattern = case["message"].replace("{home}", re.escape(words["home"]))

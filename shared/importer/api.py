@@ -18,6 +18,7 @@ from stageloom.shared.importer.process import (
     ARTIFACT_NAME,
     ImportLimits,
     Progress,
+    limits_in_force,
     require_model_file,
     run_child,
 )
@@ -46,15 +47,16 @@ def import_model(
     Equal content gives the same digest and the same file, so importing twice changes nothing. `shapes` pins
     inputs whose dimensions the file leaves open. Those of `smallest` stay open: they take every shape from
     that one to the one of `shapes`. `progress` receives one short line per phase. A failed
-    import leaves nothing behind.
+    import leaves nothing behind. Without `limits` those that the environment sets hold.
 
     Raises:
         ModelError: the file cannot be imported; the message says why and what to do.
         UnpinnedShape: an input dimension has no number.
+        SettingError: the environment sets limits that cannot be used.
         StorageError: `out_dir` cannot be written.
         DecodeError: the child wrote another artifact than it reports.
     """
-    limits = limits or ImportLimits()
+    limits = limits or limits_in_force(os.environ)
     require_model_file(path, limits)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def inspect_model(
     """Import into a folder that is deleted afterwards.
 
     Raises:
-        ModelError, UnpinnedShape, StorageError: as `import_model`.
+        ModelError, UnpinnedShape, SettingError, StorageError: as `import_model`.
     """
     with tempfile.TemporaryDirectory(prefix="stageloom-inspect-") as folder:
         return import_model(
@@ -125,9 +127,10 @@ def list_inputs(path: Path, limits: ImportLimits | None = None) -> str:
 
     Raises:
         ModelError: the file cannot be read.
+        SettingError: the environment sets limits that cannot be used.
         ExecutorError: onnx is not installed.
     """
-    limits = limits or ImportLimits()
+    limits = limits or limits_in_force(os.environ)
     require_model_file(path, limits)
     with tempfile.TemporaryDirectory(prefix="stageloom-inputs-") as folder:
         result = run_child(path, {}, Path(folder), limits, lambda line: None, inputs_only=True)

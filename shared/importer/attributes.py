@@ -17,9 +17,9 @@ from stageloom.shared.importer.values import Value, weight_value
 def node_flop(node: onnx.NodeProto, shape_of: Callable[[str], tuple[int, ...]]) -> int:
     """Return the floating point operations of `node`: multiply and add count as two, as in the papers' GFLOP.
 
-    Only multiply-add kernels count (convolution, matrix product, recurrence). Pools, concats and pointwise
-    operators are bound by the bytes they move and count zero. `shape_of` gives the shape of a value by name,
-    () where it is unknown.
+    Only multiply-add kernels count (convolution, matrix product, attention, recurrence). Pools, concats and
+    pointwise operators are bound by the bytes they move and count zero. `shape_of` gives the shape of a value
+    by name, () where it is unknown.
     """
     kind = node.op_type
     if kind in ("Conv", "ConvInteger", "DeformConv", "QLinearConv", "ConvTranspose"):
@@ -33,7 +33,31 @@ def node_flop(node: onnx.NodeProto, shape_of: Callable[[str], tuple[int, ...]]) 
     if kind in ("LSTM", "GRU", "RNN"):
         steps = prod(shape_of(node.input[0])[:2])
         return 2 * steps * (prod(shape_of(node.input[1])) + prod(shape_of(node.input[2])))
+    if kind == "Einsum" and not node.domain:
+        return _einsum_flop(node, [shape_of(name) for name in node.input])
+    if kind == "Attention" and not node.domain:
+        # Each element of the query, and each of the output, meets all keys, those of the past included.
+        keys = sum(sum(shape_of(name)[-2:-1]) for name in (node.input[1], *node.input[4:5]))
+        return 2 * keys * (prod(shape_of(node.input[0])) + prod(shape_of(node.output[0])))
     return 0
+
+
+def _einsum_flop(node: onnx.NodeProto, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Count the products over all labels, as one nest of loops; none where one operand is only rearranged."""
+    equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(shapes) < 2 or len(terms) != len(shapes):
+        return 0
+    extents: dict[str | int, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        before, dots, behind = term.partition("...")
+        free = len(shape) - len(before) - len(behind)
+        if free < 0 or (free and not dots):
+            return 0
+        # The dimensions of an ellipsis are numbered from its end, as they broadcast.
+        for label, extent in zip([*before, *range(-free, 0), *behind], shape, strict=True):
+            extents[label] = max(extents.get(label, 1), extent)
+    return 2 * prod(extents.values())
 
 
 _POOLINGS: Final = {

@@ -20,7 +20,7 @@ from stageloom.shared.importer.attributes import attributes_of, convolution_of, 
 from stageloom.shared.importer.cuts import MAX_PAPER_CUTS, METADATA_KEY, Borders, base_cuts
 from stageloom.shared.importer.nodes import captured_names, opaque_reason
 from stageloom.shared.importer.operators import Group, NodeView, UnitView, form_operators, fused_units
-from stageloom.shared.importer.values import UNKNOWN, Value, weight_value
+from stageloom.shared.importer.values import UNKNOWN, Value, own_size, stored_size, weight_value
 
 PAPER = "paper"
 
@@ -238,7 +238,8 @@ def _assemble(
 
 def _weight_bytes(nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto]) -> int:
     names = {name for node in nodes for name in (*node.input, *captured_names(node)) if name in weights}
-    return sum(weight_value(weights[name]).nbytes for name in names)
+    stored = (*(stored_size(weights[name]) for name in names), *map(own_size, nodes))
+    return sum(nbytes for _, nbytes in stored)
 
 
 def unit_views(graph: Graph) -> list[UnitView]:

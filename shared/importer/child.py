@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from stageloom.shared.errors import ModelError, UnpinnedShape
-from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT, ImportLimits
+from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT, ImportLimits, within_host
 
 
 def main(arguments: list[str]) -> int:
     """Run the import that the request file describes; 0 whenever a result was written."""
     request = json.loads(Path(arguments[0]).read_text())
     limits = ImportLimits(**request["limits"])
-    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    _limit(resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes)
+    _limit(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     scratch = Path(request["scratch"])
@@ -60,6 +60,11 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         return _storage_code(error)
     return 0
+
+
+def _limit(which: int, soft: int, hard: int) -> None:
+    """Lower both limits as far as wanted; those of the host may be lower already."""
+    resource.setrlimit(which, (within_host(which, soft), within_host(which, hard)))
 
 
 def _storage_code(error: OSError) -> int:

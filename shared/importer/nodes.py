@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx
-from onnx import AttributeProto
+from onnx import AttributeProto, TensorProto
 
 _MAX_FUNCTION_DEPTH = 1 << 12  # the checker refuses functions that call themselves
 _STANDARD_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
@@ -31,6 +31,16 @@ def sub_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield attribute.g
         elif attribute.type == AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+def tensors_in(attribute: AttributeProto) -> Iterator[TensorProto]:
+    """Yield the tensors that an attribute holds, the parts of sparse ones among them."""
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+    for tensor in (*sparse, *attribute.sparse_tensors):
+        yield from (tensor.values, tensor.indices)
 
 
 def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -27,7 +27,7 @@ from stageloom.shared.importer.nodes import (
     sub_graphs,
 )
 from stageloom.shared.importer.operators import topological_order
-from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.process import ImportLimits, how_to_raise
 from stageloom.shared.importer.session import one_line, quiet_options
 from stageloom.shared.importer.values import (
     ELEMENT_TYPES,
@@ -83,7 +83,7 @@ def tidy(model: onnx.ModelProto, limits: ImportLimits) -> None:
     if count_nodes(model, limits.nodes) > limits.nodes:
         raise ModelError(
             f"the model has more than {limits.nodes} nodes",
-            remedy="raise the limit nodes if you trust the file",
+            remedy=how_to_raise("nodes", limits),
         )
 
 

@@ -16,6 +16,9 @@ The rule, applied to the normalised graph in this order:
    size is known only while running, or of an element type that slots do not hold, it is *joined*.
 6. Operators that would wait for each other are merged, so each can run as a unit (its node set is convex).
 
+Control flow and custom operators are opaque, and pointwise or shape-only under no name: com.microsoft has a
+Gelu and a QuantizeLinear, too.
+
 Fused units are counted on top, as common inference kernels fuse: an elementwise operator over several inputs
 joins the weighted operator at the end of the longest chain that only it reads, a pointwise operator its
 input's maker if it is the only reader. Conv + Add + Relu is one unit.
@@ -116,11 +119,12 @@ def form_operators(
 
 
 def _is_tail_kind(node: NodeView) -> bool:
-    return node.kind in POINTWISE or node.kind in ELEMENTWISE or _is_shape_only(node)
+    pointwise = node.kind in POINTWISE or node.kind in ELEMENTWISE
+    return (pointwise and not node.opaque) or _is_shape_only(node)
 
 
 def _is_shape_only(node: NodeView) -> bool:
-    return node.kind in SHAPE_ONLY and len(node.reads) == 1
+    return node.kind in SHAPE_ONLY and len(node.reads) == 1 and not node.opaque
 
 
 def _tail(links: _Links, lead: int, owner: Sequence[int]) -> list[int]:

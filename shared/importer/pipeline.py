@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from stageloom.shared.artifact import write_artifact
+from stageloom.shared.artifact import require_room, write_artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
@@ -18,12 +18,19 @@ from stageloom.shared.importer.inputs import declared_inputs
 from stageloom.shared.importer.normalise import optimise
 from stageloom.shared.importer.open_dimensions import OPEN, build_open, require_ranges
 from stageloom.shared.importer.operators import critical_path
-from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress, how_to_raise
 from stageloom.shared.importer.report import ImportReport, PartitionReport, WholeReport
 from stageloom.shared.importer.session import Draws
 from stageloom.shared.importer.smoke_run import settle_values, smoke_run
 from stageloom.shared.importer.source import read_model
-from stageloom.shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
+from stageloom.shared.importer.values import (
+    Value,
+    claimed_values,
+    infer_values,
+    own_size,
+    stored_size,
+    with_claims,
+)
 
 
 def import_here(
@@ -47,7 +54,10 @@ def import_here(
     if smallest:
         require_ranges(model, smallest, shapes)
     normalised = normalise_and_build(model, shapes, scratch, limits, progress)
-    weights = [weight_value(weight) for weight in normalised.model.graph.initializer]
+    if not smallest:  # otherwise the artifact holds a graph of one operator
+        require_room(normalised.built.graph)
+    whole = normalised.model.graph
+    stored = [*map(stored_size, whole.initializer), *map(own_size, whole.node)]
     opset = next((o.version for o in normalised.model.opset_import if not o.domain), 0)
     file = scratch / "normalised.onnx"
     progress("trying it")
@@ -66,8 +76,8 @@ def import_here(
         built,
         digest=digest,
         size=artifact.stat().st_size,
-        parameters=sum(value.size for value in weights),
-        weight_bytes=sum(value.nbytes for value in weights),
+        parameters=sum(numbers for numbers, _ in stored),
+        weight_bytes=sum(nbytes for _, nbytes in stored),
         opset=opset,
         batch_reason=problem,
         at_largest=at_largest.graph if smallest else None,
@@ -118,7 +128,7 @@ def normalise_and_build(
     if len(model.graph.node) > limits.nodes:
         raise ModelError(
             f"the model has {len(model.graph.node)} nodes, the limit is {limits.nodes}",
-            remedy="raise the limit nodes if you trust the file",
+            remedy=how_to_raise("nodes", limits, len(model.graph.node)),
         )
     normalise.canonicalise(model, positions, with_claims(infer_values(model, pinned), claims))
     progress("building the graph")

@@ -1,7 +1,10 @@
 """Run the importing child process under limits and turn its outcome into a report or a `ModelError`."""
 
 import json
+import math
 import os
+import re
+import resource
 import selectors
 import signal
 import stat
@@ -9,13 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stageloom import shared
-from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, UnpinnedShape
+from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, SettingError, UnpinnedShape
 
 _MAX_PROGRESS_CHARS = 1 << 16
 RESULT_NAME = "result.json"
@@ -27,15 +30,29 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory", "failed to map segment", "can't start new thread", "libgcc_s.so.1",
 )  # fmt: skip
 """Parts of the messages by which libraries report that the memory limit was met."""
-_TRUST = "if you trust the file"
 GIB = 1 << 30
+VARIABLE: Final = "STAGELOOM_IMPORT_LIMITS"
+OF_ONE_PROTOBUF: Final = "split the model, or store its weights in float16: one ONNX file ends at 2 GiB"
+_SETTABLE: Final = {
+    "memory_bytes": 1 << 44,
+    "tensor_bytes": 1 << 40,
+    "nodes": 1 << 30,
+    "wall_s": 1_000_000,
+    "cpu_s": 1_000_000,
+}
+"""What `VARIABLE` takes, each up to here: the other limits are those of a protobuf."""
+_UNITS: Final = ("", "K", "M", "G", "T")
+_OF_HOST: Final = {
+    "memory_bytes": (resource.RLIMIT_AS, "ulimit -Hv"),
+    "cpu_s": (resource.RLIMIT_CPU, "ulimit -Ht"),
+}
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ImportLimits:
-    """Limits of one import of an untrusted file; each refusal names the field to raise."""
+    """Limits of one import of an untrusted file; `limits_in_force` has those that a user set."""
 
     file_bytes: int = 2 * GIB - 1  # the model file with its external data; a protobuf cannot be larger
     memory_bytes: int = 4 * GIB  # address space of the importing child process
@@ -44,6 +61,57 @@ class ImportLimits:
     nodes: int = 100_000  # nodes of the normalised graph
     wall_s: float = 300.0
     cpu_s: int = 600
+
+
+def limits_in_force(environment: Mapping[str, str]) -> ImportLimits:
+    """The limits of imports, with those that `VARIABLE` sets: `memory_bytes=8G,wall_s=900`.
+
+    Raises:
+        SettingError: it names something else, or a number that cannot be used.
+    """
+    chosen: dict[str, int] = {}
+    for part in filter(None, environment.get(VARIABLE, "").replace(" ", "").split(",")):
+        name, _, text = part.partition("=")
+        if name not in _SETTABLE:
+            raise SettingError(
+                f"{VARIABLE} names no limit {name[:40]!r}",
+                remedy=f"write it like memory_bytes=8G,wall_s=900; there are {', '.join(_SETTABLE)}",
+            )
+        units = "[KMGT]?" if name.endswith("_bytes") else ""
+        found = re.fullmatch(f"([0-9]{{1,18}})({units})", text)
+        chosen[name] = int(found[1]) << 10 * _UNITS.index(found[2]) if found else 0
+        if not 1 <= chosen[name] <= _SETTABLE[name]:
+            raise SettingError(
+                f"{name} = {text[:40]!r} in {VARIABLE} cannot be used",
+                remedy=f"write a whole number from 1 to {_written(name, _SETTABLE[name])}",
+            )
+    return replace(ImportLimits(), **chosen)
+
+
+def how_to_raise(name: str, limits: ImportLimits, least: int = 0) -> str:
+    """The remedy where a limit was met: a setting to paste; `least` is what is known to be needed.
+
+    It keeps those that are raised already.
+    """
+    usual = ImportLimits()
+    raised = {one: getattr(limits, one) for one in _SETTABLE if getattr(limits, one) > getattr(usual, one)}
+    raised[name] = min(max(2 * getattr(limits, name), least), _SETTABLE[name])
+    setting = ",".join(f"{one}={_written(one, math.ceil(value))}" for one, value in raised.items())
+    return f"set {VARIABLE}={setting} in the environment if you trust the file"
+
+
+def _written(name: str, value: int) -> str:
+    """A value as `limits_in_force` reads it."""
+    power = 0
+    while name.endswith("_bytes") and value % 1024 == 0 and power < len(_UNITS) - 1:
+        value, power = value >> 10, power + 1
+    return f"{value}{_UNITS[power]}"
+
+
+def within_host(which: int, wanted: int) -> int:
+    """The limit that is wanted, or the hard one that this host sets on its processes where that is lower."""
+    hard = resource.getrlimit(which)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def require_model_file(path: Path, limits: ImportLimits) -> None:
@@ -67,7 +135,7 @@ def require_model_file(path: Path, limits: ImportLimits) -> None:
     if status.st_size > limits.file_bytes:
         raise ModelError(
             f"{path.name} has {status.st_size} bytes, the limit is {limits.file_bytes}",
-            remedy="raise the limit file_bytes if you trust the file; a protobuf ends at 2 GiB",
+            remedy=OF_ONE_PROTOBUF,
         )
 
 
@@ -123,7 +191,8 @@ def run_child(
         _kill_group(child)
     if timed_out:
         raise ModelError(
-            f"importing {path.name} took longer than {limits.wall_s:g} s", remedy=f"raise wall_s {_TRUST}"
+            f"importing {path.name} took longer than {limits.wall_s:g} s",
+            remedy=how_to_raise("wall_s", limits),
         )
     return _outcome(child.returncode, scratch, path, limits)
 
@@ -206,9 +275,9 @@ def speaks_of_memory(text: str) -> bool:
 def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
     tail = " ".join((scratch / "stderr.txt").read_text(errors="replace").split())[-_TAIL_CHARS:]
     if -code in (signal.SIGXCPU, signal.SIGKILL):
+        held, remedy = _exceeded("cpu_s", limits)
         return ModelError(
-            f"importing {path.name} used more than {limits.cpu_s} s of processor time, or was killed",
-            remedy=f"raise cpu_s {_TRUST}",
+            f"importing {path.name} used more than {held} s of processor time, or was killed", remedy=remedy
         )
     if speaks_of_memory(tail):
         return _out_of_memory(path, limits)
@@ -222,9 +291,18 @@ def _crashed(path: Path, how: str) -> ModelError:
     )
 
 
+def _exceeded(name: str, limits: ImportLimits) -> tuple[int, str]:
+    """The limit that was met, which may be the host's, and how to raise it."""
+    which, command = _OF_HOST[name]
+    wanted = getattr(limits, name)
+    if (held := within_host(which, wanted)) < wanted:
+        return held, f"raise the hard limit of this machine (`{command}`) if you trust the file"
+    return held, how_to_raise(name, limits)
+
+
 def _out_of_memory(path: Path, limits: ImportLimits, detail: str = "") -> ModelError:
+    held, remedy = _exceeded("memory_bytes", limits)
     return ModelError(
-        f"importing {path.name} needs more than {limits.memory_bytes} bytes of memory"
-        + (f": {detail}" if detail else ""),
-        remedy=f"raise memory_bytes {_TRUST}",
+        f"importing {path.name} needs more than {held} bytes of memory" + (f": {detail}" if detail else ""),
+        remedy=remedy,
     )

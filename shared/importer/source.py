@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, TensorProto
 
 from stageloom.shared.errors import ModelError
-from stageloom.shared.importer.nodes import nodes_within
-from stageloom.shared.importer.process import ImportLimits, require_model_file
+from stageloom.shared.importer.nodes import nodes_within, tensors_in
+from stageloom.shared.importer.process import OF_ONE_PROTOBUF, ImportLimits, require_model_file
 
 _KEEP_DATA_IN_FOLDER = "keep external data in plain files beside the model, or embed it"
 
@@ -26,9 +26,19 @@ def read_model(path: Path, limits: ImportLimits) -> onnx.ModelProto:
     """Parse the file and embed its external data.
 
     Raises:
-        ModelError: the file is no ONNX model, or its external data breaks the rules above.
+        ModelError: it cannot be read, is no ONNX model, or its external data breaks the rules above.
     """
     require_model_file(path, limits)
+    try:
+        return _read(path, limits)
+    except OSError as error:  # otherwise it would be taken for one of the folder that is written
+        raise ModelError(
+            f"cannot read {path.name} with its external data: {error.strerror or error}",
+            remedy="see that this account may read them, and that their disk works",
+        ) from error
+
+
+def _read(path: Path, limits: ImportLimits) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -58,12 +68,7 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[TensorProto]:
             if attribute.type == AttributeProto.GRAPH:
                 graphs.append(attribute.g)
             graphs.extend(attribute.graphs)
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-            for tensor in (*sparse, *attribute.sparse_tensors):
-                yield from (tensor.values, tensor.indices)
+            yield from tensors_in(attribute)
     for graph in graphs:
         yield from graph.initializer
         for tensor in graph.sparse_initializer:
@@ -102,7 +107,7 @@ def _read_range(folder: Path, entries: dict[str, str], name: str, budget: int) -
         if end - offset > budget:
             raise ModelError(
                 f"model and external data exceed the limit of file_bytes with {location[:80]!r}",
-                remedy="raise the limit file_bytes if you trust the file; a protobuf ends at 2 GiB",
+                remedy=OF_ONE_PROTOBUF,
             )
         file.seek(offset)
         data = file.read(end - offset)
@@ -120,13 +125,15 @@ def _open_beside(folder: Path, location: str, name: str) -> int:
         raise _refused(name, location, "it is an absolute path")
     if ".." in parts or not parts:
         raise _refused(name, location, "it leaves the model's folder")
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # O_PATH: a folder on the way need not be listed, so search permission on it is enough.
+    way = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    opened = os.open(folder, way)
     try:
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             # O_NONBLOCK: a fifo must not block the open; its type is refused afterwards.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_NONBLOCK if last else os.O_DIRECTORY)
-            inner = os.open(part, flags, dir_fd=opened)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK if last else way
+            inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=opened)
             os.close(opened)
             opened = inner
     except OSError as error:

@@ -5,6 +5,7 @@ model is not copied and a hostile one is not executed.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,11 +16,14 @@ from onnx import TensorProto
 
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import ITEM_BYTES
-from stageloom.shared.importer.nodes import captured_names
-from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.nodes import captured_names, sub_graphs, tensors_in
+from stageloom.shared.importer.process import ImportLimits, how_to_raise
 
 _log = logging.getLogger(__name__)
 _SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value
+_MOST_SETTINGS = (
+    64  # numbers of a list that says how to compute, as pads and axes do; a longer one is weights
+)
 
 DTYPES: dict[int, str] = {
     TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16",
@@ -81,9 +85,12 @@ def value_of(type_proto: Any) -> Value:
 
 def _odd_tensor(code: int) -> Value:
     """Return the value of a tensor whose element type slots do not hold."""
+    return Value(unfit=f"{_type_name(code)} tensors cannot be cut")
+
+
+def _type_name(code: int) -> str:
     known = code in TensorProto.DataType.values()
-    name = TensorProto.DataType.Name(code).lower() if known else f"type {code}"
-    return Value(unfit=f"{name} tensors cannot be cut")
+    return TensorProto.DataType.Name(code).lower() if known else f"type {code}"
 
 
 def weight_value(tensor: TensorProto) -> Value:
@@ -91,6 +98,38 @@ def weight_value(tensor: TensorProto) -> Value:
     if tensor.data_type not in DTYPES:
         return _odd_tensor(tensor.data_type)
     return Value(DTYPES[tensor.data_type], tuple(int(d) for d in tensor.dims))
+
+
+def stored_size(tensor: TensorProto) -> tuple[int, int]:
+    """Numbers and bytes of a stored tensor of any element type; two int4 take a byte."""
+    if tensor.data_type == TensorProto.STRING:
+        return 0, sum(map(len, tensor.string_data))
+    numbers = prod(tensor.dims)
+    if tensor.data_type in DTYPES:
+        return numbers, numbers * ITEM_BYTES[DTYPES[tensor.data_type]]
+    bits = re.search(r"\d+", _type_name(tensor.data_type))  # as in int4, float8e4m3fn and complex64
+    return numbers, -(-numbers * int(bits[0]) // 8) if bits else 0
+
+
+def own_size(node: onnx.NodeProto) -> tuple[int, int]:
+    """Numbers and bytes that a node itself stores: in nested graphs, tensors and long lists of attributes."""
+    sizes: list[tuple[int, int]] = []
+    waiting = [node]
+    while waiting:
+        holder = waiting.pop()
+        for attribute in holder.attribute:
+            sizes += map(stored_size, tensors_in(attribute))
+            sizes += (
+                (len(numbers), len(numbers) * nbytes)
+                for numbers, nbytes in ((attribute.floats, 4), (attribute.ints, 8))
+                if len(numbers) > _MOST_SETTINGS
+            )
+        for graph in sub_graphs(holder):
+            sizes += map(stored_size, graph.initializer)
+            for tensor in graph.sparse_initializer:
+                sizes += map(stored_size, (tensor.values, tensor.indices))
+            waiting += graph.node
+    return sum(numbers for numbers, _ in sizes), sum(nbytes for _, nbytes in sizes)
 
 
 def skeleton(model: onnx.ModelProto, settled: Mapping[str, Value]) -> onnx.ModelProto:
@@ -189,7 +228,7 @@ def require_affordable(values: Mapping[str, Value], constants: Iterable[str], li
             raise ModelError(
                 f"value {name[:80]!r} of shape {list(value.shape)} would take {value.nbytes} bytes,"
                 f" the limit is {limits.tensor_bytes}",
-                remedy="pin smaller shapes, or raise the limit tensor_bytes if you trust the file",
+                remedy=f"pin smaller shapes, or {how_to_raise('tensor_bytes', limits, value.nbytes)}",
             )
     total = sum(values[name].nbytes for name in constants if name in values)
     if total > limits.constant_bytes:

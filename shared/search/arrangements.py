@@ -286,10 +286,14 @@ def block_counts(
 
 
 def even_cuts(graph: Graph, blocks: int) -> tuple[int, ...]:
-    """Base cuts for so many blocks of about equal shares of the arithmetic, as far as there are such cuts."""
+    """Base cuts for so many blocks of about equal shares of the arithmetic, as far as there are such cuts.
+
+    Blocks of a model without arithmetic, as of trees, have about equal shares of the operators.
+    """
     if blocks < 2 or not graph.base_cuts:
         return ()
-    done = list(accumulate(operator.flop for operator in graph.operators))
+    work = [operator.flop for operator in graph.operators]
+    done = list(accumulate(work if any(work) else [1] * len(work)))
     return tuple(
         sorted(
             {

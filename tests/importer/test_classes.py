@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from stageloom.edge_agent.executor.executors import make_executor
 from stageloom.edge_agent.verify.check import verify_artifact
@@ -17,6 +17,7 @@ from stageloom.shared.importer.pipeline import import_here
 from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.importer.report import ImportReport
 from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.values import own_size, stored_size
 from tests.importer.classes import CLASSES, Sample
 from tests.importer.models import feeds_for, info, model_of, run, run_in_parts, write_external
 
@@ -158,3 +159,91 @@ def test_weights_that_folding_adds_have_names_that_onnxruntime_does_not_give_aga
     folded = onnx.load_from_string(artifact.onnx_bytes()).graph
     names = {weight.name for weight in folded.initializer}
     assert names > {"w", "b"} and all(name.startswith("folded/") for name in names - {"w", "b"})
+
+
+def _tree_ensemble(leaves: int) -> onnx.ModelProto:
+    """One tree that is a chain: every inner node has a leaf and the next inner node below it."""
+    inner = leaves - 1
+    count = inner + leaves
+    leaf = [*range(inner, count)]
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1,
+        nodes_treeids=[0] * count, nodes_nodeids=[*range(count)], nodes_featureids=[0] * count,
+        nodes_modes=["BRANCH_LEQ"] * inner + ["LEAF"] * leaves, nodes_values=[0.5] * count,
+        nodes_truenodeids=leaf[:inner] + [0] * leaves,
+        nodes_falsenodeids=[*range(1, inner), leaf[-1]] + [0] * leaves,
+        target_treeids=[0] * leaves, target_nodeids=leaf, target_ids=[0] * leaves,
+        target_weights=[1.0] * leaves,
+    )  # fmt: skip
+    model = model_of([node], [info("x", [1, 3])], [info("y", [1, 1])])
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    return model
+
+
+def _in_branches() -> onnx.ModelProto:
+    """An If with a weight of 6 floats in one branch and 12 in the other, as Silero VAD has its networks."""
+    branches = []
+    for name, columns in (("then", 2), ("else", 4)):
+        weight = numpy_helper.from_array(np.ones((3, columns), np.float32), f"{name}_w")
+        nodes = [
+            helper.make_node("MatMul", ["x", f"{name}_w"], [f"{name}_m"]),
+            helper.make_node("ReduceSum", [f"{name}_m"], [f"{name}_o"], keepdims=1),
+        ]
+        branches.append(helper.make_graph(nodes, name, [], [info(f"{name}_o", [1, 1])], [weight]))
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    return model_of([node], [info("x", [1, 3]), info("c", [], onnx.TensorProto.BOOL)], [info("y", [1, 1])])
+
+
+def _int4_qdq() -> onnx.ModelProto:
+    """A matrix of 8 x 5 int4 with one float scale, as weight-only quantisation of opset 21 stores it."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    model = model_of(nodes, [info("x", [1, 8])], [info("y", [1, 5])], {"s": np.float32(0.1)}, opset=21)
+    model.ir_version = 10
+    packed = np.arange(20, dtype=np.uint8).tobytes()
+    model.graph.initializer.append(helper.make_tensor("w", onnx.TensorProto.INT4, [8, 5], packed, raw=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "weight_bytes"),
+    [
+        (_int4_qdq(), 40 + 1, 20 + 4),
+        (_in_branches(), 6 + 12, 4 * (6 + 12)),
+        # per node of the tree five lists of integers and one of floats, per leaf three and one
+        (_tree_ensemble(100), 199 * 6 + 100 * 4, 199 * (5 * 8 + 4) + 100 * (3 * 8 + 4)),
+    ],
+    ids=["int4", "branches", "attributes"],
+)
+def test_weights_count_wherever_and_however_the_file_stores_them(
+    model: onnx.ModelProto, parameters: int, weight_bytes: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    report, artifact = _imported(path, Sample(model), tmp_path)
+    assert (report.parameters, report.weight_bytes) == (parameters, weight_bytes)
+    assert sum(operator.weight_bytes for operator in artifact.graph.operators) == weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "size"),
+    [
+        (onnx.TensorProto.INT4, [3, 3], (9, 5)),
+        (onnx.TensorProto.UINT4, [4], (4, 2)),
+        (onnx.TensorProto.FLOAT8E4M3FN, [7], (7, 7)),
+        (onnx.TensorProto.COMPLEX64, [2], (2, 16)),
+        (onnx.TensorProto.BFLOAT16, [2, 2], (4, 8)),
+        (onnx.TensorProto.FLOAT, [], (1, 4)),
+    ],
+)
+def test_a_stored_tensor_of_any_element_type_has_its_size(
+    kind: int, dims: list[int], size: tuple[int, int]
+) -> None:
+    assert stored_size(onnx.TensorProto(data_type=kind, dims=dims)) == size
+
+
+def test_short_lists_of_attributes_are_settings_and_no_weights() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    assert own_size(node) == (0, 0)

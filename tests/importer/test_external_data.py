@@ -1,7 +1,9 @@
 """External data is read by our own rules: it cannot leave the model's folder; what was checked is used."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,6 +92,41 @@ def test_what_is_no_regular_file_is_refused_without_waiting(folder: Path) -> Non
 def test_a_range_outside_the_file_is_refused(folder: Path, offset: int | str, length: int) -> None:
     with pytest.raises(ModelError, match=r"lie outside its 64 bytes|no number"):
         read_model(write_external(folder, "w.bin", offset=offset, length=length), LIMITS)
+
+
+def test_a_folder_that_may_be_searched_need_not_be_listed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode 0711 does not refuse root, so that the call is refused as the kernel would."""
+    (folder / "data").mkdir()
+    (folder / "w.bin").rename(folder / "data/w.bin")
+    path = write_external(folder, "data/w.bin")
+    usual = os.open
+
+    def unlisted(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+        if flags & os.O_DIRECTORY and not flags & os.O_PATH:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return usual(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", unlisted)
+    (weight,) = read_model(path, LIMITS).graph.initializer
+    assert weight.raw_data == WEIGHT.tobytes()
+
+
+@pytest.mark.parametrize(("place", "call"), [(Path, "read_bytes"), (os, "fdopen")], ids=["model", "weights"])
+def test_a_disk_that_fails_while_a_model_is_read_is_told_of_the_model(
+    place: Any, call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_external(folder, "w.bin")
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(place, call, fails)
+    with pytest.raises(
+        ModelError, match=r"cannot read model\.onnx with its external data: Input/output error"
+    ):
+        read_model(path, LIMITS)
 
 
 def test_external_data_counts_against_the_size_limit(folder: Path) -> None:

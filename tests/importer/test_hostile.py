@@ -1,9 +1,11 @@
 """Hostile and unusable model files are refused in one line that names cause and remedy; nothing is kept."""
 
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from stageloom.shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
+from stageloom.shared.errors import ModelError, OpenInput, SettingError, StorageError, UnpinnedShape
 from stageloom.shared.importer.api import import_model
-from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import (
+    ARTIFACT_NAME,
+    VARIABLE,
+    ImportLimits,
+    how_to_raise,
+    limits_in_force,
+)
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 pytestmark = pytest.mark.more
@@ -94,7 +103,67 @@ def test_too_many_nodes_are_refused_before_anything_runs(tmp_path: Path) -> None
     chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
     model = model_of(chain, [info("x", [1])], [info("d49", [1])])
     error = _refusal(model, tmp_path, limits=ImportLimits(nodes=49))
-    assert str(error) == "the model has more than 49 nodes; raise the limit nodes if you trust the file"
+    assert str(error) == f"the model has more than 49 nodes; {how_to_raise('nodes', ImportLimits(nodes=49))}"
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("", ImportLimits()),
+        ("memory_bytes=8G,wall_s=900", ImportLimits(memory_bytes=8 << 30, wall_s=900)),
+        (" nodes=5 , tensor_bytes=3000, cpu_s=7,", ImportLimits(nodes=5, tensor_bytes=3000, cpu_s=7)),
+    ],
+)
+def test_the_environment_sets_the_limits_of_imports(text: str, limits: ImportLimits) -> None:
+    assert limits_in_force({VARIABLE: text}) == limits
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("seconds=900", "names no limit 'seconds'; .* memory_bytes, tensor_bytes, nodes, wall_s, cpu_s"),
+        ("file_bytes=4G", "names no limit 'file_bytes'"),  # a protobuf cannot be larger
+        ("nodes", "nodes = '' .* from 1 to 1073741824"),
+        ("nodes=1M", "nodes = '1M'"),
+        ("memory_bytes=8GB", "memory_bytes = '8GB' .* from 1 to 16T"),
+        ("memory_bytes=99999T", "memory_bytes = '99999T'"),
+        ("tensor_bytes=-1", "tensor_bytes = '-1'"),
+        ("wall_s=0", "wall_s = '0'"),
+        ("cpu_s=inf", "cpu_s = 'inf'"),
+    ],
+)
+def test_limits_that_the_environment_cannot_set_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        limits_in_force({VARIABLE: text})
+
+
+def test_what_a_refusal_says_to_set_raises_its_limit_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
+    model = model_of(chain, [info("x", [1])], [info("d49", [1])])
+    monkeypatch.setenv(VARIABLE, "nodes=49,memory_bytes=6G")
+    said = re.search(rf"set {VARIABLE}=(\S+) in the environment", _refusal(model, tmp_path).remedy)
+    assert said is not None and said[1] == "memory_bytes=6G,nodes=98"
+    monkeypatch.setenv(VARIABLE, said[1])
+    assert import_model(tmp_path / "model.onnx", shapes={}, out_dir=tmp_path / "out").operators == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "setting"),
+    [
+        ("memory_bytes", 0, "memory_bytes=8G"),
+        ("tensor_bytes", 5_000_000_001, "tensor_bytes=5000000001"),
+        ("tensor_bytes", 1 << 62, "tensor_bytes=1T"),  # as far as it goes
+        ("wall_s", 0, "wall_s=600"),
+    ],
+)
+def test_a_limit_is_doubled_or_raised_to_what_is_known_to_be_needed(
+    name: str, least: int, setting: str
+) -> None:
+    said = how_to_raise(name, ImportLimits(), least)
+    assert said == f"set {VARIABLE}={setting} in the environment if you trust the file"
+    assert getattr(limits_in_force({VARIABLE: setting}), name) > getattr(ImportLimits(), name)
 
 
 @pytest.mark.promise("dead-nodes-too-many")
@@ -285,6 +354,41 @@ def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None
     assert "memory" in str(error).lower() or "alloc" in str(error).lower()
 
 
+_UNDER_HARD_LIMIT = """
+import resource, sys
+from pathlib import Path
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.importer.api import import_model
+
+which, most = getattr(resource, sys.argv[3]), int(sys.argv[4])
+resource.setrlimit(which, (most, most))
+try:
+    import_model(Path(sys.argv[1]), shapes={}, out_dir=Path(sys.argv[2]))
+except StageloomError as error:
+    sys.exit(str(error))
+"""
+
+
+def _said_under(which: str, most: int, tmp_path: Path) -> str:
+    """What an import says on a host with a hard limit, which no process of a usual account may raise."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    words = [sys.executable, "-c", _UNDER_HARD_LIMIT, str(path), str(tmp_path / "out"), which, str(most)]
+    return subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False).stderr.strip()
+
+
+@pytest.mark.parametrize(("which", "most"), [("RLIMIT_AS", 3 << 30), ("RLIMIT_CPU", 60)])
+def test_an_import_makes_do_with_a_hard_limit_of_the_host(which: str, most: int, tmp_path: Path) -> None:
+    assert _said_under(which, most, tmp_path) == ""
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_a_hard_limit_of_the_host_that_is_too_low_is_named(tmp_path: Path) -> None:
+    said = _said_under("RLIMIT_AS", 160 << 20, tmp_path)
+    assert "needs more than 167772160 bytes of memory" in said
+    assert said.endswith("; raise the hard limit of this machine (`ulimit -Hv`) if you trust the file")
+
+
 def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(_fine().SerializeToString())
@@ -296,6 +400,34 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
         except ModelError as error:
             assert "memory" in str(error)
     assert len(digests) == 1
+
+
+def test_a_graph_that_no_artifact_can_hold_is_refused_before_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stageloom.shared.artifact.MAX_GRAPH_BYTES", 40)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    phases: list[str] = []
+    with pytest.raises(
+        ModelError, match=r"graph of 1 operator takes \d+ bytes, the limit is 40; export"
+    ) as caught:
+        import_here(path, {}, tmp_path, ImportLimits(), phases.append)
+    assert caught.value.cause.startswith("unsupported: ")
+    assert phases[-1] == "building the graph" and not (tmp_path / ARTIFACT_NAME).exists()
+
+
+def test_the_small_graph_of_a_model_with_open_dimensions_is_what_an_artifact_must_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"a rather long name of a tensor, number {index}" for index in range(12)]
+    nodes = [helper.make_node("Softmax", [a], [b]) for a, b in pairwise(["x", *names, "y"])]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(nodes, [info("x", ["n", 4])], [info("y", ["n", 4])]).SerializeToString())
+    monkeypatch.setattr("stageloom.shared.artifact.MAX_GRAPH_BYTES", 400)
+    import_here(path, {"x": (4, 4)}, tmp_path, ImportLimits(), lambda _: None, {"x": (1, 4)})
+    with pytest.raises(ModelError, match="graph of 13 operators"):
+        import_here(path, {"x": (4, 4)}, tmp_path, ImportLimits(), lambda _: None)
 
 
 @pytest.mark.parametrize(

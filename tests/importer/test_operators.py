@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,14 @@ def test_an_opaque_node_stays_alone_and_leads_its_operator() -> None:
     nodes = [_node("Conv", "x", "c"), _node("If", "c", "i", "control flow: If"), _node("Relu", "i", "r")]
     groups = form_operators(nodes, outputs=["r"], unfit={})
     assert [(g.nodes, g.opaque) for g in groups] == [((0,), ""), ((1,), "control flow: If"), ((2,), "")]
+
+
+@pytest.mark.parametrize("kind", ["Gelu", "QuantizeLinear", "DequantizeLinear", "Add", "Identity"])
+def test_a_custom_operator_that_shares_its_name_with_a_standard_one_stays_alone(kind: str) -> None:
+    why = f"custom operator: com.microsoft.{kind}"
+    nodes = [_node("Conv", "x", "c"), _node(kind, "c", "g", why), _node("Relu", "g", "r")]
+    groups = form_operators(nodes, outputs=["r"], unfit={})
+    assert [(g.nodes, g.opaque) for g in groups] == [((0,), ""), ((1,), why), ((2,), "")]
 
 
 def test_convolution_add_and_relu_are_one_fused_unit() -> None:

@@ -226,6 +226,13 @@ def test_blocks_have_about_equal_shares_of_the_arithmetic() -> None:
     assert max(shares) < 0.3 * fsum(shares)
 
 
+def test_blocks_of_a_model_without_arithmetic_have_about_equal_shares_of_its_operators() -> None:
+    graph = zoo.graph_of("googlenet", width=0.25, size=64)
+    idle = replace(graph, operators=tuple(replace(one, flop=0) for one in graph.operators))
+    places = (0, *even_cuts(idle, 4), len(idle.operators))
+    assert max(b - a for a, b in pairwise(places)) < 0.4 * len(idle.operators)
+
+
 @pytest.mark.parametrize(
     ("times_s", "chosen"),
     [

@@ -5,9 +5,16 @@ from random import Random
 
 import pytest
 
-from stageloom.shared.artifact import MAGIC, MAX_GRAPH_BYTES, file_digest, open_artifact, pack_artifact
+from stageloom.shared.artifact import (
+    MAGIC,
+    MAX_GRAPH_BYTES,
+    file_digest,
+    open_artifact,
+    pack_artifact,
+    write_artifact,
+)
 from stageloom.shared.digest import canonical, digest_bytes
-from stageloom.shared.errors import DecodeError
+from stageloom.shared.errors import DecodeError, ModelError
 from stageloom.shared.graph import graph_to_wire
 from tests.shared.randoms import random_graph
 from tests.shared.test_graph import chain
@@ -111,3 +118,15 @@ def test_a_graph_that_claims_too_much_or_ends_early_is_refused(path: Path) -> No
     with pytest.raises(DecodeError, match="is not an artifact"):
         path.write_bytes(b"ONNX" * 10)
         open_artifact(path)
+
+
+def test_a_graph_that_could_not_be_read_again_is_not_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stageloom.shared.artifact.MAX_GRAPH_BYTES", len(canonical(graph_to_wire(chain(3)))))
+    write_artifact(path, chain(3), ONNX)
+    open_artifact(path)
+    path.unlink()
+    with pytest.raises(ModelError, match="graph of 4 operators"):
+        write_artifact(path, chain(4), ONNX)
+    assert not path.exists()
