@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
+from stageloom.planner.api.problem import ApiRefused, problem_of
 from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.cli.settings import take_options
 from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushReply, PlanPushRequest, Pushed
-from stageloom.shared.errors import ExitCode, InputError
+from stageloom.shared.errors import ExitCode, NotFoundError
 from tests.store.migrated import new_store
 
 
@@ -132,12 +133,14 @@ def test_a_refusal_of_the_one_device_beyond_a_full_request_leaves_the_report_of_
 ) -> None:
     """1. A request takes 512 devices, so the last of 513 has one to itself. 2. The planner refuses that."""
     asked: list[int] = []
+    error = NotFoundError("there is no device 'd512'", remedy="see `stageloom device list`")
+    refusal = ApiRefused(problem_of(error, "plan.push"))
 
     class Planner:
         def call(self, route: Any, request: PlanPushRequest) -> PlanPushReply:
             asked.append(len(request.devices))
             if request.devices == ("d512",):
-                raise InputError("there is no device 'd512'", remedy="see `stageloom device list`")
+                raise refusal
             pushed = (Pushed(device=one, epoch=1, generation=2) for one in request.devices)
             return PlanPushReply(pushed=tuple(pushed))
 
