@@ -17,12 +17,15 @@ from typer.testing import CliRunner
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
 from stageloom.planner.api.problem import ApiRefused, problem_of
-from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service
+from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service, train
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.cli.settings import take_options
 from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushReply, PlanPushRequest, Pushed
+from stageloom.planner.schema.training import MaddpgTrainingReply
 from stageloom.shared.errors import ExitCode, NotFoundError
+from stageloom.shared.ids import Digest
+from tests.store.helpers import verdict_on
 from tests.store.migrated import new_store
 
 
@@ -157,6 +160,46 @@ def test_a_refusal_of_the_one_device_beyond_a_full_request_leaves_the_report_of_
     asked.clear()
     assert app.execute(["plan", "push", *devices[:-1], "no name", "busy"]) == ExitCode.USAGE
     assert asked == [], "a name that cannot be one is refused before anything is pushed"
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "said"),
+    [
+        (None, [], "the policy was not checked: it has no say before `stageloom policy check`"),
+        (None, ["--unchecked"], "the policy was not checked; it may plan all the same"),
+        ("it is behind", [], "did not pass its check: it is behind"),
+        ("it is behind", ["--unchecked"], "did not pass its check: it is behind; it may plan all the same"),
+        ("", ["--unchecked"], "passed its check"),
+    ],
+)
+def test_a_training_says_whether_its_policy_may_plan(
+    reason: str | None,
+    more: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`reason`: why the policy did not pass; None: it was not checked."""
+    verdict = None if reason is None else verdict_on(b"policy", reason)
+    trained = MaddpgTrainingReply(
+        checkpoint=Digest("ab" * 32),
+        plan="best",
+        ended="done",
+        train_s=1.0,
+        transitions=20,
+        updates=1,
+        twin="derived from nano",
+        arrivals="relu 30/s",
+        arrivals_per_s=(30.0,),
+        rows={},
+        curves=(),
+        device_file="",
+        verdict=verdict,
+    )
+    monkeypatch.setattr(train, "run_job", lambda route, request: trained)
+    assert app.execute(["policy", "train", "maddpg", "--device", "nano", *more]) == ExitCode.OK
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.endswith(said)], lines
 
 
 def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
