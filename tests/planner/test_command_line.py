@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushReply, PlanPushReq
 from stageloom.planner.schema.training import MaddpgTrainingReply
 from stageloom.shared.errors import ExitCode, NotFoundError
 from stageloom.shared.ids import Digest
+from tests.planner.processes import ROOT, environment
 from tests.store.helpers import verdict_on
 from tests.store.migrated import new_store
 
@@ -304,3 +306,31 @@ def test_what_is_not_utf_8_is_shown_with_escapes_and_asked_of_no_planner(
     assert capsys.readouterr().out == "1\\udcff\n"
     assert app.execute(["webhook", "add", "http://x/\udcff", *here]) == ExitCode.USAGE
     assert capsys.readouterr().err == "error: 'http://x/\\udcff' is not UTF-8; write it in UTF-8\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_that_was_started_without_standard_streams_does_all_the_same(
+    closed: str, tmp_path: Path
+) -> None:
+    """What it would have written there is lost, what goes to another stream is not."""
+    home, file = tmp_path / "home", tmp_path / "kept.tar"
+    home.mkdir()
+    new_store(home).close()
+    commands = {
+        "stageloom.planner": ["planner", "backup", str(file), "--json"],
+        "stageloom.edge_agent": ["version", "--json"],
+    }
+    for module, words in commands.items():
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", module, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment(home),
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.returncode == ExitCode.OK, done.stderr
+        assert bool(done.stdout) == (closed == "2>&-")
+        assert bool(done.stderr) == (closed == ">&-" and module == "stageloom.planner"), done.stderr
+    assert file.is_file()
