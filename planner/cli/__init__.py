@@ -3,9 +3,12 @@
 import gc
 import sys
 
+from stageloom.shared.standard_streams import open_closed_streams
+
 
 def main() -> None:
     """Run the command line; the process ends with a code of `stageloom.shared.errors.ExitCode`."""
+    open_closed_streams()
     if sys.version_info < (3, 11):  # pip has left the planner's packages out without a word
         version = ".".join(map(str, sys.version_info[:2]))
         sys.stderr.write(

@@ -1,7 +1,8 @@
 """Options that several commands share, and the values that they take."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -54,8 +55,10 @@ TwinFile = Annotated[
 R = TypeVar("R")
 
 
-def checked(made: R) -> R:
+def checked(made: R, names: Mapping[str, str] | None = None) -> R:
     """A message made from what a person typed, checked against its own bounds.
+
+    `names`: what the command calls fields that other commands call otherwise.
 
     Raises:
         InputError: a value is outside its bounds; the message names it.
@@ -64,26 +67,42 @@ def checked(made: R) -> R:
     try:
         return msgspec.convert(plain, type(made))
     except msgspec.ValidationError as error:
-        raise refused(error, plain) from error
+        raise refused(error, plain, names) from error
 
 
-def refused(error: msgspec.ValidationError, plain: Any) -> InputError:
-    """What is wrong with plain values, in terms of the options that gave them."""
+def refused(error: msgspec.ValidationError, plain: Any, names: Mapping[str, str] | None = None) -> InputError:
+    """What is wrong with plain values, in terms of the options that gave them; `names` as for `checked`."""
     reason, _, path = str(error).replace("`", "").partition(" - at $.")
     return InputError(
-        f"{_option_of(path) if path else 'the input'} {_shown(_at(plain, path))} is not acceptable: "
-        f"{_plainly(reason)}",
+        f"{_option_of(path, names or {}) if path else 'the input'} {_shown(_at(plain, path))} is not "
+        f"acceptable: {_plainly(reason)}",
         remedy="see --help",
     )
 
 
-def _option_of(path: str) -> str:
+_ARGUMENTS: Final = ("device", "plan", "model", "policy", "job", "name", "rollout", "webhook", "url")
+_OPTIONS: Final = {
+    "combination": "--combine",
+    "compare_outputs": "--tolerance",
+    "devices": "device",
+    "intra_op_threads": "--threads",
+    "models": "--model",
+    "rates": "--rate",
+    "schedulers": "--scheduler",
+    "wait": "--timeout",
+}
+"""Fields that are not called like the options and arguments that give them."""
+
+
+def _option_of(path: str, names: Mapping[str, str]) -> str:
     """What a person calls the field: `--budget` for `budget_s`, `replicas` for `models[0].replicas`."""
-    name = path.rpartition(".")[2].removesuffix("_s")
-    if name in ("device", "plan", "model", "policy", "job", "name") or "." in path:
+    *outer, field = re.sub(r"\[.*?\]", "", path).split(".")
+    name = field.removesuffix("_s")
+    if name in names:
+        return names[name]
+    if name in _ARGUMENTS or outer:
         return name
-    own = {"combination": "--combine"}
-    return own.get(name, "--" + name.replace("_", "-"))
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from typer.core import TyperCommand
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.cli import explain, plan_create, plan_trace, push_wait, trial
 from stageloom.planner.cli.connection import LONG_S, Caller, call, connected, every, first
 from stageloom.planner.cli.options import MOST_ROWS, checked
@@ -306,8 +307,8 @@ def _reply(caller: Caller, request: schema.PlanPushRequest, *, others: bool) -> 
     """The planner's. There a refusal of one device is an error, which would hide the report of others."""
     try:
         return caller.call(routes.PLAN_PUSH, request)
-    except InputError as error:
-        if not others or len(request.devices) > 1:
+    except ApiRefused as error:
+        if not others or len(request.devices) > 1 or error.exit_code is not ExitCode.USAGE:
             raise
         return schema.PlanPushReply(pushed=(schema.Pushed(device=request.devices[0], cause=str(error)),))
 

@@ -146,14 +146,16 @@ def tell_verdict(verdict: schema.PolicyVerdict) -> None:
     tell_standing(verdict)
 
 
-def tell_standing(verdict: schema.PolicyVerdict | None) -> None:
-    """One line for whoever waits: whether a policy passed, and why not."""
+def tell_standing(verdict: schema.PolicyVerdict | None, *, unchecked: bool = False) -> None:
+    """One line for whoever waits: whether a policy passed, and why not; `unchecked`: it may plan anyway."""
+    anyway = "; it may plan all the same" if unchecked else ""
     if verdict is None:
-        progress("the policy was not checked: it has no say before `stageloom policy check`")
+        no_say = "" if unchecked else ": it has no say before `stageloom policy check`"
+        progress(f"the policy was not checked{no_say}{anyway}")
     elif verdict.passed:
         progress(f"policy {verdict.policy[:12]} passed its check")
     else:
-        progress(f"policy {verdict.policy[:12]} did not pass its check: {verdict.reason}")
+        progress(f"policy {verdict.policy[:12]} did not pass its check: {verdict.reason}{anyway}")
 
 
 @app.command()

@@ -64,7 +64,7 @@ def create(
         reach_s=parse_duration(reach, "--reach"),
         rollout=name,
     )
-    info = call(routes.ROLLOUT_CREATE, checked(request))
+    info = call(routes.ROLLOUT_CREATE, checked(request, {"rollout": "--name"}))
     show(info, lambda: emit(info.rollout))
     progress(
         f"{info.model}@{info.version} goes to {info.devices} devices in {info.waves} waves; "

@@ -1,12 +1,14 @@
 """`stageloom prediction create`: what the twin predicts of a plan."""
 
 import json as json_text
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from stageloom.planner.api import routes
+from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import Rates, TwinFile, parse_rates
 from stageloom.planner.cli.output import emit_table, progress, show
@@ -70,7 +72,16 @@ def create(
         "recording": None if recording is None else _recorded(recording),
         "seconds": seconds,
     }
-    made = run_job(routes.PREDICTION_CREATE, request_from(schema.PredictionCreateRequest, scenario, given))
+    request = request_from(schema.PredictionCreateRequest, scenario, given)
+    try:
+        made = run_job(routes.PREDICTION_CREATE, request)
+    except ApiRefused as error:
+        if recording is None or error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            raise
+        number = sum(map(len, (request.recording or {}).values()))
+        raise InputError(
+            f"{recording} has {number} arrivals of all models together: {error.cause}", remedy="cut it"
+        ) from error
     show(made, lambda: _tell(made))
 
 
@@ -80,7 +91,10 @@ def _rates(texts: list[str] | None) -> tuple[ArrivalRate, ...] | None:
 
 
 def _recorded(path: Path) -> dict[str, list[float]]:
-    """Arrivals from a file, to the microsecond: more would only make the request longer."""
+    """Arrivals from a file, to the microsecond: more would only make the request longer.
+
+    So would seconds since 1970, which are counted from the earliest arrival on.
+    """
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"), parse_int=float)
     except OSError as error:
@@ -101,7 +115,9 @@ def _recorded(path: Path) -> dict[str, list[float]]:
             f"{path} has {longest} arrivals of a model, and {schema.RECORDED_MAX} are the most",
             remedy="cut it",
         )
-    return {name: [round(at_s, 6) for at_s in times] for name, times in found.items()}
+    earliest_s = min((at_s for times in found.values() for at_s in times), default=0.0)
+    begin_s = earliest_s if earliest_s > schema.SIMULATED_MAX_S else 0.0
+    return {name: [round(at_s - begin_s, 6) for at_s in times] for name, times in found.items()}
 
 
 def _is_times(value: object) -> bool:

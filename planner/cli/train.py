@@ -180,7 +180,7 @@ def maddpg(
     progress(f"twin: {reply.twin}; arrivals: {reply.arrivals}")
     if reply.resumed_s:
         progress(f"it went on after {reply.resumed_s:.0f} s of training")
-    tell_standing(reply.verdict)
+    tell_standing(reply.verdict, unchecked=request.unchecked)
     show(reply, lambda: _tell(device, reply))
 
 

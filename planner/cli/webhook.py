@@ -42,7 +42,7 @@ def add(
         events=tuple(known[word] for word in events.split(",")),
         private=private,
     )
-    reply = call(routes.WEBHOOK_ADD, checked(request))
+    reply = call(routes.WEBHOOK_ADD, checked(request, {"webhook": "--name"}))
     show(reply, lambda: emit(reply.secret))
     progress(f"webhook {reply.webhook}; the secret signs its messages and is not shown again")
 

@@ -20,7 +20,7 @@ def chrome_trace(bound: BoundPlan, costs: list[StageCosts], name: str, costs_fro
     steps: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     began_s = 0.0
-    for index in sorted(range(len(bound.combined)), key=lambda index: (_depth(bound, index), index)):
+    for index in _in_order(bound):
         combined = bound.combined[index]
         timed = _timed(bound.launches(index, combined.full_mask), costs[index], began_s)
         end_s = max((end for _, _, end in timed), default=began_s)
@@ -48,8 +48,26 @@ def chrome_trace(bound: BoundPlan, costs: list[StageCosts], name: str, costs_fro
     }
 
 
+def _in_order(bound: BoundPlan) -> list[int]:
+    """Combined blocks, each after those with its members' previous blocks; of several the shallowest first.
+
+    Without waiting, blocks of several models may form a cycle; the shallowest that is left breaks it.
+    """
+    before = [
+        {bound.home[m._replace(block=m.block - 1)][0] for m in combined.members if m.block} - {index}
+        for index, combined in enumerate(bound.combined)
+    ]
+    left = dict.fromkeys(sorted(range(len(before)), key=lambda index: (_depth(bound, index), index)))
+    order: list[int] = []
+    while left:
+        ready = (index for index in left if not any(earlier in left for earlier in before[index]))
+        order.append(next(ready, next(iter(left))))
+        del left[order[-1]]
+    return order
+
+
 def _depth(bound: BoundPlan, index: int) -> int:
-    """Blocks of a model follow each other; a combined block comes after its members' earlier ones."""
+    """How many blocks a model has before the deepest member's."""
     return max(member.block for member in bound.combined[index].members)
 
 

@@ -130,7 +130,8 @@ def create(
     costs = replace(basis.costs, parts=splits.parts)
     rows = _considered(result, graphs, costs)
     record(store, request.device, scheduler_key(searched), plan, graphs, rows)
-    return schema.PlanReply(plan=info, search_s=search_s, known=renamed, contest=_info(stored, result))
+    contest = _info(stored, result, search_s)
+    return schema.PlanReply(plan=info, search_s=search_s, known=renamed, contest=contest)
 
 
 def _knowing(stored: StoredScenario, splits: Entrants) -> StoredScenario:
@@ -204,7 +205,8 @@ def _considered(
     return rows
 
 
-def _info(stored: StoredScenario, result: TournamentResult) -> schema.TournamentInfo:
+def _info(stored: StoredScenario, result: TournamentResult, ended_s: float) -> schema.TournamentInfo:
+    """Its course. The first plan may be evaluated on fresh arrivals alone, at the end."""
     tournament, outcome, candidates = result.tournament, result.outcome, result.candidates
     led = {improvement.candidate for improvement in tournament.curve}
 
@@ -215,7 +217,7 @@ def _info(stored: StoredScenario, result: TournamentResult) -> schema.Tournament
             policy=candidate.policy,
             parent="" if candidate.parent is None else candidate.parent.name,
             move="" if candidate.move is None else candidate.move.value,
-            at_s=tournament.evaluated[number][0],
+            at_s=tournament.evaluated[number][0] if number in tournament.evaluated else ended_s,
             throughput_per_s=score.throughput_per_s,
             p99_s=score.p99_s,
             utilisation=score.utilisation,

@@ -41,6 +41,11 @@ def checked_url(url: str, *, private: bool) -> SplitResult:
         raise InputError(f"{url[:80]!r} is no https URL with a host", remedy="write https://HOST/PATH")
     if any(character <= " " or character == "\x7f" for character in url):
         raise InputError("the URL has a space or a control character", remedy="escape it")
+    if not url.isascii():
+        raise InputError(
+            "the URL is not ASCII, and HTTP carries nothing else",
+            remedy="escape its path and query with percent signs, and write its host in punycode (xn--...)",
+        )
     if parts.scheme == "http" and not private:
         raise InputError(
             "http sends messages that anybody on the way can read",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,12 +17,17 @@ from typer.testing import CliRunner
 
 from stageloom.edge_agent.cli import app as agent
 from stageloom.edge_agent.executor.executors import EXECUTORS
-from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service
+from stageloom.planner.api.problem import ApiRefused, problem_of
+from stageloom.planner.cli import app, connection, device, main, plan, plan_create, service, train
 from stageloom.planner.cli.output import emit_table
 from stageloom.planner.cli.settings import take_options
 from stageloom.planner.schema.device import DeviceProfileReply, DeviceProfileRequest
 from stageloom.planner.schema.plan import MAX_PUSHED, PlanPushReply, PlanPushRequest, Pushed
-from stageloom.shared.errors import ExitCode, InputError
+from stageloom.planner.schema.training import MaddpgTrainingReply
+from stageloom.shared.errors import ExitCode, NotFoundError
+from stageloom.shared.ids import Digest
+from tests.planner.processes import ROOT, environment
+from tests.store.helpers import verdict_on
 from tests.store.migrated import new_store
 
 
@@ -132,12 +138,14 @@ def test_a_refusal_of_the_one_device_beyond_a_full_request_leaves_the_report_of_
 ) -> None:
     """1. A request takes 512 devices, so the last of 513 has one to itself. 2. The planner refuses that."""
     asked: list[int] = []
+    error = NotFoundError("there is no device 'd512'", remedy="see `stageloom device list`")
+    refusal = ApiRefused(problem_of(error, "plan.push"))
 
     class Planner:
         def call(self, route: Any, request: PlanPushRequest) -> PlanPushReply:
             asked.append(len(request.devices))
             if request.devices == ("d512",):
-                raise InputError("there is no device 'd512'", remedy="see `stageloom device list`")
+                raise refusal
             pushed = (Pushed(device=one, epoch=1, generation=2) for one in request.devices)
             return PlanPushReply(pushed=tuple(pushed))
 
@@ -154,6 +162,46 @@ def test_a_refusal_of_the_one_device_beyond_a_full_request_leaves_the_report_of_
     asked.clear()
     assert app.execute(["plan", "push", *devices[:-1], "no name", "busy"]) == ExitCode.USAGE
     assert asked == [], "a name that cannot be one is refused before anything is pushed"
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "said"),
+    [
+        (None, [], "the policy was not checked: it has no say before `stageloom policy check`"),
+        (None, ["--unchecked"], "the policy was not checked; it may plan all the same"),
+        ("it is behind", [], "did not pass its check: it is behind"),
+        ("it is behind", ["--unchecked"], "did not pass its check: it is behind; it may plan all the same"),
+        ("", ["--unchecked"], "passed its check"),
+    ],
+)
+def test_a_training_says_whether_its_policy_may_plan(
+    reason: str | None,
+    more: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`reason`: why the policy did not pass; None: it was not checked."""
+    verdict = None if reason is None else verdict_on(b"policy", reason)
+    trained = MaddpgTrainingReply(
+        checkpoint=Digest("ab" * 32),
+        plan="best",
+        ended="done",
+        train_s=1.0,
+        transitions=20,
+        updates=1,
+        twin="derived from nano",
+        arrivals="relu 30/s",
+        arrivals_per_s=(30.0,),
+        rows={},
+        curves=(),
+        device_file="",
+        verdict=verdict,
+    )
+    monkeypatch.setattr(train, "run_job", lambda route, request: trained)
+    assert app.execute(["policy", "train", "maddpg", "--device", "nano", *more]) == ExitCode.OK
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.endswith(said)], lines
 
 
 def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
@@ -258,3 +306,31 @@ def test_what_is_not_utf_8_is_shown_with_escapes_and_asked_of_no_planner(
     assert capsys.readouterr().out == "1\\udcff\n"
     assert app.execute(["webhook", "add", "http://x/\udcff", *here]) == ExitCode.USAGE
     assert capsys.readouterr().err == "error: 'http://x/\\udcff' is not UTF-8; write it in UTF-8\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_that_was_started_without_standard_streams_does_all_the_same(
+    closed: str, tmp_path: Path
+) -> None:
+    """What it would have written there is lost, what goes to another stream is not."""
+    home, file = tmp_path / "home", tmp_path / "kept.tar"
+    home.mkdir()
+    new_store(home).close()
+    commands = {
+        "stageloom.planner": ["planner", "backup", str(file), "--json"],
+        "stageloom.edge_agent": ["version", "--json"],
+    }
+    for module, words in commands.items():
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", module, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment(home),
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.returncode == ExitCode.OK, done.stderr
+        assert bool(done.stdout) == (closed == "2>&-")
+        assert bool(done.stderr) == (closed == ">&-" and module == "stageloom.planner"), done.stderr
+    assert file.is_file()

@@ -14,8 +14,10 @@ import pytest
 from onnx import helper
 
 from stageloom.planner.cli.app import execute
+from stageloom.planner.export.perfetto import chrome_trace
 from stageloom.planner.store.plans import add_plan
 from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.partition import Axis, Split
@@ -23,7 +25,9 @@ from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from stageloom.shared.search.split_problem import SplitChoice, Whole
+from stageloom.shared.search.stage_costs import StageCosts
 from tests.agent.chrome_format import problems
+from tests.engine.plans import chains
 from tests.importer.models import info, model_of
 from tests.planner.processes import ok
 from tests.store.migrated import new_store
@@ -115,6 +119,24 @@ def test_the_timeline_is_a_trace_in_which_every_operator_runs_once(exported: Exp
         assert len({event["tid"] for event in groups}) == 1
     else:
         assert len({event["tid"] for event in groups}) > 1
+
+
+def _steps(bound: BoundPlan) -> list[str]:
+    """Names of a timeline's steps in the order of time; each operator takes a millisecond."""
+    costs = [StageCosts(operators_s=(1e-3,) * combined.graph.size) for combined in bound.combined]
+    events = chrome_trace(bound, costs, "plan", "estimated")["traceEvents"]
+    return [event["name"] for event in events if event.get("cat") == "step"]
+
+
+def test_a_model_runs_its_blocks_in_their_order_wherever_they_are_combined() -> None:
+    """Block 0 of `a` is combined with block 2 of `b`, so it waits for blocks that lie deeper than it."""
+    bound = chains(2, 3, groups=[[(0, 0, 0), (1, 0, 2)], [(0, 0, 1)], [(1, 0, 0)], [(1, 0, 1)]])
+    assert _steps(bound) == ["b#0.0", "b#0.1", "a#0.0 + b#0.2", "a#0.1"]
+
+
+def test_a_timeline_of_blocks_that_form_a_cycle_has_each_once() -> None:
+    bound = chains(2, 2, groups=[[(0, 0, 0), (1, 0, 1)], [(0, 0, 1), (1, 0, 0)]])
+    assert _steps(bound) == ["a#0.0 + b#0.1", "a#0.1 + b#0.0"]
 
 
 PROGRAM = """

@@ -199,6 +199,9 @@ def test_what_is_inside_is_refused_however_it_is_written(text: str, public: bool
         "https://127.0.0.1/",
         "https://[::ffff:10.0.0.1]/",
         "https://example.com/a\r\nX: b",
+        "https://example.com/größe",
+        "https://example.com/?of=größe",
+        "https://größe.example/",
         "nothing",
     ],
 )

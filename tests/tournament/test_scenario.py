@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stageloom.planner.api.jobs import Job
 from stageloom.planner.cluster.interface import SearchFuture
-from stageloom.planner.schema.plan import ArrivalRate
-from stageloom.planner.tournament import evaluator
+from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest
+from stageloom.planner.split_search import Entrants
+from stageloom.planner.tournament import evaluator, stored
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRun
 from stageloom.planner.tournament.stored import ASSUMED_LOAD, StoredScenario, stored_scenario
@@ -24,6 +26,7 @@ from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.job import run_search
+from tests.planner.jobs import running_job
 from tests.planner.world import KINDS, World
 from tests.store.helpers import NANO
 
@@ -164,3 +167,46 @@ def test_what_is_looked_at_again_has_other_arrivals(world: World) -> None:
     _, before = result.tournament.evaluated[0]
     assert not result.outcome.unchecked
     assert result.outcome.fresh[0].throughput_per_s != before.throughput_per_s
+
+
+class Held:
+    """Two workers: the first evaluation never ends, the third ends the job; others take a second each."""
+
+    where, workers = "here", 2
+
+    def __init__(self, job: Job, clock: ManualClock) -> None:
+        self._job, self._clock, self._evaluations = job, clock, 0
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "SearchFuture[T]":
+        future: SearchFuture[T] = SearchFuture()
+        if function is evaluator.evaluate_candidate:
+            self._evaluations += 1
+            if self._evaluations == 3:
+                self._job.cancel()
+            if self._evaluations != 2:
+                return future
+        self._clock.advance(1.0)
+        future.settle(function(*arguments))
+        return future
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.promise("contest-answer-before-anything")
+def test_a_tournament_that_ends_before_its_first_plan_was_evaluated_tells_its_course(world: World) -> None:
+    """1. The second plan is evaluated, the first still is; 2. the job is ended; 3. both are evaluated once
+    more, on fresh arrivals."""
+    clock = ManualClock()
+    job = running_job(clock)
+    request = PlanCreateRequest(
+        models=(ModelOptions(model="diamond"),),
+        budget_s=60.0,
+        rates=(ArrivalRate(model="diamond", per_s=5.0),),
+    )
+    reply = stored.create(world.store, Held(job, clock), clock, request, job, Entrants((), {}))
+    assert reply.contest is not None and not reply.contest.unchecked
+    (judged,) = reply.contest.judged
+    assert judged.at_s == 1.0
+    ends = {one.name: one.at_s for one in reply.contest.fresh}
+    assert ends == {"sequential, whole": reply.search_s, judged.name: 1.0}

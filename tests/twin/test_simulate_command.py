@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from stageloom.planner.api.bounds import RequestLimits
+from stageloom.planner.api.route import unbind
+from stageloom.planner.api.routes import PREDICTION_CREATE
+from stageloom.planner.cli import simulate
 from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.schema.prediction import PredictionInfo
+from stageloom.planner.schema.prediction import RECORDED_MAX, PredictionCreateRequest, PredictionInfo
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_prediction, newest_predictions
@@ -187,6 +191,33 @@ def test_a_recording_in_seconds_since_1970_counts_from_its_first_arrival(
     from_0 = recorded(home, tmp_path, capsys, [0.0, 0.5, 2.0])
     assert since_1970["predicted"] == from_0["predicted"]
     assert since_1970["seconds"] == from_0["seconds"]
+    path = tmp_path / "request.toml"
+    path.write_text("[recording]\nrelu = [1795336918.0, 1795336918.5, 1795336920.0]\n")
+    in_a_request = simulated(home, capsys, "--twin", "nano", "--from", str(path))
+    assert in_a_request["predicted"] == from_0["predicted"]
+
+
+def test_as_many_arrivals_of_a_model_as_are_promised_fit_into_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day of them, in microseconds since 1970."""
+    asked: list[PredictionCreateRequest] = []
+
+    def run_job(route: Any, request: PredictionCreateRequest) -> None:
+        asked.append(request)
+        raise InputError("there is no planner")
+
+    monkeypatch.setattr(simulate, "run_job", run_job)
+    path = tmp_path / "arrivals.json"
+    times = [1795336918.123456 + 1.318357 * number for number in range(RECORDED_MAX)]
+    path.write_text(json.dumps({"relu": times}))
+    assert execute([*CREATE, "--twin", "nano", "--recording", str(path)]) == ExitCode.USAGE
+    (request,) = asked
+    _, body = unbind(PREDICTION_CREATE, request)
+    assert len(body) <= RequestLimits().body_bytes
+    assert request.recording is not None
+    late_s = (abs(at_s - 1.318357 * number) for number, at_s in enumerate(request.recording["relu"]))
+    assert max(late_s) < 1e-6
 
 
 def test_a_recording_within_a_day_counts_from_0(

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,10 +23,12 @@ from stageloom.planner.store.replans import trial_infos
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quantile_us
+from stageloom.shared.plan import MAX_MODELS
 
 _CHANGES: Final = 30
 _CURVES_S: Final = 2 * 3600.0
-_CURVE_PAGES: Final = 4
+_CURVE_PAGES: Final = ceil(2 * MAX_MODELS * (_CURVES_S / 60.0 + 1) / TELEMETRY_PAGE)
+"""Of two kinds, a minute's entry of each model that a plan may have."""
 _MINUTE_US: Final = 60_000_000
 _GAP_US: Final = 2 * _MINUTE_US
 

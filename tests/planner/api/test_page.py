@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import unescape
 from http.client import HTTPSConnection
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
@@ -334,14 +334,29 @@ def test_curves_break_where_nothing_was_measured_for_more_than_two_minutes(
     assert text.count("<tr>") == 2 * (1 + 3), "what was not measured is no row of a table"
 
 
-def _measured(store: Store, device: DeviceId, minutes: Sequence[int]) -> list[float]:
+def test_curves_of_many_models_reach_back_as_far_as_those_of_one(
+    viewer: Browser, store: Store, device: DeviceId
+) -> None:
+    """More entries than four pages of telemetry take."""
+    models = [f"m{number:02d}" for number in range(20)]
+    measured = _measured(store, device, range(-105, 6), models)
+    charts = _charts(viewer.see(f"/ui/devices/{device}/curves"))
+    assert len(charts) == 2
+    for chart in charts:
+        assert chart["models"] == models and chart["moments"] == measured
+        assert all(None not in values for values in chart["values"])
+
+
+def _measured(
+    store: Store, device: DeviceId, minutes: Sequence[int], models: Sequence[str] = ("relu",)
+) -> list[float]:
     """Have a device measure in these of the last minutes; returns when that was, in seconds since 1970."""
     start_us = (round(1e6 * time()) // 60_000_000 - 6) * 60_000_000
     moments = [start_us + minute * 60_000_000 for minute in minutes]
     told: list[tuple[int, RowKind, RowData]] = []
-    for place, at_us in enumerate(moments):
-        told.append((at_us, RowKind.QUEUE_SAMPLE, QueueSample("relu", 4 + place, 10, 20)))
-        told.append((at_us, RowKind.LATENCY_HISTOGRAM, histogram_of("relu", [1000] * 100)))
+    for (place, at_us), name in product(enumerate(moments), models):
+        told.append((at_us, RowKind.QUEUE_SAMPLE, QueueSample(name, 4 + place, 10, 20)))
+        told.append((at_us, RowKind.LATENCY_HISTOGRAM, histogram_of(name, [1000] * 100)))
     rows = [
         StoredRow(7, number, at_us, kind, encode_row(Row(at_us, data)), data)
         for number, (at_us, kind, data) in enumerate(told)

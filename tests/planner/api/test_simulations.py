@@ -1,16 +1,21 @@
 """Predictions over the API: in the search pool or the client's process, in parts, until cancelled."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.offline import StoreClient
 from stageloom.planner.api.problem import ApiRefused
+from stageloom.planner.cli.app import execute
 from stageloom.planner.schema.job import JobState
 from stageloom.planner.schema.plan import ArrivalRate
-from stageloom.planner.schema.prediction import ArrivalKind, PredictionCreateRequest
+from stageloom.planner.schema.prediction import RECORDED_MAX, ArrivalKind, PredictionCreateRequest
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.twin.device_file import device_toml, load_device
+from stageloom.shared.errors import ExitCode
 from stageloom.shared.ids import DeviceId
 from tests.planner.world import World
 
@@ -78,3 +83,16 @@ def test_a_long_simulation_tells_how_far_it_is_and_ends_when_it_is_cancelled(cli
     client.cancel(job.job)
     *_, end = client.follow(job.job)
     assert end.state is JobState.CANCELLED and 50 in sizes
+
+
+def test_a_recording_of_more_than_a_request_takes_is_refused_with_its_arrivals(
+    client: PlannerClient, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each model has no more than it may; both together are too many."""
+    file = tmp_path / "arrivals.json"
+    times = [0.123456 + number for number in range(RECORDED_MAX)]
+    file.write_text(json.dumps({"diamond": times, "other": times}))
+    command = ["prediction", "create", "tuned", "--twin", "nano", "--recording", str(file)]
+    assert execute([*command, "--data-dir", str(world.home)]) == ExitCode.USAGE
+    said = f"{file} has 131072 arrivals of all models together: the body is larger than 1048576 bytes; cut it"
+    assert said in capsys.readouterr().err
