@@ -1,5 +1,7 @@
 """From telemetry to arrivals and windows, and what predictions are compared by."""
 
+import pickle
+
 import pytest
 
 from stageloom.planner.twin.arrivals import Counted, Periodic
@@ -11,6 +13,7 @@ from stageloom.planner.twin.replay import (
     measured_window,
     relative_errors,
 )
+from stageloom.planner.twin.simulation import PARTS, Simulation, advanced, begun
 from stageloom.planner.twin.window import join
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -96,6 +99,18 @@ def test_a_window_lasts_as_long_as_its_counters_cover_together() -> None:
     rows += [Row(second * SECOND, counters("b", 1)) for second in (1, 2, 15)]
     found = measured_window(rows, bound.plan, 0, 15 * SECOND)
     assert found is not None and (found.completed, found.seconds) == (6, 15.0)
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0.5, 50), (3.0, 50), (5.04, 50), (7.0, 70), (60.0, 600)])
+def test_a_simulation_in_parts_looks_at_the_queues_at_even_distances(seconds: float, looks: int) -> None:
+    """At least once in each part, and as often as a device does where that is more."""
+    bound = chains(1)
+    load = {"a": Periodic(rate_per_s=10.0)}
+    state = begun(Simulation(bound, measured(bound, {"a": 0.004}), load, seconds, 0))
+    state = advanced(state, seconds, 1e9)
+    assert state.done == PARTS
+    seen_s = [glance.at_s for glance in join(pickle.loads(state.windows)).glances]
+    assert seen_s == pytest.approx([min(0.1, seconds / PARTS) * (one + 1) for one in range(looks)])
 
 
 def test_windows_join_to_the_window_over_all_of_them() -> None:
