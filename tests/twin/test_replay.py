@@ -82,6 +82,19 @@ def test_telemetry_of_a_window_reads_back_as_the_window() -> None:
     assert errors["mean_latency_ms"] == pytest.approx(0.0, abs=0.05)
 
 
+def test_tasks_lost_are_compared_per_second_whatever_the_length_of_either_side() -> None:
+    """One in ten is refused, over a minute that was predicted and ten seconds that were measured."""
+    bound = chains(1)
+    seen = [Row(second * SECOND, TaskCounters("a", SECOND, 50, 45, 5, 0, 0, 0)) for second in range(1, 61)]
+    minute, ten = (measured_window(seen, bound.plan, 0, last * SECOND) for last in (60, 10))
+    assert minute is not None and ten is not None
+    predicted, found = figures(minute), figures(ten)
+    assert (predicted["a.lost"], found["a.lost"]) == (300.0, 50.0)
+    assert predicted["a.lost_per_s"] == pytest.approx(5.0)
+    errors = relative_errors(predicted, found)
+    assert errors["a.lost_per_s"] == pytest.approx(0.0) and "a.lost" not in errors
+
+
 def test_an_interval_that_began_before_the_plan_does_not_count() -> None:
     bound = chains(1)
     rows: list[tuple[int, RowData]] = [(SECOND, counters("a", 9)), (2 * SECOND, counters("a", 4))]
