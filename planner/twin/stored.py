@@ -7,7 +7,7 @@ beside somebody else's load: the twin is not fitted to those, and says so.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,7 +29,6 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import names_resources
-from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.arrangements import ON_GPU
 from stageloom.shared.search.costs import CostTable
 
@@ -95,24 +94,25 @@ def stored_times(
     if disturbed is not None and disturbed >= DISTURBED:
         left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
     elif (fitted := _fitted(device, known, at_one, samples)) is not None:
-        beside = _on_others(costs, lambda _: fitted.costs.rates)
+        beside = {
+            executor: other if _learned(other) else replace(other, rates=fitted.costs.rates)
+            for executor, other in costs.beside.items()
+        }
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages, beside=beside))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
-    rates = known.rates(bound.plan.executor.precision)
-    beside = _on_others(costs, lambda executor: known.rates(executor.precision))
-    table = replace(costs, rates=costs.rates if _learned(costs) else rates, beside=beside)
+    table = replace(
+        _rated(costs, known, bound.plan.executor),
+        beside={executor: _rated(other, known, executor) for executor, other in costs.beside.items()},
+    )
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}{left_out}"
 
 
-def _on_others(
-    costs: CostTable, rates: Callable[[ExecutorOptions], DeviceRates]
-) -> dict[ExecutorOptions, CostTable]:
-    """What is known on a plan's further executors; estimates by these rates where stages taught no others."""
-    return {
-        executor: table if _learned(table) else replace(table, rates=rates(executor))
-        for executor, table in costs.beside.items()
-    }
+def _rated(costs: CostTable, device: DeviceFile, executor: ExecutorOptions) -> CostTable:
+    """What is known on an executor, with the device's rates where stages taught no others."""
+    if _learned(costs):
+        return costs
+    return replace(costs, rates=device.rates_beside(bool(costs.measured_s), executor.precision))
 
 
 def _learned(costs: CostTable) -> bool:
