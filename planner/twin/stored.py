@@ -93,26 +93,31 @@ def stored_times(
     left_out = ""
     if disturbed is not None and disturbed >= DISTURBED:
         left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
-    elif (fitted := _fitted(device, known, at_one, samples)) is not None:
-        beside = {
-            executor: other if _learned(other) else replace(other, rates=fitted.costs.rates)
-            for executor, other in costs.beside.items()
-        }
+    elif (fitted := _fitted(device, known, at_one, samples, bound.plan.executor.precision)) is not None:
+        beside = _rated_beside(costs, fitted.device, fitted=True)
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages, beside=beside))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
-    table = replace(
-        _rated(costs, known, bound.plan.executor),
-        beside={executor: _rated(other, known, executor) for executor, other in costs.beside.items()},
-    )
+    table = replace(_rated(costs, known, bound.plan.executor), beside=_rated_beside(costs, known))
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}{left_out}"
 
 
-def _rated(costs: CostTable, device: DeviceFile, executor: ExecutorOptions) -> CostTable:
+def _rated(
+    costs: CostTable, device: DeviceFile, executor: ExecutorOptions, *, fitted: bool = False
+) -> CostTable:
     """What is known on an executor, with the device's rates where stages taught no others."""
     if _learned(costs):
         return costs
-    return replace(costs, rates=device.rates_beside(bool(costs.measured_s), executor.precision))
+    return replace(costs, rates=device.rates_beside(fitted or bool(costs.measured_s), executor.precision))
+
+
+def _rated_beside(
+    costs: CostTable, device: DeviceFile, *, fitted: bool = False
+) -> dict[ExecutorOptions, CostTable]:
+    """The same of a plan's further executors, each in its own precision."""
+    return {
+        executor: _rated(other, device, executor, fitted=fitted) for executor, other in costs.beside.items()
+    }
 
 
 def _learned(costs: CostTable) -> bool:
@@ -126,14 +131,19 @@ def _whole(store: ReadStore, device: DeviceId, samples: Sequence[StepSample]) ->
 
 
 def _fitted(
-    device: DeviceId, base: DeviceFile, costs: CostTable, samples: Sequence[StepSample]
+    device: DeviceId, base: DeviceFile, costs: CostTable, samples: Sequence[StepSample], precision: str
 ) -> Calibrated | None:
     complete = [sample for sample in samples if _measured(costs, sample)]
     if not complete:
         return None
-    source = f"steps that {device} served"
+    measured = DeviceMeasurements(
+        operators=costs.measured_s,
+        steps=complete,
+        precision=precision,
+        source=f"steps that {device} served",
+    )
     try:
-        return calibrate(base, DeviceMeasurements(operators=costs.measured_s, steps=complete, source=source))
+        return calibrate(base, measured)
     except InputError:  # nothing but parallel groups was served: the costs as they are must do
         return None
 

@@ -10,6 +10,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
+from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
@@ -73,7 +74,9 @@ class Device:
         ]
         plan = compose(choices)
         first, *further = executors
-        combined = tuple(replace(block, executor=at if further else 0) for at, block in enumerate(plan.combined))
+        combined = tuple(
+            replace(block, executor=at if further else 0) for at, block in enumerate(plan.combined)
+        )
         return bind(
             replace(plan, combined=combined, executor=first, further_executors=tuple(further)), graphs
         )
@@ -112,6 +115,22 @@ def test_operators_that_were_measured_in_a_precision_need_no_published_figures_f
     assert source.startswith("operators measured on")
     expected_s = OPERATORS * US[ONE] * 1e-6 + times.device.step_s + times.device.item_s
     assert times.of_plan(bound).step(0, 1, (1,)).seconds == pytest.approx(expected_s)
+    device.store.close()
+
+
+def test_a_fitted_twin_rates_each_executor_in_its_own_precision(tmp_path: Path) -> None:
+    device, base = Device(tmp_path), load_device("nano")
+    narrow = replace(TWO, precision="fp16")
+    for name in device.artifacts:
+        device.measures(name, ONE)
+    bound = device.plan(ONE, narrow)
+    device.store.write(add_plan, "served", bound.plan, "sequential")
+    device.tells(StepTimings(bound.plan.digest[:PLAN_CHARS], 0, 1, 30, 30 * 300, 300))
+    times, source = stored_times(device.store, NANO, bound, base)
+    assert source.endswith("fitted to 1 programs that it served")
+    known = times.costs
+    assert known.under(ONE).rates.flop_per_s == base.fp32_flop_per_s
+    assert known.under(narrow).rates.flop_per_s == base.fp16_flop_per_s
     device.store.close()
 
 
