@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stageloom.planner.costs.measured import device_costs, plan_costs
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import whole_times
@@ -75,7 +76,8 @@ def stored_times(
     known = base or base_device(device_class, bound.plan.executor.name)
     held = store.read(calibration_of, device)
 
-    costs = plan_costs(store, held.costs_key, bound.plan, graph_of=store.graph, taught_by=held.taught_by)
+    graphs = {model.plan.artifact: model.source for model in bound.models}
+    costs = costs_there(store, device, bound.plan, graphs)
     if not any(table.measured_s for table in (costs, *costs.beside.values())):
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
@@ -95,7 +97,8 @@ def stored_times(
         left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
     elif (fitted := _fitted(device, known, at_one, samples, bound.plan.executor.precision)) is not None:
         beside = _rated_beside(costs, fitted.device, fitted=True)
-        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages, beside=beside))
+        known_there = replace(fitted.costs, stages=costs.stages, parts=costs.parts, beside=beside)
+        times = StepTimes(fitted.device, known_there)
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     table = replace(_rated(costs, known, bound.plan.executor), beside=_rated_beside(costs, known))
     where = device if held.own else device_class.partition(";")[0]
