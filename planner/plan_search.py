@@ -10,7 +10,8 @@ import msgspec
 from stageloom.planner.api.jobs import Job, JobCancelled
 from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
-from stageloom.planner.costs.measured import costs_on, plan_costs, trained_policy
+from stageloom.planner.costs.measured import costs_on, trained_policy
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.schema.explanation import PlanEvaluation
 from stageloom.planner.schema.plan import ModelOptions as Choice
@@ -261,16 +262,8 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
         InputError: there is no such device or plan, or a model of the plan was removed.
     """
     decoded = decode_plan(store.read(plan_info, plan).wire)
-    calibration = store.read(calibration_of, device)
     graphs = {model.artifact: store.graph(model.artifact) for model in decoded.models}
-    costs = plan_costs(
-        store,
-        calibration.costs_key,
-        decoded,
-        graph_of=store.graph,
-        now_us=now_us,
-        taught_by=calibration.taught_by,
-    )
+    costs = costs_there(store, device, decoded, graphs, now_us=now_us)
     return unsure_blocks(bind(decoded, graphs), costs)
 
 

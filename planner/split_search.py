@@ -7,34 +7,31 @@ plan. Both resources run one of the executors of which all that is known.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import combinations_with_replacement
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace as replace_struct
 
-from stageloom.planner.costs.measured import device_costs, plan_costs
+from stageloom.planner.costs.measured_parts import (
+    costs_there,
+    operator_nodes,
+    part_costs,
+    split_measurements,
+)
 from stageloom.planner.plan_search import model_choices
 from stageloom.planner.replan.predict import CostPrediction, predict
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
-from stageloom.planner.store.costs import calibration_of
-from stageloom.planner.store.devices import device_info
-from stageloom.planner.store.machines import TRIED, Machine, machine_of, whole_times
-from stageloom.planner.store.parts import handover_of, part_samples_of, parts_since
+from stageloom.planner.store.machines import TRIED, Machine, machine_of
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, PlanError
-from stageloom.shared.graph import Graph
-from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice
-from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitter, splitters
 from stageloom.shared.search.measured_splits import (
     OperatorNodes,
     SplitMeasurements,
-    alike,
     batch_splits,
-    part_samples,
     split_problem,
 )
 from stageloom.shared.search.part_costs import PartCosts
@@ -224,7 +221,7 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
     most_s = GAIN * measured.session_s[0]
     found = {one.plan.digest: one for one in proposed if one.splits and one.seconds < most_s}
     return Entrants(
-        tuple(found.values()), {choice.artifact: _part_costs(choice, measured.nodes, measured.times[0])}
+        tuple(found.values()), {choice.artifact: part_costs(choice.graph, measured.nodes, measured.times[0])}
     )
 
 
@@ -242,24 +239,13 @@ def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: R
     if times[1].session_s < times[0].session_s:
         times.reverse()
         pair = ResourcePair(pair.executors[::-1], pair.cores[::-1])
-    return MeasuredModel(choice, _nodes(store, choice.artifact), pair, (times[0], times[1]))
-
-
-def _nodes(store: ReadStore, artifact: Digest) -> OperatorNodes:
-    if find_spec("onnx") is None:
-        raise InputError(
-            "splitting operators needs onnx, to read what their nodes do",
-            remedy="pip install 'stageloom[planner,onnx]'",
-        )
-    from stageloom.shared.importer.splittable import SplitReader
-
-    return SplitReader(store.load_artifact(artifact))
+    return MeasuredModel(choice, operator_nodes(store, choice.artifact), pair, (times[0], times[1]))
 
 
 def _times(
     store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions
 ) -> SplitMeasurements:
-    known = _known(store, device, choice, options)
+    known = split_measurements(store, device, choice.artifact, choice.graph, options)
     if known is None:
         threads = f" --threads {options.intra_op_threads}" if options.intra_op_threads > 1 else ""
         command = f"device profile {device} --model {choice.name} --executor {options.name}{threads} --splits"
@@ -270,35 +256,6 @@ def _times(
             f"it needs {2 * options.intra_op_threads} cores there",
         )
     return known
-
-
-def _known(
-    store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions
-) -> SplitMeasurements | None:
-    """What was measured of a model on an executor; None where some of it was not."""
-    artifact, graph = choice.artifact, choice.graph
-    device_class = store.read(device_info, device).device_class
-    parts = store.read(part_samples_of, device_class, artifact, options)
-    handover = store.read(handover_of, device_class, options)
-    way = ExecutorOptions(name=options.name, intra_op_threads=options.intra_op_threads)
-    session_s = store.read(whole_times, device, [artifact]).get(artifact, {}).get((way, 1))
-    if not parts or handover is None or session_s is None or session_s == float("inf"):
-        return None
-    held = store.read(calibration_of, device)
-    # Parts of before a drift compare with operators of before it, which the class has.
-    same = not held.own or store.read(parts_since, device, device_class, artifact, options, held.at_us)
-    key = held.costs_key if same else device_class
-    table = device_costs(store, key, options, [(artifact, 1)], graph_of=store.graph)
-    operators = [OpId(op) for op in range(len(graph.operators))]
-    if not all(table.is_measured(artifact, op, 1) for op in operators):
-        return None  # parts and the whole model are scaled to their sum, which no estimate may be in
-    return SplitMeasurements(
-        alone_s=tuple(table.operator_s(artifact, graph, op) for op in operators),
-        parts=parts,
-        session_s=session_s,
-        handover_s=handover.seconds,
-        copy_bytes_per_s=handover.copy_bytes_per_s,
-    )
 
 
 def _pairs(
@@ -321,7 +278,11 @@ def _pairs(
         named = [(first, first)]
     else:
         ways = [replace(first, name=one) for one in TRIED if one in machine.executors]
-        known = [one for one in ways if _known(store, device, choice, one) is not None]
+        known = [
+            one
+            for one in ways
+            if split_measurements(store, device, choice.artifact, choice.graph, one) is not None
+        ]
         named = list(combinations_with_replacement(known, 2)) or [(first, first)]
     for pair in named:
         for options in pair:
@@ -371,51 +332,3 @@ def _gain(best: SplitCandidate) -> str:
     said = " and ".join(counted(number, noun) for number, noun in counts if number)
     beside = " of runs beside each other" if best.beside else ""
     return f"{best.name}, {said}{beside}, predicted to take {1e3 * best.seconds:.3g} ms"
-
-
-# Costs
-
-
-def costs_there(store: ReadStore, device: DeviceId, plan: Plan, graphs: Mapping[Digest, Graph]) -> CostTable:
-    """The costs of a plan's executors on a device, with what is known of parts of its split models.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    held = store.read(calibration_of, device)
-    costs = plan_costs(store, held.costs_key, plan, graph_of=store.graph, taught_by=held.taught_by)
-    return _with_part_costs(store, device, costs, plan, graphs)
-
-
-def _with_part_costs(
-    store: ReadStore, device: DeviceId, costs: CostTable, plan: Plan, graphs: Mapping[Digest, Graph]
-) -> CostTable:
-    """The costs with what is known of parts of the plan's split models; see `PartCosts`."""
-    split = [
-        ModelChoice(name=model.name, artifact=model.artifact, graph=graphs[model.artifact])
-        for model in plan.models
-        if model.splits
-    ]
-    if not split or find_spec("onnx") is None:
-        return costs
-    tables = {}
-    for options in plan.executors:
-        known = {
-            choice.artifact: _part_costs(choice, _nodes(store, choice.artifact), times)
-            for choice in split
-            if (times := _known(store, device, choice, options)) is not None
-        }
-        tables[options] = replace(costs.under(options), parts=known)
-    first = tables.pop(plan.executor)
-    return replace(first, beside=tables)
-
-
-def _part_costs(choice: ModelChoice, nodes: OperatorNodes, times: SplitMeasurements) -> PartCosts:
-    axes = [nodes.axes(op) for op in range(len(choice.graph.operators))]
-    ratio = times.session_s / sum(times.alone_s)
-    return PartCosts(
-        samples_s=part_samples(axes, alike(choice.graph, nodes), times.parts),
-        border=max(1.0 / ratio - 1.0, 0.0),
-        handover_s=times.handover_s,
-        copy_bytes_per_s=times.copy_bytes_per_s,
-    )

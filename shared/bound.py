@@ -16,7 +16,7 @@ from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import split_violations, violations
 from stageloom.shared.partition import Axis, splits_text
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
-from stageloom.shared.schedule import OWN_RESOURCE, Schedule, resources_named
+from stageloom.shared.schedule import OWN_RESOURCE, Schedule, names_resources, resources_named
 from stageloom.shared.split_graph import SplitOrigin, derive
 
 
@@ -158,6 +158,11 @@ class BoundPlan:
     def splits(self) -> bool:
         """Whether an operator of a model is split."""
         return any(model.origins for model in self.models)
+
+    @cached_property
+    def names_resources(self) -> bool:
+        """Whether a group of a combined block runs on a resource that its schedule names."""
+        return any(names_resources(block.plan.schedule) for block in self.combined)
 
     @cached_property
     def precisions(self) -> tuple[str, ...]:

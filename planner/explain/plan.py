@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import explain_block
 from stageloom.planner.explain.splits import explain_splits, unsplit_s
@@ -15,7 +16,6 @@ from stageloom.planner.schema.explanation import (
     RelatedPlan,
 )
 from stageloom.planner.schema.replan import TrialInfo
-from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.costs import calibration_of, measured_operators, measured_stages, schedules_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.generations import device_of_plan, generation_history

@@ -2,12 +2,12 @@
 
 import json
 
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.export.dot import dot_text
 from stageloom.planner.export.ort_partition import partition
 from stageloom.planner.export.perfetto import chrome_trace
 from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.plan import ExportedFile, ExportFormat, PlanExport
-from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore

@@ -7,10 +7,10 @@ import msgspec
 
 from stageloom.planner.costs.drift import traced_stages
 from stageloom.planner.costs.measured import plan_costs
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.replan.predict import block_costs, predict
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
-from stageloom.planner.split_search import costs_there
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.replans import trial_infos

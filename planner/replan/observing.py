@@ -8,6 +8,7 @@ from typing import Final
 
 from stageloom.planner.costs.drift import Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
+from stageloom.planner.costs.measured_parts import with_parts
 from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
@@ -77,6 +78,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         loads = loads_of(begun.alarm)
         barred = view.read(barred_plans, device, environment, barred_since_us, loads)
     held = begun.calibration
+    graphs = {model.artifact: store.graph(model.artifact) for model in incumbent.models}
     learned = store.read(
         fitting_policy, "maddpg", environment, [model.artifact for model in incumbent.models]
     )
@@ -87,8 +89,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         desired=begun.desired,
         loads=loads,
         samples=begun.alarm.samples,
-        graphs={model.artifact: store.graph(model.artifact) for model in incumbent.models},
-        costs=costs,
+        graphs=graphs,
+        costs=with_parts(store, device, costs, (incumbent, *proven), graphs),
         proven=proven,
         barred=tuple(barred),
         settings=begun.settings,

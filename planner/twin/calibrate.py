@@ -100,6 +100,7 @@ class DeviceMeasurements:
     spreads: Sequence[float] | None = None  # seconds of single steps over their means
     step_s: float | None = None  # between two steps of a lane that has work
     task_s: float | None = None
+    precision: str = "fp32"  # of the steps and operators
     source: str
 
 
@@ -136,7 +137,7 @@ def calibrate(base: DeviceFile, measured: DeviceMeasurements) -> Calibrated:
         task_s=base.task_s if measured.task_s is None else measured.task_s,
         noise=base.noise if measured.spreads is None else noise_quantiles(measured.spreads),
     )
-    rates = replace(device.rates(), contention=base.groups_interference)
+    rates = device.rates_beside(True, measured.precision)
     at_one = dict.fromkeys((artifact for artifact, _ in operators), 1)  # as the steps that were fitted
     costs = CostTable(measured_s=operators, measured_at=at_one, rates=rates)
     contention, barrier_s = _fit_groups(StepTimes(device, costs), measured.steps)

@@ -74,6 +74,21 @@ class DeviceFile:
             threads=self.multiprocessors * self.threads_per_multiprocessor,
         )
 
+    def rates_beside(self, measured: bool, precision: str) -> DeviceRates:
+        """As `rates`; where operators were measured, those for fp32 stand in for a precision without figures.
+
+        There they scale batches and say what groups cost: neither is a reason to refuse what is known.
+
+        Raises:
+            InputError: nothing was measured, and the device has no figures for this precision.
+        """
+        try:
+            return self.rates(precision)
+        except InputError:
+            if not measured:
+                raise
+            return self.rates()
+
 
 _TEXTS: Final = frozenset({"name", "title", "kind", "sources"})
 _WHOLE: Final = frozenset({"multiprocessors", "threads_per_multiprocessor", "cores"})

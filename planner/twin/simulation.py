@@ -14,7 +14,7 @@ from stageloom.planner.twin.arrivals import Process
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.replay import figures
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import join
+from stageloom.planner.twin.window import SAMPLE_EVERY_S, join, usual_samples
 from stageloom.shared.bound import BoundPlan
 
 PARTS: Final = 50
@@ -52,9 +52,12 @@ def advanced(before: SimulatedParts, seconds: float, wall_s: float) -> Simulated
     began_s = time.monotonic()
     twin: Twin = pickle.loads(before.twin)  # what `begun` or this function made
     done, windows = before.done, []
+    every_s = min(SAMPLE_EVERY_S, seconds / PARTS)  # as often as a device, and once in each part
     while done < PARTS:
         done += 1
-        windows.append(twin.run(seconds * done / PARTS - twin.now_s))
+        part_s = seconds * done / PARTS - twin.now_s
+        samples = usual_samples(part_s, begin_s=twin.now_s, every_s=every_s)
+        windows.append(twin.run(part_s, sample_at_s=samples))
         if time.monotonic() - began_s >= wall_s:
             break
     return SimulatedParts(done, pickle.dumps(twin), pickle.dumps(windows))

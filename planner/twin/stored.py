@@ -7,11 +7,12 @@ beside somebody else's load: the twin is not fitted to those, and says so.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stageloom.planner.costs.measured import device_costs, plan_costs
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import whole_times
@@ -29,7 +30,6 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import PLAN_CHARS, RowKind, StepTimings
 from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import names_resources
-from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.arrangements import ON_GPU
 from stageloom.shared.search.costs import CostTable
 
@@ -76,7 +76,8 @@ def stored_times(
     known = base or base_device(device_class, bound.plan.executor.name)
     held = store.read(calibration_of, device)
 
-    costs = plan_costs(store, held.costs_key, bound.plan, graph_of=store.graph, taught_by=held.taught_by)
+    graphs = {model.plan.artifact: model.source for model in bound.models}
+    costs = costs_there(store, device, bound.plan, graphs)
     if not any(table.measured_s for table in (costs, *costs.beside.values())):
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
@@ -94,24 +95,31 @@ def stored_times(
     left_out = ""
     if disturbed is not None and disturbed >= DISTURBED:
         left_out = f"; what it served took {disturbed:.2f} times as long as alone, and is left out"
-    elif (fitted := _fitted(device, known, at_one, samples)) is not None:
-        beside = _on_others(costs, lambda _: fitted.costs.rates)
-        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages, beside=beside))
+    elif (fitted := _fitted(device, known, at_one, samples, bound.plan.executor.precision)) is not None:
+        beside = _rated_beside(costs, fitted.device, fitted=True)
+        known_there = replace(fitted.costs, stages=costs.stages, parts=costs.parts, beside=beside)
+        times = StepTimes(fitted.device, known_there)
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
-    rates = known.rates(bound.plan.executor.precision)
-    beside = _on_others(costs, lambda executor: known.rates(executor.precision))
-    table = replace(costs, rates=costs.rates if _learned(costs) else rates, beside=beside)
+    table = replace(_rated(costs, known, bound.plan.executor), beside=_rated_beside(costs, known))
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}{left_out}"
 
 
-def _on_others(
-    costs: CostTable, rates: Callable[[ExecutorOptions], DeviceRates]
+def _rated(
+    costs: CostTable, device: DeviceFile, executor: ExecutorOptions, *, fitted: bool = False
+) -> CostTable:
+    """What is known on an executor, with the device's rates where stages taught no others."""
+    if _learned(costs):
+        return costs
+    return replace(costs, rates=device.rates_beside(fitted or bool(costs.measured_s), executor.precision))
+
+
+def _rated_beside(
+    costs: CostTable, device: DeviceFile, *, fitted: bool = False
 ) -> dict[ExecutorOptions, CostTable]:
-    """What is known on a plan's further executors; estimates by these rates where stages taught no others."""
+    """The same of a plan's further executors, each in its own precision."""
     return {
-        executor: table if _learned(table) else replace(table, rates=rates(executor))
-        for executor, table in costs.beside.items()
+        executor: _rated(other, device, executor, fitted=fitted) for executor, other in costs.beside.items()
     }
 
 
@@ -126,14 +134,19 @@ def _whole(store: ReadStore, device: DeviceId, samples: Sequence[StepSample]) ->
 
 
 def _fitted(
-    device: DeviceId, base: DeviceFile, costs: CostTable, samples: Sequence[StepSample]
+    device: DeviceId, base: DeviceFile, costs: CostTable, samples: Sequence[StepSample], precision: str
 ) -> Calibrated | None:
     complete = [sample for sample in samples if _measured(costs, sample)]
     if not complete:
         return None
-    source = f"steps that {device} served"
+    measured = DeviceMeasurements(
+        operators=costs.measured_s,
+        steps=complete,
+        precision=precision,
+        source=f"steps that {device} served",
+    )
     try:
-        return calibrate(base, DeviceMeasurements(operators=costs.measured_s, steps=complete, source=source))
+        return calibrate(base, measured)
     except InputError:  # nothing but parallel groups was served: the costs as they are must do
         return None
 

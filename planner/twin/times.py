@@ -7,7 +7,9 @@ With the launch list of the mask (`stageloom.shared.launch_list.lower`), per ite
 
 and per stage of items, under a full barrier, the formula of `stageloom.shared.search.costs`,
 
-    stage = least + contention * (total - least) + barrier (several items),   least = max(longest, work).
+    stage = least + contention * (total - least) + barrier (several items),   least = max(longest, work),
+
+or, of a schedule that names resources, the most that one takes for its items in turn, and the barrier.
 
 Other schedules (streams, `barrier=data`) run as a fluid (`stageloom.shared.search.makespan`). The step takes
 the sum of its stages and `step_s`. Its share is the work of its operators over its seconds; work is the
@@ -15,7 +17,7 @@ seconds for which an operator would need the whole device: its roofline on a GPU
 on a CPU.
 
 Beside steps that keep the other cores of a CPU a step's groups find none to run on, and its items come one
-after another (`StepTime.crowded_s`), but for groups that each have a resource of their own.
+after another (`StepTime.crowded_s`), but for those on resources that the schedule names.
 
 Operators take `CostTable.operator_s` of the batch bucket. A stage that was measured whole, with all
 members at their largest batch, which is the same of all, takes what was measured; others what the model of
@@ -42,6 +44,7 @@ from stageloom.shared.schedule import OWN_RESOURCE, Group, StageSchedule
 from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest, stage_batch
 from stageloom.shared.search.makespan import launch_list_s
 from stageloom.shared.search.split_costs import split_costs
+from stageloom.shared.search.stage_costs import resources_s
 
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
 """A member of a combined block: artifact, graph, block, and its plan's batch."""
@@ -92,8 +95,9 @@ class StepTimes:
 
     def of_plan(self, bound: BoundPlan) -> "PlanTimes":
         """The times of one plan's steps."""
-        if bound.splits:  # its costs are of no other plan
-            own = StepTimes(self.device, split_costs(self.costs, bound))
+        costs = split_costs(self.costs, bound)
+        if costs is not self.costs:  # they are of no other plan
+            own = StepTimes(self.device, costs)
             return PlanTimes([own._block(bound, index) for index in range(len(bound.combined))], bound)
         return PlanTimes([self._block(bound, index) for index in range(len(bound.combined))], bound)
 
@@ -248,7 +252,7 @@ class BlockTimes:
                 work_s=sum(sum(works[op] for op in item.ops) for item in items),
                 operators_s=sum(sum(seconds[op] for op in item.ops) for item in items),
                 merge=items[0].merge,
-                apart=_apart(items),
+                resources=tuple(item.resource for item in items),
             )
             for items in stages
         ]
@@ -299,7 +303,7 @@ class BlockTimes:
         On a CPU groups that slow each other keep their cores for as long as that takes them; what a GPU is
         asked to compute stays the same.
         """
-        if not self._times.device.cores or len(stage.items_s) == 1 or not stage.least_s:
+        if not self._times.device.cores or len(stage.items_s) == 1 or stage.apart or not stage.least_s:
             return stage.work_s
         return stage.work_s * max((seconds - self._costs.rates.barrier_s) / stage.least_s, 1.0)
 
@@ -344,16 +348,16 @@ class BlockTimes:
 
     def _stage_s(self, stage: "StageParts", full: bool) -> float:
         rates, groups = self._costs.rates, stage.groups
+        if stage.apart:
+            return resources_s(stage.resources, stage.items_s) + rates.barrier_s
         measured_s = self._measured.get(groups) if full and not stage.merge else None
         if measured_s is not None:
             return measured_s
-        if self._learned is not None and not stage.merge and not stage.apart:
+        if self._learned is not None and not stage.merge:
             alone_s = sum(self._learned.operators_s[op] for group in groups for op in group)
             return self._learned.stage_s(groups) * (stage.operators_s / alone_s if alone_s > 0.0 else 1.0)
         if len(stage.items_s) == 1:
             return stage.items_s[0]
-        if stage.apart:
-            return max(stage.items_s) + rates.barrier_s
         return stage.least_s + rates.contention * (stage.total_s - stage.least_s) + rates.barrier_s
 
 
@@ -365,7 +369,12 @@ class StageParts(NamedTuple):
     work_s: float
     operators_s: float  # all operators alone, without what items cost beside them
     merge: bool
-    apart: bool = False  # each group on a resource of its own: none is in another's way
+    resources: tuple[int, ...]  # per group
+
+    @property
+    def apart(self) -> bool:
+        """Whether several groups run on resources that the schedule names."""
+        return len(self.resources) > 1 and set(self.resources) != {OWN_RESOURCE}
 
     @property
     def total_s(self) -> float:
@@ -376,12 +385,6 @@ class StageParts(NamedTuple):
     def least_s(self) -> float:
         """With nothing in each other's way."""
         return min(max(*self.items_s, self.work_s), self.total_s)
-
-
-def _apart(items: Sequence[Item]) -> bool:
-    """Whether several items name a resource each, and no two the same."""
-    named = {item.resource for item in items} - {OWN_RESOURCE}
-    return 1 < len(items) == len(named)
 
 
 def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:

@@ -268,9 +268,13 @@ SAMPLE_EVERY_S: Final = 0.1
 """As often as an agent samples its queues."""
 
 
-def usual_samples(seconds: float) -> list[float]:
-    """When a device samples its queues in a window of so many seconds, unless told otherwise."""
-    return [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+def usual_samples(seconds: float, *, begin_s: float = 0.0, every_s: float = SAMPLE_EVERY_S) -> list[float]:
+    """When a device samples its queues in a window of so many seconds, unless told otherwise.
+
+    They are multiples of `every_s`, of which the window begins at `begin_s`; counted from its begin.
+    """
+    before, upto = (int(at_s / every_s + 1e-6) for at_s in (begin_s, begin_s + seconds))
+    return [every_s * one - begin_s for one in range(before + 1, upto + 1)]
 
 
 class TargetDevice(Protocol):

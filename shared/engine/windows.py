@@ -136,7 +136,7 @@ def window_length_s(
     length_s = max(length_s, tasks / total_per_s)
     work = [rate * weight for rate, weight in zip(arrivals_per_s, weights_s, strict=True)]
     heavy = (rate for rate, share in zip(arrivals_per_s, work, strict=True) if share >= sum(work) / 10)
-    return max(length_s, *(model_tasks / rate for rate in heavy))
+    return max([length_s, *(model_tasks / rate for rate in heavy)])  # none: many models share the work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

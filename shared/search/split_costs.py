@@ -1,9 +1,10 @@
-"""Costs of a plan's split operators from those of the operators themselves.
+"""Costs of a plan's split operators, and of whole ones on other resources, from those of the operators.
 
 Costs are kept by artifact and operator. A plan that splits a model numbers its operators anew, under a key
 of its own (`BoundModel.graph_key`), so that nothing measured of one graph is taken for the other. Here the
 costs of an artifact are told under that key, each on the executor of the resource that the plan gives it: an
-operator that is whole costs what it did, and a half its share of what its operators cost.
+operator that is whole costs what it did, and a half its share of what its operators cost. Of a model that is
+not split the groups on other resources alone are told, in the plan's own table, under the artifact.
 
 That share is what was measured of parts (`CostTable.parts`); where nothing was, the share of the extent,
 EOP's linear pattern. With parts a join costs a hand-over, the copy of halves that do not lie one behind the
@@ -25,15 +26,16 @@ from stageloom.shared.split_graph import SplitOrigin, SplitRole
 
 
 def split_costs(costs: CostTable, bound: BoundPlan) -> CostTable:
-    """The costs with those of the plan's split models beside them; the same table where no model is split."""
-    if not bound.splits:
+    """The costs with those of the plan's split models and of groups on other resources; the same table where
+    there are neither."""
+    if not bound.splits and not bound.names_resources:
         return costs
     measured_at = dict(costs.measured_at)
     found: dict[tuple[Digest, OpId], float] = {}
     for number, model in enumerate(bound.models):
         if model.origins:
             measured_at[model.graph_key] = costs.measured_at.get(model.plan.artifact, 1)
-            found |= _SplitModel(costs, bound, number).operators_s()
+        found |= _PlacedModel(costs, bound, number).operators_s()
     tables = {
         executor: replace(table, measured_s={**table.measured_s, **found}, measured_at=measured_at)
         for executor, table in costs.beside.items()
@@ -41,24 +43,28 @@ def split_costs(costs: CostTable, bound: BoundPlan) -> CostTable:
     return replace(costs, measured_s={**costs.measured_s, **found}, measured_at=measured_at, beside=tables)
 
 
-class _SplitModel:
-    """One split model of a plan, and where its operators run."""
+class _PlacedModel:
+    """One model of a plan, and where its operators run."""
 
     def __init__(self, costs: CostTable, bound: BoundPlan, number: int) -> None:
         self._costs = costs
         self._model = bound.models[number]
         self._splits = {split.first: split for split in self._model.plan.splits}
         self._under: dict[int, ExecutorOptions] = {}
+        self._away: set[int] = set()
         self._begins_away: set[int] = set()
-        for op, executor, begins_away in _placed(bound, number):
+        for op, executor, away, begins in _placed(bound, number):
             self._under[op] = executor
-            if begins_away:
+            if away:
+                self._away.add(op)
+            if away and begins:
                 self._begins_away.add(op)
 
     def operators_s(self) -> dict[tuple[Digest, OpId], float]:
-        """Seconds of the derived graph's operators, of those that are known."""
+        """Seconds of the derived graph's operators, or of those away from home, as far as they are known."""
         found = {}
-        for op, origin in enumerate(self._model.origins):
+        for op in range(len(self._model.origins)) if self._model.origins else sorted(self._away):
+            origin = self._model.origin(op)
             seconds = self._join_s(op, origin) if origin.role is SplitRole.JOIN else self._part_s(op, origin)
             if seconds is not None:
                 found[self._model.graph_key, OpId(op)] = seconds
@@ -119,9 +125,9 @@ class _SplitModel:
         return 1.0 - first if origin.second else first
 
 
-def _placed(bound: BoundPlan, number: int) -> Iterator[tuple[int, ExecutorOptions, bool]]:
-    """Operators of a model's derived graph, the executor that runs each, and whether a group that names a
-    resource begins there."""
+def _placed(bound: BoundPlan, number: int) -> Iterator[tuple[int, ExecutorOptions, bool, bool]]:
+    """Operators of a model's derived graph, the executor that runs each, whether its group names a resource,
+    and whether the group begins there."""
     for index, combined in enumerate(bound.combined):
         schedule = combined.plan.schedule
         if not isinstance(schedule, StageSchedule):
@@ -130,7 +136,7 @@ def _placed(bound: BoundPlan, number: int) -> Iterator[tuple[int, ExecutorOption
             for place, group in enumerate(stage.groups):
                 resource = stage.resource(place)
                 executor = bound.group_executor(index, 0, resource)
+                away = resource != OWN_RESOURCE
                 for op in group:
                     if combined.members[combined.graph.member_of[op]].model == number:
-                        away = resource != OWN_RESOURCE and op == group[0]
-                        yield combined.graph.model_op(op), executor, away
+                        yield combined.graph.model_op(op), executor, away, op == group[0]

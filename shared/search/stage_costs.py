@@ -9,7 +9,8 @@ also says how sure it is. Where there is no model the groups cost
 over the groups' sums; `work` is the seconds that the whole device would need for the operators, where that is
 known, and else nothing. `contention` 0 means that groups never slow each other down while there is room, 1
 that they run as if one after another; both ends are exact, what lies between is a straight line and nothing
-more.
+more. Groups of a stage that names resources cost the most that one of those takes for its groups, and the
+barrier.
 
 Stages of one group that follow each other on one member have no barrier between them and become one launch of
 all their operators (`stageloom.shared.launch_list`). A schedule therefore costs its *runs*, not those stages
@@ -37,6 +38,17 @@ class Traits:
     moved_s: float  # all its bytes, weights too, at the device's bandwidth
     reads: tuple[tuple[int, float], ...]  # (operator that made it, or -1; seconds) per tensor
     makes: tuple[tuple[int, float], ...]  # (mask of the operators that read it, or -1: others too; seconds)
+
+
+def resources_s(resources: Sequence[int], groups_s: Sequence[float]) -> float:
+    """Seconds of groups on the resources that they name: those of one in turn, in nobody else's way.
+
+    A resource has one thread for the groups of a step. [num_groups] both
+    """
+    sums: dict[int, float] = {}
+    for resource, group_s in zip(resources, groups_s, strict=True):
+        sums[resource] = sums.get(resource, 0.0) + group_s
+    return max(sums.values())
 
 
 @dataclass(frozen=True)
@@ -149,13 +161,10 @@ class StageCosts:
         """
         if stage.merge:
             return self.merged_s[tuple(sorted(stage.operators))]
-        if len(stage.groups) > 1 and len(set(stage.resources)) == len(stage.groups):
-            return self._apart_s(stage)
+        if stage.resources and len(stage.groups) > 1:
+            sums = [sum(self.operators_s[op] for op in group) for group in stage.groups]
+            return resources_s(stage.resources, sums) + self.barrier_s
         return self.stage_s(stage.groups)
-
-    def _apart_s(self, stage: Stage) -> float:
-        """Seconds of groups on a resource each: none is in another's way, as they are where it is one."""
-        return max(sum(self.operators_s[op] for op in group) for group in stage.groups) + self.barrier_s
 
     def is_measured(self, stage: Stage) -> bool:
         """Return whether the stage was measured as a whole; none is kept of groups on other resources."""

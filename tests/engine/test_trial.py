@@ -263,6 +263,14 @@ def test_no_load_is_too_slow_for_a_trial_and_its_length_is_known_beforehand(
     assert result.seconds_s <= core.limit_s
 
 
+def test_a_trial_of_many_evenly_loaded_models_begins() -> None:
+    alike: dict[str, object] = {"models": tuple(map(str, range(12)))}
+    alike |= {name: (0.005,) * 12 for name in ("service_s", "instance_s")}
+    core = TrialCore(setup(**alike, arrivals_per_s=(10.0,) * 12), Random(0))
+    assert core.begin(0.0) == [SaveRecord(RECORD)]
+    assert core.window_s == 0.25
+
+
 def test_short_windows_leave_a_trial_its_minute() -> None:
     assert TrialCore(setup(arrivals_per_s=(100.0,)), Random(0)).limit_s == 60.0
     slow = TrialCore(setup(arrivals_per_s=(0.1,)), Random(0))

@@ -60,6 +60,11 @@ def test_windows_stretch_to_slow_arrivals() -> None:
     assert length_s(0.0, 0.0) == 0.25, "not known"
 
 
+def test_windows_have_a_length_where_no_model_makes_a_tenth_of_the_work() -> None:
+    even = window_length_s([0.005] * 12, arrivals_per_s=[1.0] * 12, weights_s=[0.005] * 12)
+    assert even == pytest.approx(10 / 12), "ten tasks of the mix"
+
+
 def test_busy_seconds_are_compared_per_completed_task() -> None:
     """The candidate spent 0.08 s on 20 tasks, the control 0.1 s on 25: the same per task."""
     assert log_busy_gain(figures(completed=(25,)), figures(busy_s=0.08), (1.0,)) == pytest.approx(0.0)

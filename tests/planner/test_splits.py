@@ -19,7 +19,8 @@ from stageloom.planner.export.plan import export_plan
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import model_choices, record
 from stageloom.planner.replan.compare import trial_comparison
-from stageloom.planner.replan.predict import evaluation_of, serves
+from stageloom.planner.replan.observing import observe
+from stageloom.planner.replan.predict import evaluation_of, predict, serves
 from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import (
     ArrivalRate,
@@ -51,8 +52,9 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.splittable import SplitReader
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.control import Alarm, Origin
 from stageloom.shared.messages.telemetry import (
+    KIND_OF,
     PLAN_CHARS,
     CoreRange,
     ExecutorFact,
@@ -70,6 +72,7 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
@@ -106,7 +109,7 @@ class Rig:
 
     def tells(self, *rows: RowData) -> None:
         for data in rows:
-            write = TelemetryWrite(NANO, (row(self._rows, data),), ())
+            write = TelemetryWrite(NANO, (row(self._rows, data, kind=KIND_OF[type(data)]),), ())
             self._rows += 1
             LinkStore(self.store).append_telemetry([write])
 
@@ -286,6 +289,21 @@ def test_every_figure_of_a_split_plan_counts_the_parts_that_were_measured(rig: R
     assert compared.predicted_control_busy == compared.predicted_candidate_busy
 
 
+def test_a_re_plan_prices_the_split_plan_that_runs_as_its_explanation_does(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    plan, _ = rig.made()
+    rig.store.write(add_plan, "split", plan, "eop")
+    alarm = Alarm(
+        boot=7, number=1, at_us=1, cause="variance", value=2.0, threshold=1.0,
+        plan=plan.digest, loads=(), samples=(),
+    )  # fmt: skip
+    number = LinkStore(rig.store).record_alarm(NANO, alarm)
+    assert number is not None
+    seen = observe(rig.store, NANO, number, 1)
+    busy_s = predict(plan, seen.graphs, seen.costs, ()).busy
+    assert 1e3 * busy_s == pytest.approx(explain(rig.store, "split", NANO).predicted_ms)
+
+
 def test_nothing_of_a_split_plan_is_kept_as_a_schedule_of_its_model(rig: Rig) -> None:
     rig.measures("onnx", 1000.0)
     plan, _ = rig.made()
@@ -392,12 +410,30 @@ def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> No
     (batch,) = [one for one in known.candidates if one.name == "batch split at 8"]
     bound = bind(batch.plan, {rig.artifact.digest: rig.artifact.graph})
     times, _ = stored_times(rig.store, NANO, bound)
-    with_parts = StepTimes(times.device, dataclasses.replace(times.costs, parts=known.parts))
+    assert times.costs.parts == known.parts
     overhead_s = times.device.step_s + times.device.item_s
-    took_s = with_parts.of_plan(bound).step(0, 1, (1,)).seconds
+    took_s = times.of_plan(bound).step(0, 1, (1,)).seconds
     assert took_s == pytest.approx(2.1e-3 + HANDOVER_US / 1e6 + overhead_s, rel=0.02)
-    linear_s = times.of_plan(bound).step(0, 1, (1,)).seconds
+    rig.store.write(add_plan, "split", batch.plan, "eop")
+    assert 1e3 * (took_s - overhead_s) == pytest.approx(explain(rig.store, "split", NANO).predicted_ms)
+    without_parts = StepTimes(times.device, dataclasses.replace(times.costs, parts={}))
+    linear_s = without_parts.of_plan(bound).step(0, 1, (1,)).seconds
     assert linear_s < took_s, "without parts a half is half of the whole, and a join costs its bytes"
+
+
+def test_parts_count_on_each_executor_of_a_twin_that_is_fitted_to_what_was_served(rig: Rig) -> None:
+    rig.measures("onnx", 1000.0)
+    rig.measures("openvino", 500.0)
+    whole = compose([ModelChoice(name="dense", artifact=rig.artifact.digest, graph=rig.artifact.graph)])
+    plan, _ = rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
+    served = dataclasses.replace(whole, executor=plan.executor)
+    rig.store.write(add_plan, "whole", served, "sequential")
+    rig.tells(StepTimings(served.digest[:PLAN_CHARS], 0, 1, 50, 50 * LAYERS * 500, 9_000))
+    bound = bind(plan, {rig.artifact.digest: rig.artifact.graph})
+    times, source = stored_times(rig.store, NANO, bound)
+    assert "fitted to 1 programs" in source
+    for options in plan.executors:
+        assert list(times.costs.under(options).parts) == [rig.artifact.digest]
 
 
 def test_the_wire_form_keeps_the_splits(rig: Rig) -> None:

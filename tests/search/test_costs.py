@@ -36,6 +36,20 @@ def test_barrier_is_paid_only_where_groups_meet() -> None:
     assert costs.schedule_s(stage_schedule([[[0, 1], [2]], [[0]]])) == 5.5
 
 
+def test_groups_of_one_resource_come_in_turn_beside_those_of_another() -> None:
+    """Whatever groups of one device lose to each other: these have cores of their own."""
+    groups = ((0,), (1,), (2,), (3,))
+    of_one_device = ((groups, 0.125),)
+    for contention in (0.0, 1.0):
+        costs = StageCosts((1.0, 2.0, 3.0, 5.0), contention=contention, barrier_s=0.5, measured=of_one_device)
+        assert costs.one_stage_s(Stage(groups, resources=(-1, -1, 1, 1))) == 8.5
+        assert costs.one_stage_s(Stage(groups, resources=(-1, 1, 1, -1))) == 6.5
+        assert costs.one_stage_s(Stage(groups[:2], resources=(-1, 1))) == 2.5
+        assert costs.one_stage_s(Stage(groups[:2], resources=(0, 1))) == 2.5
+        assert costs.one_stage_s(Stage(groups[:2], resources=(1, 1))) == 3.5
+        assert costs.one_stage_s(Stage(groups[:1], resources=(1,))) == 1.0, "nobody is waited for"
+
+
 def test_measurement_takes_the_place_of_the_estimate_for_that_operator_only() -> None:
     artifact, graph = model("m", DIAMOND)
     estimates = CostTable().for_members([(artifact, graph, split(graph, ())[0])])

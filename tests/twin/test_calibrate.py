@@ -242,6 +242,20 @@ def test_what_was_not_measured_stays_the_device_files() -> None:
     assert parse_device(device_toml(device), "again") == device
 
 
+@pytest.mark.parametrize(("precision", "rated"), [("fp32", "fp32"), ("fp16", "fp16"), ("bf16", "fp32")])
+def test_batches_scale_as_the_precision_of_the_steps_does(precision: str, rated: str) -> None:
+    """By the published rates, for fp32 where there are none."""
+    base = replace(cpu_device(2), fp16_flop_per_s=8 * cpu_device(2).fp32_flop_per_s)
+    measured = DeviceMeasurements(
+        operators=operators(), steps=samples(CALIBRATED_ON), precision=precision, source="a test"
+    )
+    artifact, graph = library()["a"]
+    fitted, published = calibrate(base, measured).costs, CostTable(rates=base.rates(rated))
+    one_s, eight_s = (fitted.operator_s(artifact, graph, OpId(1), batch) for batch in (1, 8))
+    expected = published.estimate_s(graph, OpId(1), 8) / published.estimate_s(graph, OpId(1), 1)
+    assert eight_s / one_s == pytest.approx(expected)
+
+
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(InputError, match="no step was measured"):
         calibrate(cpu_device(2), DeviceMeasurements(operators=operators(), steps=[], source="a test"))

@@ -1,5 +1,7 @@
 """From telemetry to arrivals and windows, and what predictions are compared by."""
 
+import pickle
+
 import pytest
 
 from stageloom.planner.twin.arrivals import Counted, Periodic
@@ -11,6 +13,7 @@ from stageloom.planner.twin.replay import (
     measured_window,
     relative_errors,
 )
+from stageloom.planner.twin.simulation import PARTS, Simulation, advanced, begun
 from stageloom.planner.twin.window import join
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -79,6 +82,19 @@ def test_telemetry_of_a_window_reads_back_as_the_window() -> None:
     assert errors["mean_latency_ms"] == pytest.approx(0.0, abs=0.05)
 
 
+def test_tasks_lost_are_compared_per_second_whatever_the_length_of_either_side() -> None:
+    """One in ten is refused, over a minute that was predicted and ten seconds that were measured."""
+    bound = chains(1)
+    seen = [Row(second * SECOND, TaskCounters("a", SECOND, 50, 45, 5, 0, 0, 0)) for second in range(1, 61)]
+    minute, ten = (measured_window(seen, bound.plan, 0, last * SECOND) for last in (60, 10))
+    assert minute is not None and ten is not None
+    predicted, found = figures(minute), figures(ten)
+    assert (predicted["a.lost"], found["a.lost"]) == (300.0, 50.0)
+    assert predicted["a.lost_per_s"] == pytest.approx(5.0)
+    errors = relative_errors(predicted, found)
+    assert errors["a.lost_per_s"] == pytest.approx(0.0) and "a.lost" not in errors
+
+
 def test_an_interval_that_began_before_the_plan_does_not_count() -> None:
     bound = chains(1)
     rows: list[tuple[int, RowData]] = [(SECOND, counters("a", 9)), (2 * SECOND, counters("a", 4))]
@@ -96,6 +112,18 @@ def test_a_window_lasts_as_long_as_its_counters_cover_together() -> None:
     rows += [Row(second * SECOND, counters("b", 1)) for second in (1, 2, 15)]
     found = measured_window(rows, bound.plan, 0, 15 * SECOND)
     assert found is not None and (found.completed, found.seconds) == (6, 15.0)
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(0.5, 50), (3.0, 50), (5.04, 50), (7.0, 70), (60.0, 600)])
+def test_a_simulation_in_parts_looks_at_the_queues_at_even_distances(seconds: float, looks: int) -> None:
+    """At least once in each part, and as often as a device does where that is more."""
+    bound = chains(1)
+    load = {"a": Periodic(rate_per_s=10.0)}
+    state = begun(Simulation(bound, measured(bound, {"a": 0.004}), load, seconds, 0))
+    state = advanced(state, seconds, 1e9)
+    assert state.done == PARTS
+    seen_s = [glance.at_s for glance in join(pickle.loads(state.windows)).glances]
+    assert seen_s == pytest.approx([min(0.1, seconds / PARTS) * (one + 1) for one in range(looks)])
 
 
 def test_windows_join_to_the_window_over_all_of_them() -> None:

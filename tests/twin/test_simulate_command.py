@@ -114,6 +114,18 @@ def test_a_plan_is_simulated_on_a_device_file(home: Home, capsys: pytest.Capture
     assert "60 s simulated" in err and "kept" not in err
 
 
+def test_a_few_seconds_of_overload_show_queues_that_grow(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tasks of 4 ms, twice as many as that leaves room for."""
+    home.profile(0.001)
+    load = ("--rate", "relu=500", "--arrivals", "periodic", "--seconds", "3")
+    found = simulated(home, capsys, "--device", str(NANO), "--twin", "nano", *load)
+    assert found["predicted"]["relu.queued_mean"] > 1.0
+    assert found["predicted"]["relu.queued_max"] > found["predicted"]["relu.queued_mean"]
+    assert "its queues grow" in found["doubt"]
+
+
 def test_what_arrived_at_a_device_is_replayed_on_what_it_measured(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

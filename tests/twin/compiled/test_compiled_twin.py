@@ -1,15 +1,17 @@
 """What the compiled twin refuses, its branches, and what it does not load."""
 
+import ast
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from stageloom.planner.twin.arrivals import Poisson
-from stageloom.planner.twin.compiled import compile_ahead, engine
-from stageloom.planner.twin.compiled.compile_cache import SCALES, cache_folder, is_compiled
+from stageloom.planner.twin.compiled import compile_ahead, compile_cache, engine
+from stageloom.planner.twin.compiled.compile_cache import SCALES, cache_folder, is_compiled, sources
 from stageloom.planner.twin.compiled.twin import CompiledTwin, compile_kernels
 from stageloom.planner.twin.device_file import cpu_device, load_device
 from stageloom.planner.twin.reference import Twin
@@ -110,6 +112,30 @@ def test_machine_code_is_kept_apart_for_every_text_of_the_kernels(
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     assert cache_folder().is_relative_to(tmp_path / "user")
+
+
+def test_machine_code_is_compiled_anew_when_a_constant_in_it_changes() -> None:
+    """A kernel's constants are part of it, whatever module they are imported from."""
+    kept = {file.resolve() for file in sources()}
+    for file in kept:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("stageloom."):
+                imported = Path(str(import_module(str(node.module)).__file__)).resolve()
+                assert imported in kept or imported.name == "compile_cache.py", f"{file.name}: {node.module}"
+
+
+def test_machine_code_is_kept_elsewhere_for_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = [tmp_path / file.name for file in sources()]
+    for copy, file in zip(copies, sources(), strict=True):
+        copy.write_bytes(file.read_bytes())
+    monkeypatch.setattr(compile_cache, "sources", lambda: copies)
+    folders = {cache_folder()}
+    for copy in copies:
+        copy.write_text(f"{copy.read_text(encoding='utf-8')}\nFURTHER = 1\n", encoding="utf-8")
+        folders.add(cache_folder())
+    assert len(folders) == 1 + len(copies)
 
 
 @pytest.mark.promise("both-twins-judge-plan")
